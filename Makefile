@@ -1,0 +1,43 @@
+# Each target does the set-up it needs, into .venv; a set-up that is up to date takes no time.
+#
+#   make serve                      an OpenAI API on a real vLLM; MODEL=id-or-folder for another model
+#   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
+#   make lint | bench | setup | lock
+#
+#   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
+#   PYTHON=...      the Python to use (3.11, 3.12 or 3.13)
+#   ARGS=...        more arguments for `dynamo serve`, pytest or the benchmarks
+
+GRAPH ?= examples.llm.graphs.agg:Frontend
+CONFIG ?= examples/llm/configs/agg.yaml
+BIN := .venv/bin
+
+export PYTHON
+
+.PHONY: setup serve test lint format bench lock
+
+setup:
+	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
+
+serve: setup
+	@exec $(BIN)/dynamo serve $(GRAPH) -f $(CONFIG) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: setup
+	@if [ -e benchmarks/__main__.py ]; then exec $(BIN)/python -m benchmarks $(ARGS); \
+	else echo "There are no benchmarks yet: benchmarks/__main__.py is missing."; fi
+
+lock: setup
+	@$(BIN)/python -m scripts.lock $(ARGS)

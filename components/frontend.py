@@ -1,0 +1,142 @@
+"""The frontend service: vLLM's OpenAI server with all the workers behind it. It owns the log of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.router import Router
+from components.workers import VllmWorker
+from dynamo_local.core.admission import Limits
+from dynamo_local.core.errors import ConfigError, PortInUseError
+from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
+from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigner
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.runtime.dispatcher import BusDispatcher
+from dynamo_local.runtime.http_gate import GateState, HttpGate
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.sdk import async_on_shutdown, async_on_start, combine, depends, schema_of, service
+
+HTTP_HOST_ENV = "DYN_HTTP_HOST"
+HTTP_PORT_ENV = "DYN_HTTP_PORT"
+
+
+@dataclass(frozen=True)
+class FrontendSettings(Limits):
+    """Keys of the frontend itself; those of vLLM's server and engine come beside them."""
+
+    api_key_file: Path | None = field(
+        default=None, metadata={"help": "file with API keys, one a line; without it anybody may ask"}
+    )
+    drain_timeout_s: float = field(
+        default=15.0, metadata={"help": "how long requests under way may take to finish when the server ends"}
+    )
+
+
+@service(
+    config=combine(schema_of(FrontendSettings), engine_schema(), server_schema()),
+    role="frontend",
+)
+class Frontend:
+    """The OpenAI API of the graph."""
+
+    router = depends(Router)
+    workers = depends(VllmWorker)
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._settings = context.settings(FrontendSettings)
+        self._fleet = FleetWatch(context.bus, context.subjects)
+        self._dispatcher = BusDispatcher(
+            context.bus, context.subjects, context.lease, self._fleet, self._assigner(), context.tasks
+        )
+        self._draining = False
+        self._server: Any = None
+
+    @async_on_start
+    async def start(self) -> None:
+        """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
+        from dynamo_local.engine.vllm.server import OpenAIServer
+
+        listener = _bind()
+        await self._dispatcher.start()
+        await self._fleet.start()
+        self._context.tasks.spawn("fleet", self._fleet.run())
+        context = self._context
+        self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate())
+        loop, announcer = asyncio.get_running_loop(), self._context.announcer
+
+        def progress(detail: str) -> None:
+            loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
+
+        serving = await self._server.start(listener, progress)
+        self._context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
+        announcer.update(url=_url(listener))
+
+    @async_on_shutdown
+    async def stop(self) -> None:
+        """Refuse new requests and let those under way finish."""
+        self._draining = True
+        if self._server is not None:
+            await self._server.stop(self._settings.drain_timeout_s)
+
+    def _assigner(self) -> Assigner:
+        local = LocalAssigner(self._fleet, self._context.lease)
+        if not self._context.has(Router.__name__):
+            return local
+        return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
+
+    def _gate(self) -> Any:
+        state = GateState(
+            has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining
+        )
+        keys = _read_keys(self._settings.api_key_file)
+
+        def gate(app: Any) -> HttpGate:
+            return HttpGate(app, limits=self._settings, state=state, api_keys=keys)
+
+        return gate
+
+
+def _bind() -> socket.socket:
+    """The listening address that `dynamo serve` chose and has checked to be free."""
+    host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
+    port = int(os.environ.get(HTTP_PORT_ENV, "0"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.expanduser().read_text().splitlines() if line.strip())
+    except OSError as error:
+        raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
+    if not keys:
+        # An empty file must not open the server to everybody.
+        raise ConfigError(f"{path} holds no API key", "write one key a line, or leave api-key-file out")
+    return keys
+
+
+async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:
+    """The HTTP server's life as a guarded task: if it ends by itself, the process ends."""
+    await asyncio.shield(serving)
+    if not is_draining():
+        raise PortInUseError("the HTTP server ended by itself")

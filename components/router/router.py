@@ -1,0 +1,65 @@
+"""The router service: answers "which worker?" by a policy over its view of the fleet and its ledger."""
+
+from __future__ import annotations
+
+import logging
+
+from components.workers import VllmWorker
+from dynamo_local.core import codec
+from dynamo_local.core.errors import DecodeError
+from dynamo_local.core.fleet import Change, Happened
+from dynamo_local.core.messages import Assignment, AssignRequest, Released
+from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
+from dynamo_local.runtime.bus import Message
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.sdk import async_on_start, depends, service
+
+_log = logging.getLogger(__name__)
+
+
+@service(role="router")
+class Router:
+    """Assigns requests to workers, and remembers until they are released."""
+
+    workers = depends(VllmWorker)
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._fleet = FleetWatch(context.bus, context.subjects)
+        self._ledger = Ledger()
+        self._policy: RoutingPolicy = LeastOutstandingTokens()
+
+    @async_on_start
+    async def start(self) -> None:
+        """Listen. A restarted router starts with an empty ledger and learns the load as requests come and go."""
+        subjects = self._context.subjects
+        self._fleet.subscribe(self._on_change)
+        await self._fleet.start()
+        self._context.tasks.spawn("fleet", self._fleet.run())
+        await self._context.bus.subscribe(subjects.assign, self._on_assign, queue="router")
+        await self._context.bus.subscribe(subjects.released, self._on_released)
+
+    async def _on_assign(self, message: Message) -> None:
+        try:
+            request = codec.decode(message.data, AssignRequest)
+        except DecodeError as error:
+            _log.warning("assignment refused: %s", error)
+            return
+        worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
+        if worker is not None:
+            self._ledger.charge(request.frontend, request.request_id, worker, request.tokens)
+        await self._context.bus.publish(message.reply, codec.encode(Assignment(worker=worker)))
+
+    async def _on_released(self, message: Message) -> None:
+        try:
+            released = codec.decode(message.data, Released)
+        except DecodeError as error:
+            _log.warning("release ignored: %s", error)
+            return
+        self._ledger.release(released.frontend, released.request_id)
+
+    def _on_change(self, change: Change) -> None:
+        if change.what in (Happened.LEFT, Happened.REVOKED):
+            self._ledger.forget_worker(change.presence.lease)
+            self._ledger.forget_frontend(change.presence.lease)

@@ -1,0 +1,40 @@
+"""What a worker can be configured with: its own keys, and those of the engine it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dynamo_local.core.ports import Engine
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.engine.vllm.arguments import engine_schema
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.sdk.schema import SchemaTable, combine, schema_of
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Keys of the worker itself."""
+
+    engine: Literal["vllm", "mocker"] = field(
+        default="vllm", metadata={"help": "vllm, or mocker: no model, for tests of fleets and faults"}
+    )
+    drain_timeout_s: float = field(
+        default=15.0, metadata={"help": "how long requests under way may take to finish when the worker ends"}
+    )
+
+
+def worker_schema() -> SchemaTable:
+    """All keys that a worker takes."""
+    return combine(schema_of(WorkerSettings), schema_of(MockerSettings), engine_schema())
+
+
+def make_engine(context: ServiceContext) -> Engine:
+    """The engine that the configuration asks for, not started yet."""
+    if context.settings(WorkerSettings).engine == "mocker":
+        from dynamo_local.engine.mocker.engine import MockerEngine
+
+        return MockerEngine(context.settings(MockerSettings))
+    from dynamo_local.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(context.config, context.private_dir)

@@ -1,0 +1,42 @@
+"""The worker service: an engine, aggregated (it prefills and decodes)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from components.workers.duty import EngineDuty
+from components.workers.settings import WorkerSettings, make_engine, worker_schema
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.sdk import async_on_shutdown, async_on_start, service
+
+ENGINE_END_S = 5.0
+
+
+@service(resources={"gpu": 1}, config=worker_schema(), role="aggregated")
+class VllmWorker:
+    """Serves requests on one engine, vLLM unless configured otherwise."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._settings = context.settings(WorkerSettings)
+        self._engine = make_engine(context)
+        self._duty = EngineDuty(context, self._engine)
+
+    @async_on_start
+    async def start(self) -> None:
+        """Load the model. The process is ready, and routable, once this returns."""
+        loop = asyncio.get_running_loop()
+        announcer = self._context.announcer
+
+        def progress(detail: str) -> None:
+            loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
+
+        info = await self._engine.start(progress)
+        announcer.update(engine=info)
+        await self._duty.start()
+
+    @async_on_shutdown
+    async def stop(self) -> None:
+        """Finish what is under way, then end the engine's processes."""
+        await self._duty.drain(self._settings.drain_timeout_s)
+        await self._engine.close(ENGINE_END_S)

@@ -1,0 +1,38 @@
+"""What commands print: tables, and the lines of a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (headers, *rows)
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class Console:
+    """A report (supervisor.report.Report) on standard output, each step with the seconds since it was
+    made."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+
+    def step(self, text: str) -> None:
+        self.say(f"[{self._clock() - self._started:6.1f}s] {text}")
+
+    def say(self, text: str) -> None:
+        try:
+            click.echo(text)
+        except OSError:
+            # The terminal or the reader of the pipe has gone. That must not keep a server from ending in
+            # order.
+            return

@@ -1,0 +1,67 @@
+"""Entry point of the `dynamo` command, and the boundary at which errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dynamo_local import __version__
+from dynamo_local.cli.logs import logs
+from dynamo_local.cli.ps import ps
+from dynamo_local.cli.serve import serve
+from dynamo_local.cli.stop import stop
+from dynamo_local.core.errors import DynamoError
+
+INTERRUPTED = 130
+"""Exit code of a command that the user broke off."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dynamo")
+def dynamo() -> None:
+    """Serve language models on this machine: a graph of services, supervised, behind an OpenAI API."""
+
+
+for _command in (serve, ps, logs, stop):
+    dynamo.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line. Returns the exit code; an error is one line on stderr."""
+    try:
+        code = dynamo.main(list(arguments), prog_name="dynamo", standalone_mode=False)
+        sys.stdout.flush()
+    except DynamoError as error:
+        return _refuse(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "dynamo"
+        return _refuse(f"{error.format_message().rstrip('.')}; see `{command} --help`", error.exit_code)
+    except click.ClickException as error:
+        return _refuse(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, as `head` does. Nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dynamo_local.core.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from state.paths import StatePaths
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+JSON_HELP = "Print JSON."
+
+
+def namespace_option(function: _F) -> _F:
+    """Which running server is meant."""
+    return click.option(
+        "--namespace",
+        envvar="DYN_NAMESPACE",
+        default=DEFAULT_NAMESPACE,
+        show_default=True,
+        help="Namespace of the server.",
+    )(function)
+
+
+def paths_of(namespace: str) -> StatePaths:
+    """Where the server of the namespace keeps its files. Raises ConfigError."""
+    import os
+
+    from state.paths import StatePaths
+
+    return StatePaths.of(namespace, os.environ)

@@ -1,0 +1,45 @@
+"""`dynamo ps`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dynamo_local.cli.console import table
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.status import Row
+
+_HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
+
+
+@click.command()
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def ps(namespace: str, as_json: bool) -> None:
+    """Show the processes of a running server: pids, roles, devices, health."""
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.supervisor.status import rows
+
+    found = asyncio.run(rows(paths_of(namespace)))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        click.echo(table(_HEADERS, [_cells(row) for row in found]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.watcher,
+        row.component,
+        row.role,
+        "-" if row.pid is None else str(row.pid),
+        ",".join(map(str, row.devices)) or "-",
+        row.state,
+        row.url or row.detail,
+    )

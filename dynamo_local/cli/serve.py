@@ -1,0 +1,121 @@
+"""`dynamo serve`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from dynamo_local.cli.console import Console
+from dynamo_local.core.errors import UsageError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_READY_TIMEOUT_S = 600.0
+DEFAULT_DRAIN_TIMEOUT_S = 20.0
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "arguments", nargs=-1, type=click.UNPROCESSED, metavar="MODULE:SERVICE [--SERVICE.KEY=VALUE]..."
+)
+@click.option(
+    "-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="YAML configuration."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; 0 for any free one.",
+)
+@click.option("--namespace", envvar="DYN_NAMESPACE", help="Namespace, if another than the graph's own.")
+@click.option("--model", help='Hugging Face id or folder of the model, or "quickstart".')
+@click.option(
+    "--nats-url", help="Use this NATS server instead of starting one. [env: NATS_SERVER, NATS_TOKEN]"
+)
+@click.option(
+    "--cpu-slots",
+    type=click.IntRange(min=1),
+    help="Hand out this many CPU slots instead of GPUs or one slot a core. [env: DYN_CPU_SLOTS]",
+)
+@click.option(
+    "--ready-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_READY_TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long all services together may take to be ready.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_DRAIN_TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each service may take to end by itself.",
+)
+def serve(
+    arguments: tuple[str, ...],
+    config: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    host: str,
+    port: int,
+    namespace: str | None,
+    model: str | None,
+    nats_url: str | None,
+    cpu_slots: int | None,
+    ready_timeout: float,
+    drain_timeout: float,
+) -> None:
+    """Serve the graph of services whose root is MODULE:SERVICE, until interrupted.
+
+    Any setting of any service can be given on the command line, for example --VllmWorker.max-num-seqs=64 or
+    --VllmWorker.ServiceArgs.workers=2; it counts more than the file.
+    """
+    from dynamo_local.cli.dry_run import as_json as dry_run_json
+    from dynamo_local.cli.dry_run import as_text as dry_run_text
+    from dynamo_local.supervisor.launch import ServeRequest, prepare
+    from dynamo_local.supervisor.listening import claim_address
+    from dynamo_local.supervisor.plan import HttpAddress
+    from dynamo_local.supervisor.server import ServerSettings
+    from dynamo_local.supervisor.serving import serve as run_server
+
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run only", "add --dry-run")
+    target, overrides = _split(arguments)
+    request = ServeRequest(target, config, overrides, namespace, model, nats_url, cpu_slots)
+    if dry_run:
+        planned = prepare(request, HttpAddress(host, port), os.environ)
+        click.echo(dry_run_json(planned) if as_json else dry_run_text(planned))
+        return
+    launch = prepare(request, claim_address(host, port), os.environ, _quickstart_model)
+    settings = ServerSettings(ready_deadline_s=ready_timeout, drain_deadline_s=drain_timeout)
+    run_server(launch, settings, Console())
+
+
+def _split(arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The target and the options for services, which may stand on either side of it. Raises UsageError."""
+    overrides = tuple(argument for argument in arguments if argument.startswith("-"))
+    targets = [argument for argument in arguments if not argument.startswith("-")]
+    if not targets:
+        raise UsageError("no graph named", "write `dynamo serve MODULE:SERVICE`")
+    if len(targets) > 1:
+        raise UsageError(f"{targets[1]!r} is one argument too many", "write values as --Service.key=value")
+    for option in overrides:
+        name = option.partition("=")[0]
+        if not option.startswith("--") or "." not in name:
+            raise UsageError(f"there is no option {name}", "see `dynamo serve --help`")
+    return targets[0], overrides
+
+
+def _quickstart_model() -> Path:
+    from dynamo_local.quickstart import quickstart_model
+
+    return quickstart_model()

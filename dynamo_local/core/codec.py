@@ -1,0 +1,53 @@
+"""Bytes to messages and back: msgpack by msgspec, a version in every message, one error for all garbage."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import UnionType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from dynamo_local.core.errors import DecodeError
+
+VERSION = 1
+"""Version of the wire format. A process refuses messages of another version rather than guess."""
+
+_T = TypeVar("_T")
+_encoder = msgspec.msgpack.Encoder()
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Serialise a message."""
+    return _encoder.encode(message)
+
+
+@overload
+def decode(data: bytes, kind: type[_T]) -> _T: ...
+
+
+@overload
+def decode(data: bytes, kind: UnionType) -> Any: ...
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Inverse of `encode`. `kind` is a message class or a union of tagged ones.
+
+    Raises DecodeError for anything that is not a well-formed message of this kind and version.
+    """
+    try:
+        message = _decoder(kind).decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        name = getattr(kind, "__name__", str(kind))
+        raise DecodeError(f"not a {name}: {error}") from error
+    if message.v != VERSION:
+        raise DecodeError(
+            f"message of version {message.v}, this process speaks version {VERSION}",
+            "restart the server so that all of its processes run the same release",
+        )
+    return message

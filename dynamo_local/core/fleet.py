@@ -1,0 +1,111 @@
+"""The fleet: who is there, who may be given work. Pure; fed with presences, revocations and the time.
+
+A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
+TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
+it falls silent, because it may still be working on what it was given.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dynamo_local.core.messages import Presence
+
+TTL_S = 2.0
+"""Silence after which a process counts as gone: four missed beats. With the expiry tick, under 3 s from SIGKILL."""
+
+WORKER_ROLES = frozenset({"aggregated", "decode"})
+"""Roles that take requests from the router."""
+
+
+class Happened(enum.Enum):
+    """What changed about a process."""
+
+    APPEARED = "appeared"
+    UPDATED = "updated"
+    LEFT = "left"
+    """Gone silent: it may be dead, or only unheard."""
+    REVOKED = "revoked"
+    """No longer to be given work. LEFT follows when it falls silent."""
+
+
+@dataclass(frozen=True)
+class Change:
+    what: Happened
+    presence: Presence
+
+
+@dataclass
+class _Member:
+    presence: Presence
+    heard_at: float
+
+
+class FleetView:
+    """All processes of a namespace, as far as this process has heard."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._revoked: set[str] = set()
+
+    def observe(self, presence: Presence, now: float) -> list[Change]:
+        """Take a presence in. A new lease for a watcher means that its earlier incarnation is gone."""
+        if presence.lease in self._revoked:
+            if (voided := self._members.get(presence.lease)) is not None:
+                voided.presence, voided.heard_at = presence, now
+            return []
+        changes = self._supersede(presence)
+        known = self._members.get(presence.lease)
+        self._members[presence.lease] = _Member(presence, now)
+        if known is None:
+            changes.append(Change(Happened.APPEARED, presence))
+        elif known.presence != presence:
+            changes.append(Change(Happened.UPDATED, presence))
+        return changes
+
+    def revoke(self, lease: str) -> list[Change]:
+        """Void a lease, for good."""
+        member = None if lease in self._revoked else self._members.get(lease)
+        self._revoked.add(lease)
+        return [] if member is None else [Change(Happened.REVOKED, member.presence)]
+
+    def expire(self, now: float) -> list[Change]:
+        """Forget those that have been silent for longer than TTL_S."""
+        silent = [m.presence for m in self._members.values() if now - m.heard_at > TTL_S]
+        for presence in silent:
+            del self._members[presence.lease]
+        return [Change(Happened.LEFT, presence) for presence in silent]
+
+    def excuse_silence(self, now: float, seconds: float = math.inf) -> None:
+        """Take so much off everybody's silence (all of it by default): it was this process's own deafness."""
+        for member in self._members.values():
+            member.heard_at = min(member.heard_at + seconds, now)
+
+    def get(self, lease: str) -> Presence | None:
+        member = self._members.get(lease)
+        return None if member is None else member.presence
+
+    def members(self) -> list[Presence]:
+        """Everybody, those with a revoked lease included, ordered by watcher."""
+        return sorted((m.presence for m in self._members.values()), key=lambda p: (p.watcher, p.lease))
+
+    def routable(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
+        """Those who may be given requests, ordered by watcher."""
+        wanted = frozenset(roles)
+        ready = [p for p in self.members() if p.state == "ready" and p.role in wanted]
+        return [p for p in ready if p.lease not in self._revoked]
+
+    def _supersede(self, presence: Presence) -> list[Change]:
+        old = [
+            m.presence
+            for m in self._members.values()
+            if m.presence.watcher == presence.watcher and m.presence.lease != presence.lease
+        ]
+        for gone in old:
+            del self._members[gone.lease]
+            # A word of the dead may still be under way; it must not displace the living.
+            self._revoked.add(gone.lease)
+        return [Change(Happened.LEFT, gone) for gone in old]

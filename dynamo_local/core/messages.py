@@ -1,0 +1,211 @@
+"""What processes tell each other, hop by hop. Frozen, versioned, msgpack (codec.py).
+
+    every process      -> all            Presence        who I am, how I am, how loaded I am
+    operator, planner  -> all            LeaseRevoked    route nothing to this process any more
+    frontend           -> router         AssignRequest   which worker?          (reply: Assignment)
+    frontend           -> router         Released        this request has left its worker
+    frontend           -> worker         Submit, Cancel
+    worker             -> frontend       TokenBatch      one an engine step, with all of that frontend's tokens
+
+Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based
+indices into a request's output. Lengths and loads are in tokens unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from dynamo_local.core.codec import VERSION
+
+ProcessState = Literal["starting", "ready", "draining", "failed"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a frontend must know of the engine behind a worker, as it came up (not as it was configured)."""
+
+    engine: str
+    model: str
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    max_num_seqs: int
+
+
+class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker's load after its last engine step. None: not measured yet, which is not zero."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of KV blocks in use, 0 to 1."""
+
+
+class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process tells of itself, every half second and whenever something changes.
+
+    `lease` is new for every incarnation of a process; it names the process in all subjects and in the statefile.
+    """
+
+    watcher: str
+    component: str
+    role: str
+    lease: str
+    pid: int
+    state: ProcessState
+    detail: str = ""
+    engine: EngineInfo | None = None
+    load: Load | None = None
+    url: str | None = None
+    v: int = VERSION
+
+
+class LeaseRevoked(msgspec.Struct, frozen=True):
+    """The lease is void from now on. Its process drains, everybody else forgets it."""
+
+    lease: str
+    v: int = VERSION
+
+
+class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which worker is to take this request? `avoid` names leases that just failed it."""
+
+    request_id: str
+    frontend: str
+    tokens: int
+    avoid: tuple[str, ...] = ()
+    v: int = VERSION
+
+
+class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The router's answer. None: no worker is routable."""
+
+    worker: str | None
+    v: int = VERSION
+
+
+class Released(msgspec.Struct, frozen=True):
+    """The request no longer burdens the worker it was assigned to."""
+
+    request_id: str
+    frontend: str
+    v: int = VERSION
+
+
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
+    """Work on this request under this epoch, starting at output position `position`.
+
+    `token_ids` is the prompt followed by the `position` tokens accepted so far. `sampling` is the engine's own
+    parameter map in msgpack (for vLLM: SamplingParams by field name), with token limits already reduced by
+    `position`; an engine reads the fields that it knows.
+    """
+
+    request_id: str
+    epoch: int
+    frontend: str
+    token_ids: list[int]
+    sampling: msgspec.Raw
+    position: int = 0
+    arrival_time: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = None
+    reasoning_ended: bool | None = None
+    v: int = VERSION
+
+
+class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """One assignment of one request."""
+
+    request_id: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id}#{self.epoch}"
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop working on these and free their KV blocks. Unknown ones are ignored."""
+
+    requests: tuple[RequestEpoch, ...]
+    v: int = VERSION
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """A dense array, little-endian, C order. `dtype` is one of int32, int64, float32."""
+
+    dtype: Literal["int32", "int64", "float32"]
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __post_init__(self) -> None:
+        item_bytes = 8 if self.dtype == "int64" else 4
+        if not self.shape or min(self.shape) < 0 or math.prod(self.shape) * item_bytes != len(self.data):
+            raise ValueError(f"{len(self.data)} bytes are no {self.dtype} array of shape {self.shape}")
+
+    def without_first(self, rows: int) -> Array:
+        """The array without its first rows (all of them, if it has no more)."""
+        kept = max(self.shape[0] - rows, 0)
+        row_bytes = len(self.data) // self.shape[0] if self.shape[0] else 0
+        return Array(self.dtype, (kept, *self.shape[1:]), self.data[len(self.data) - kept * row_bytes :])
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of n positions, k+1 candidates each (the chosen token first).
+
+    token_ids and logprobs have shape (n, k+1), ranks has shape (n,).
+    """
+
+    token_ids: Array
+    logprobs: Array
+    ranks: Array
+
+    def __post_init__(self) -> None:
+        shape = self.token_ids.shape
+        if len(shape) != 2 or self.logprobs.shape != shape or self.ranks.shape != shape[:1]:
+            raise ValueError(f"shapes {shape}, {self.logprobs.shape}, {self.ranks.shape} do not match")
+
+    def without_first(self, positions: int) -> Logprobs:
+        """The log-probabilities of all but the first positions."""
+        return Logprobs(
+            self.token_ids.without_first(positions),
+            self.logprobs.without_first(positions),
+            self.ranks.without_first(positions),
+        )
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """New tokens of one request: `token_ids[i]` stands at output position `position + i`."""
+
+    request_id: str
+    epoch: int
+    position: int
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    """Why the request failed, for its client; only with finish == "error". A failure brings no tokens, and
+    its position says nothing: a worker that gives a request up need not know how far it had come."""
+    refused: bool = False
+    """With finish == "error": the worker never took the request; another one may."""
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens found in the worker's cache; told once, with the first token."""
+    events: tuple[tuple[int, float], ...] = ()
+    """Scheduling events (kind, timestamp): 1 queued, 2 scheduled, 3 preempted."""
+
+
+class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
+    """All that one engine step brought for one frontend. `seq` counts a worker's batches to that frontend."""
+
+    worker: str
+    seq: int
+    timestamp: float
+    deltas: tuple[TokenDelta, ...]
+    v: int = VERSION
+
+
+Work = Submit | Cancel

@@ -1,0 +1,77 @@
+"""When a service that died is started again, and when it is given up. Pure; fed with what happened and the
+time.
+
+A service that has never been ready is given up after a few attempts, or at once if it says that its
+configuration is wrong: trying again cannot help, and the user is waiting for a word. One that has been ready
+is started again for ever, with a delay that doubles from death to death and starts afresh once it has been
+ready for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+USAGE_EXIT_CODE = 2
+"""What a process ends with when it was asked for something that cannot be done (errors.UsageError)."""
+
+
+@dataclass(frozen=True)
+class RestartLimits:
+    """`healthy_after_s` of readiness make earlier deaths forgotten."""
+
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    healthy_after_s: float = 60.0
+    max_failed_starts: int = 3
+
+
+@dataclass(frozen=True)
+class LifeRecord:
+    """What is known of one watcher's process and its predecessors. `deaths` counts those in a row."""
+
+    deaths: int = 0
+    ready_since: float | None = None
+    ever_ready: bool = False
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start it again, not before `at`."""
+
+    at: float
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Do not start it again. `reason` completes "SERVICE ..."."""
+
+    reason: str
+
+
+def became_ready(record: LifeRecord, now: float) -> LifeRecord:
+    """The process said that it is ready. Saying so again changes nothing."""
+    if record.ready_since is not None:
+        return record
+    return replace(record, ready_since=now, ever_ready=True)
+
+
+def died(
+    record: LifeRecord, exit_code: int | None, limits: RestartLimits, now: float
+) -> tuple[Restart | GiveUp, LifeRecord]:
+    """The process ended. `exit_code` is negative for a signal, None if it is not known."""
+    healthy = record.ready_since is not None and now - record.ready_since >= limits.healthy_after_s
+    deaths = 1 if healthy else record.deaths + 1
+    after = replace(record, deaths=deaths, ready_since=None)
+    if not record.ever_ready:
+        if exit_code == USAGE_EXIT_CODE:
+            return GiveUp("did not start"), after
+        if deaths >= limits.max_failed_starts:
+            return GiveUp(f"failed to start {deaths} times"), after
+    delay_s = _delay_s(deaths, limits)
+    return Restart(now + delay_s, delay_s), after
+
+
+def _delay_s(deaths: int, limits: RestartLimits) -> float:
+    # The exponent is bounded because a float power overflows long before a server ends.
+    return float(min(limits.max_delay_s, limits.first_delay_s * 2.0 ** min(deaths - 1, 32)))

@@ -1,0 +1,84 @@
+"""Which worker takes a request. Pure: a policy sees the routable workers and the ledger, and names a lease.
+
+Load is counted in *outstanding tokens*: the prompt tokens of all requests that a worker was given and has not
+finished. It is known exactly and at once, where the workers' own reports are always a little old, so that a burst
+of requests between two reports still spreads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamo_local.core.messages import AssignRequest, Presence
+
+
+@dataclass(frozen=True)
+class _Charge:
+    worker: str
+    tokens: int
+
+
+class Ledger:
+    """Who was given what, and is not done with it. Requests are known by (frontend, request id)."""
+
+    def __init__(self) -> None:
+        self._charges: dict[tuple[str, str], _Charge] = {}
+        self._outstanding: Counter[str] = Counter()
+        self._given: Counter[str] = Counter()
+
+    def charge(self, frontend: str, request_id: str, worker: str, tokens: int) -> None:
+        """Note an assignment. One of the same request replaces the former: a request has one owner."""
+        self.release(frontend, request_id)
+        self._charges[frontend, request_id] = _Charge(worker, tokens)
+        self._outstanding[worker] += tokens
+        self._given[worker] += 1
+
+    def release(self, frontend: str, request_id: str) -> None:
+        """The request is done, or gone. Unknown ones are ignored."""
+        charge = self._charges.pop((frontend, request_id), None)
+        if charge is not None:
+            self._outstanding[charge.worker] -= charge.tokens
+
+    def forget_frontend(self, frontend: str) -> None:
+        """Release everything that a frontend, now gone, had assigned."""
+        for owner, request_id in [key for key in self._charges if key[0] == frontend]:
+            self.release(owner, request_id)
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop everything about a worker that is gone."""
+        for key in [key for key, charge in self._charges.items() if charge.worker == worker]:
+            del self._charges[key]
+        self._outstanding.pop(worker, None)
+        self._given.pop(worker, None)
+
+    def outstanding(self, worker: str) -> int:
+        """Tokens of the worker's unfinished requests."""
+        return self._outstanding[worker]
+
+    def given(self, worker: str) -> int:
+        """How many requests the worker has ever been given."""
+        return self._given[worker]
+
+
+class RoutingPolicy(Protocol):
+    """Chooses among `candidates` (all routable). Returns a lease, or None to assign nobody."""
+
+    def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None: ...
+
+
+class LeastOutstandingTokens:
+    """Spread by load: the worker with the fewest outstanding tokens; among equals, the one given the least so far."""
+
+    def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None:
+        """Leases in `request.avoid` are taken only if there is nobody else."""
+        if not candidates:
+            return None
+        avoid = frozenset(request.avoid)
+        best = min(
+            candidates,
+            key=lambda p: (p.lease in avoid, ledger.outstanding(p.lease), ledger.given(p.lease), p.watcher, p.lease),
+        )
+        return best.lease

@@ -1,0 +1,113 @@
+"""A pool of KV blocks with a prefix cache.
+
+A block is referenced by the requests that use it, or free. A block that was filled keeps its content's hash
+when it becomes free, and is found by it until it is taken for something else. Taken are blocks without
+content first, then the longest free.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+BlockHash = bytes
+"""Names a full block's content and all that precedes it. The same in every process."""
+
+
+def root_hash(cache_salt: str | None) -> BlockHash:
+    """What the first block of a request is chained to. Requests with different salts share nothing."""
+    return b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=16).digest()
+
+
+def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Hash of the full block with these tokens (each in 0 to 2**63 - 1) that follows `parent`."""
+    packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
+    return blake2b(parent + packed, digest_size=16).digest()
+
+
+class BlockPool:
+    """Block ids are 0 to `total` - 1.
+
+    Invariants: a block is free if and only if nothing refers to it; a hash leads to one block, which holds
+    that content, referenced or not.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._references = [0] * total
+        self._hashes: list[BlockHash | None] = [None] * total
+        self._by_hash: dict[BlockHash, int] = {}
+        self._blank = list(range(total - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Free blocks with content, the longest free first."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken, those with cached content included."""
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that requests refer to, 0 to 1."""
+        return (self.total - self.free) / self.total
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def match(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """The blocks of the longest cached prefix. Takes no reference."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block = self._by_hash.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def free_beside(self, blocks: Iterable[int]) -> int:
+        """How many blocks would be free if these were acquired."""
+        return self.free - sum(self._references[block] == 0 for block in blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Refer to cached blocks, as found by `match`."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._evictable[block]
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take blocks to be filled, with one reference each. `count` is at most `free`."""
+        if count > self.free:
+            raise ValueError(f"{count} blocks wanted, {self.free} free")
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def register(self, block: int, block_hash: BlockHash) -> None:
+        """A referenced block is filled. Another one that has this content already stays the cached one."""
+        if self._hashes[block] is None and block_hash not in self._by_hash:
+            self._by_hash[block_hash] = block
+            self._hashes[block] = block_hash
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one reference to each of a request's blocks. The last, least shared, is evicted first."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} is free already"
+            self._references[block] -= 1
+            if self._references[block] > 0:
+                continue
+            if self._hashes[block] is None:
+                self._blank.append(block)
+            else:
+                self._evictable[block] = None
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        block_hash = self._hashes[block]
+        assert block_hash is not None
+        del self._by_hash[block_hash]
+        self._hashes[block] = None
+        return block

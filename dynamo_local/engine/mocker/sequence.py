@@ -1,0 +1,73 @@
+"""One request on its way through the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dynamo_local.core.messages import FinishReason
+from dynamo_local.engine.mocker import tokens
+from dynamo_local.engine.mocker.blocks import BlockHash, chain_hash
+from dynamo_local.engine.mocker.sampling import Sampling
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A prompt and the tokens drawn so far. `tokens` only ever grows; cache and progress come and go.
+
+    Invariants: `blocks` hold at least `computed` tokens, and `computed <= len(tokens)`. One that does not
+    run has neither.
+    """
+
+    tokens: list[int]
+    prompt_tokens: int
+    sampling: Sampling
+    order: tuple[int, float, int]
+    """Priority, arrival time, order of submission: the lowest is served first and preempted last."""
+    end: int
+    """Number of tokens, prompt included, at which it is finished whatever they are."""
+    root: BlockHash
+    state: int
+    """Of the context (tokens.py), drawn tokens included."""
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Tokens whose KV is in the blocks."""
+    cached_tokens: int | None = None
+    """Tokens found in the cache when it was first admitted."""
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    _hashes: list[BlockHash] = field(default_factory=list)
+
+    @property
+    def drawn(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    def hashes(self, count: int, block_size: int) -> list[BlockHash]:
+        """Hashes of the first `count` blocks, all of which are full."""
+        known = self._hashes
+        while len(known) < count:
+            start = len(known) * block_size
+            parent = known[-1] if known else self.root
+            known.append(chain_hash(parent, self.tokens[start : start + block_size]))
+        return known[:count]
+
+    def draw(self, vocab_size: int) -> None:
+        """Append the token that follows, and see whether it is the last one."""
+        token_id = tokens.draw(self.state, vocab_size)
+        self.tokens.append(token_id)
+        self.state = tokens.absorb((token_id,), self.state)
+        if self._stops(token_id):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.end:
+            self.finish = "length"
+
+    def _stops(self, token_id: int) -> bool:
+        """As in vLLM: the end-of-sequence token comes first, without stop reason; a stop token is its own."""
+        sampling = self.sampling
+        if len(self.tokens) - self.prompt_tokens <= sampling.min_tokens:
+            return False
+        if token_id == sampling.eos_token_id and not sampling.ignore_eos:
+            return True
+        if sampling.stop_token_ids is not None and token_id in sampling.stop_token_ids:
+            self.stop_reason = token_id
+            return True
+        return False

@@ -1,0 +1,73 @@
+"""vLLM's settings as configuration keys, known without importing vLLM (which takes many seconds).
+
+`arguments.json` is written by describe.py from the vLLM that the project pins; a contract test compares the two.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from dynamo_local.sdk.schema import KeySpec, SchemaTable
+
+MANAGED = frozenset(
+    {
+        # Fixed by this project: where to listen, what stands behind the server, how many processes there are.
+        "api-server-count", "config", "data-parallel-supervisor-port", "device-ids", "enable-fault-tolerance",
+        "enable-server-load-tracking", "grpc", "grpc-port", "headless", "host", "middleware", "port", "uds",
+        "dp-supervisor-probe-failure-threshold", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s",
+        # A secret does not belong in a configuration: see the frontend's api-key-file.
+        "api-key",
+    }
+)  # fmt: skip
+"""Arguments of `vllm serve` that are not settings here."""
+
+
+class _Described(msgspec.Struct, frozen=True):
+    vllm: str
+    engine: list[KeySpec]
+    server: list[KeySpec]
+
+
+@cache
+def _described() -> _Described:
+    data = resources.files(__package__).joinpath("arguments.json").read_bytes()
+    return msgspec.json.decode(data, type=_Described)
+
+
+def engine_schema() -> SchemaTable:
+    """Keys of `AsyncEngineArgs`: what a worker and a frontend both take."""
+    return _table(_described().engine)
+
+
+def server_schema() -> SchemaTable:
+    """Keys of vLLM's OpenAI server alone: chat templates, tools, TLS, logging."""
+    return _table(_described().server)
+
+
+def _table(specs: list[KeySpec]) -> SchemaTable:
+    return SchemaTable.of(*(spec for spec in specs if spec.name not in MANAGED))
+
+
+def to_argv(config: dict[str, Any], allowed: SchemaTable) -> list[str]:
+    """The configuration as vLLM's own command line, for its parser to convert and check. Other keys are left out."""
+    argv: list[str] = []
+    for key, value in config.items():
+        spec = allowed.keys().get(key)
+        if spec is None or value is None:
+            continue
+        if spec.kind == "bool":
+            argv.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, list) and spec.kind == "list":
+            argv.extend([f"--{key}", *map(_text, value)])
+        else:
+            # One word, so that a value beginning with a dash is not taken for an option.
+            argv.append(f"--{key}={_text(value)}")
+    return argv
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list | bool) else str(value)

@@ -1,0 +1,172 @@
+"""Between vLLM's types and the messages of the bus, both ways, in one place.
+
+Numbers stay exact: arrays travel as their bytes. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+
+from dynamo_local.core.errors import RequestError
+from dynamo_local.core.messages import Array, Load, Logprobs, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.messages import FinishReason as Finish
+from dynamo_local.core.ports import Request
+
+_sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
+_sampling_encoder = msgspec.msgpack.Encoder()
+
+_FINISH: dict[Finish, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.REPETITION,
+}
+_FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _FINISH.items()}
+
+
+def request_of(core_request: EngineCoreRequest) -> Request:
+    """What vLLM's OpenAI server asks for, as a request of ours. Raises RequestError for what cannot be carried."""
+    params = core_request.sampling_params
+    if params is None or core_request.prompt_token_ids is None or core_request.prompt_embeds is not None:
+        raise RequestError("only generation from token prompts is supported")
+    if core_request.mm_features:
+        raise RequestError("multimodal prompts are not supported")
+    if core_request.lora_request is not None:
+        raise RequestError("LoRA adapters are not supported")
+    return Request(
+        request_id=core_request.request_id,
+        prompt_token_ids=core_request.prompt_token_ids,
+        sampling=_sampling_at(params),
+        arrival_time=core_request.arrival_time,
+        priority=core_request.priority,
+        cache_salt=core_request.cache_salt,
+        reasoning_ended=core_request.reasoning_ended,
+    )
+
+
+def _sampling_at(params: SamplingParams) -> Callable[[int], bytes]:
+    def encode(position: int) -> bytes:
+        if position == 0:
+            return _sampling_encoder.encode(params)
+        rest = params.clone()
+        rest.max_tokens = None if params.max_tokens is None else params.max_tokens - position
+        rest.min_tokens = max(params.min_tokens - position, 0)
+        return _sampling_encoder.encode(rest)
+
+    return encode
+
+
+def core_request_of(work: Submit) -> EngineCoreRequest:
+    """A submission as vLLM's engine core takes it, its id made of request and epoch. Raises RequestError."""
+    try:
+        params = _sampling_decoder.decode(work.sampling)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"the sampling parameters cannot be read: {error}") from error
+    engine_id = str(RequestEpoch(work.request_id, work.epoch))
+    return EngineCoreRequest(
+        request_id=engine_id,
+        external_req_id=engine_id,
+        prompt_token_ids=work.token_ids,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=work.arrival_time,
+        lora_request=None,
+        cache_salt=work.cache_salt,
+        data_parallel_rank=None,
+        priority=work.priority,
+        reasoning_ended=work.reasoning_ended,
+    )
+
+
+def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> TokenDelta:
+    """One request's share of an engine step, stamped. `position` is that of its first new token."""
+    finish = None if output.finish_reason is None else _FINISH_NAMES[output.finish_reason]
+    prompt_logprobs = output.new_prompt_logprobs_tensors
+    return TokenDelta(
+        request_id=current.request_id,
+        epoch=current.epoch,
+        position=position,
+        token_ids=output.new_token_ids,
+        finish=finish,
+        stop_reason=output.stop_reason,
+        error="the engine failed the request" if finish == "error" else None,
+        logprobs=None if output.new_logprobs is None else pack_logprobs(*output.new_logprobs[:3]),
+        prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(_numpy, prompt_logprobs[:3])),
+        cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+        events=tuple((int(event.type), event.timestamp) for event in output.events or ()),
+    )
+
+
+def core_output_of(delta: TokenDelta, prompt_tokens: int) -> EngineCoreOutput:
+    """An accepted delta as vLLM's output processor takes it."""
+    events = [EngineCoreEvent(EngineCoreEventType(kind), timestamp) for kind, timestamp in delta.events]
+    return EngineCoreOutput(
+        request_id=delta.request_id,
+        new_token_ids=delta.token_ids,
+        new_logprobs=None if delta.logprobs is None else LogprobsLists(*_arrays(delta.logprobs)),
+        new_prompt_logprobs_tensors=_tensors(delta.prompt_logprobs),
+        finish_reason=None if delta.finish is None else _FINISH[delta.finish],
+        stop_reason=delta.stop_reason,
+        events=events or None,
+        prefill_stats=_prefill_stats(delta.cached_tokens, prompt_tokens),
+    )
+
+
+def load_of(stats: SchedulerStats | None) -> Load | None:
+    """The scheduler's word on the load, if the step came with one."""
+    if stats is None:
+        return None
+    return Load(
+        running=stats.num_running_reqs, waiting=stats.num_waiting_reqs, kv_usage=float(stats.kv_cache_usage)
+    )
+
+
+def _prefill_stats(cached_tokens: int | None, prompt_tokens: int) -> PrefillStats | None:
+    if cached_tokens is None:
+        return None
+    stats = PrefillStats()
+    stats.set(prompt_tokens, min(cached_tokens, prompt_tokens), 0)
+    return stats
+
+
+def pack_logprobs(
+    token_ids: NDArray[np.generic], logprobs: NDArray[np.generic], ranks: NDArray[np.generic]
+) -> Logprobs:
+    """vLLM's arrays as the message has them: shapes (n, k+1), (n, k+1), (n,)."""
+    return Logprobs(_pack(token_ids, "int64"), _pack(logprobs, "float32"), _pack(ranks, "int64"))
+
+
+def _pack(array: NDArray[np.generic], dtype: str) -> Array:
+    exact = np.ascontiguousarray(array, dtype=dtype)
+    return Array(dtype=dtype, shape=exact.shape, data=exact.tobytes())  # type: ignore[arg-type]
+
+
+def _unpack(array: Array) -> NDArray[np.generic]:
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+def _arrays(logprobs: Logprobs) -> tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.generic]]:
+    return _unpack(logprobs.token_ids), _unpack(logprobs.logprobs), _unpack(logprobs.ranks)
+
+
+def _tensors(logprobs: Logprobs | None) -> LogprobsTensors | None:
+    if logprobs is None:
+        return None
+    # Copied: torch wants arrays that it may write to, the message's bytes are not.
+    return LogprobsTensors(*(torch.from_numpy(array.copy()) for array in _arrays(logprobs)))
+
+
+def _numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
+    array: NDArray[np.generic] = tensor.cpu().numpy()
+    return array

@@ -1,0 +1,79 @@
+"""`python -m dynamo_local.runtime.host --namespace N --service S`: the process of a service.
+
+Exit status: 0 when told to end (SIGTERM, SIGINT, lease revoked), even while starting; the error's own when it
+cannot start; 1 when it dies later or does not shut down well. Why it failed is the line on stderr that starts
+with `error:`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Sequence
+
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.runtime.placement import Placement, read_placement
+from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.service_process import report, run_service
+
+LOG_ENV = "DYN_LOG"
+"""Level of the log: debug, info (the default), warning, error."""
+
+_EXIT_DEADLINE_S = 5.0
+"""For threads and exit handlers after all is done: a model still being loaded must not hold up the end."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one service until it ends. Returns the exit status."""
+    try:
+        die_with_parent_from_environment()
+        # Children of this process have another parent.
+        os.environ.pop(PARENT_PID_ENV, None)
+        arguments = _parse(argv)
+        _configure_log(os.environ.get(LOG_ENV, "info"))
+        placement = read_placement(arguments.namespace, arguments.service, os.environ)
+    except DynamoError as error:
+        report(error)
+        return error.exit_code
+    with asyncio.Runner() as runner:
+        code = runner.run(_run(placement))
+        _exit_in_any_case(code)
+    return code
+
+
+async def _run(placement: Placement) -> int:
+    told_to_end = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, told_to_end.set)
+    return await run_service(placement, told_to_end)
+
+
+def _exit_in_any_case(code: int) -> None:
+    timer = threading.Timer(_EXIT_DEADLINE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _configure_log(level: str) -> None:
+    known = logging.getLevelNamesMapping()
+    logging.basicConfig(
+        level=known.get(level.upper(), logging.INFO),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m dynamo_local.runtime.host", description="Run one service."
+    )
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--service", required=True)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""Presence: a process announces itself on the bus, and keeps a view of all others.
+
+A worker becomes routable by saying that it is ready, leaves routing at once by saying that it drains or by having
+its lease revoked, and leaves it within `fleet.TTL_S` when it says nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet import Change, FleetView
+from dynamo_local.core.messages import LeaseRevoked, Load, Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, Message
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5
+TICK_S = INTERVAL_S / 2
+"""How often the silent are looked for."""
+
+
+class Announcer:
+    """Publishes this process's presence: every half second, on every change, and when probed."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence) -> None:
+        self._bus = bus
+        self._subject = subjects.presence(presence.watcher)
+        self._probe = subjects.probe
+        self._presence = presence
+        self._changed = asyncio.Event()
+
+    @property
+    def presence(self) -> Presence:
+        return self._presence
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the presence; published as soon as the event loop gets to it."""
+        updated = msgspec.structs.replace(self._presence, **changes)
+        if updated != self._presence:
+            self._presence = updated
+            self._changed.set()
+
+    def observe_load(self, load: Load) -> None:
+        """Note a new load. Published with the next beat, not at once: it changes every engine step."""
+        self._presence = msgspec.structs.replace(self._presence, load=load)
+
+    async def announce(self) -> None:
+        """Publish now. A bus that is down is no error: the next beat comes."""
+        try:
+            await self._bus.publish(self._subject, codec.encode(self._presence))
+        except BusError as error:
+            _log.warning("presence not published: %s", error)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+
+        async def on_probe(_: Message) -> None:
+            await self.announce()
+
+        await self._bus.subscribe(self._probe, on_probe)
+        while True:
+            self._changed.clear()
+            await self.announce()
+            try:
+                await asyncio.wait_for(self._changed.wait(), INTERVAL_S)
+            except TimeoutError:
+                continue
+
+
+class FleetWatch:
+    """Keeps a FleetView fed from the bus and tells listeners of every change."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Callable[[], float] = time.monotonic) -> None:
+        self.view = FleetView()
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._listeners: list[Callable[[Change], None]] = []
+        self._ticked_at: float | None = None
+
+    def subscribe(self, listener: Callable[[Change], None]) -> None:
+        """Have `listener` called, on the event loop, for each change of the fleet."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Subscribe, and ask everybody to report now instead of at their next beat."""
+        await self._bus.subscribe(self._subjects.presences, self._on_presence)
+        await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.publish(self._subjects.probe, b"")
+
+    async def run(self) -> None:
+        """Expire the silent until cancelled."""
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+    def tick(self) -> None:
+        """Expire the silent. Silence while this process was deaf says nothing about the others.
+
+        It is deaf while the bus is down, and while its event loop stands still: what has arrived meanwhile
+        lies unread in the socket.
+        """
+        now = self._clock()
+        late_s = 0.0 if self._ticked_at is None else now - self._ticked_at - TICK_S
+        self._ticked_at = now
+        if not self._bus.connected:
+            self.view.excuse_silence(now)
+            return
+        if late_s > TICK_S:
+            self.view.excuse_silence(now, late_s)
+        self._tell(self.view.expire(now))
+
+    async def _on_presence(self, message: Message) -> None:
+        try:
+            presence = codec.decode(message.data, Presence)
+        except DecodeError as error:
+            _log.warning("presence on %s ignored: %s", message.subject, error)
+            return
+        self._tell(self.view.observe(presence, self._clock()))
+
+    async def _on_revoked(self, message: Message) -> None:
+        try:
+            lease = codec.decode(message.data, LeaseRevoked).lease
+        except DecodeError as error:
+            _log.warning("revocation ignored: %s", error)
+            return
+        self._tell(self.view.revoke(lease))
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            for listener in self._listeners:
+                listener(change)

@@ -1,0 +1,56 @@
+"""Named, guarded tasks: a side task that dies is noticed at once and ends its process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class TaskGuard:
+    """Owns the tasks of one process.
+
+    A task that returns is done; one that raises makes `failed()` raise the same. Nothing else may create tasks that
+    nobody awaits.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[None] | None = None
+
+    def spawn(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `coro` as a task called `name`. Call from within the event loop."""
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def failed(self) -> None:
+        """Wait until a task fails, then raise its exception. Never returns."""
+        await asyncio.shield(self._outcome())
+
+    async def close(self, deadline_s: float = 5.0) -> list[str]:
+        """Cancel all tasks and wait for them. Returns the names of those that did not end in time."""
+        tasks = {task for task in self._tasks if task is not asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return []
+        _, pending = await asyncio.wait(tasks, timeout=deadline_s)
+        return sorted(task.get_name() for task in pending)
+
+    def _outcome(self) -> asyncio.Future[None]:
+        if self._failure is None:
+            self._failure = asyncio.get_running_loop().create_future()
+        return self._failure
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        outcome = self._outcome()
+        if error is not None and not outcome.done():
+            outcome.set_exception(error)
+            # Retrieved here so that a failure nobody waits for (a process already ending) is not reported twice.
+            outcome.exception()

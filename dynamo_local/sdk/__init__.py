@@ -1,0 +1,59 @@
+"""How services are written, joined to a graph, and configured.
+
+A service is a class:
+
+    @service(resources={"gpu": 1}, workers=2)
+    class Worker:
+        @endpoint()
+        async def generate(self, text: str) -> AsyncIterator[str]: ...
+
+    @service()
+    class Frontend:
+        worker = depends(Worker)
+
+What belongs here turns such classes, a YAML file and options of the command line into a `ResolvedGraph`, and
+defines what a client of a service looks like. It starts nothing and talks to nobody: processes are the
+supervisor's, calls over the bus the runtime's.
+"""
+
+from __future__ import annotations
+
+from dynamo_local.sdk.client import Call, ServiceClient
+from dynamo_local.sdk.config import resolve
+from dynamo_local.sdk.graph import Graph, load_graph
+from dynamo_local.sdk.schema import ConfigSchema, KeySpec, SchemaTable, combine, schema_of
+from dynamo_local.sdk.service import (
+    Resources,
+    Service,
+    ServiceSpec,
+    async_on_shutdown,
+    async_on_start,
+    bind_clients,
+    depends,
+    endpoint,
+    service,
+    spec_of,
+)
+
+__all__ = [
+    "Call",
+    "ConfigSchema",
+    "Graph",
+    "KeySpec",
+    "Resources",
+    "SchemaTable",
+    "Service",
+    "ServiceClient",
+    "ServiceSpec",
+    "async_on_shutdown",
+    "async_on_start",
+    "bind_clients",
+    "combine",
+    "depends",
+    "endpoint",
+    "load_graph",
+    "resolve",
+    "schema_of",
+    "service",
+    "spec_of",
+]

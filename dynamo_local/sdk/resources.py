@@ -1,0 +1,56 @@
+"""What one worker of a service asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_CPU = re.compile(r"(?P<cores>[0-9]+(?:\.[0-9]+)?)|(?P<milli>[0-9]+)m")
+_GPU = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """`gpu` counts devices (GPUs, or CPU slots on a machine without any); `cpu` is cores, 0 for no wish."""
+
+    gpu: int = 0
+    cpu: float = 0.0
+
+    @classmethod
+    def parse(
+        cls, given: Mapping[str, Any] | Resources | None, default: Resources | None = None
+    ) -> Resources:
+        """Read {"gpu": 1, "cpu": "500m"}; what is not given comes from `default`. Raises ValueError."""
+        if isinstance(given, Resources):
+            given = {"gpu": given.gpu, "cpu": given.cpu}
+        base = default or cls()
+        if given is None:
+            return base
+        if not isinstance(given, Mapping):
+            raise ValueError(f"resources must be a mapping with gpu and cpu, not {given!r}")
+        for name in given:
+            if name not in ("gpu", "cpu"):
+                raise ValueError(f"resources has no {name!r}; allowed are gpu, cpu")
+        return cls(
+            gpu=_gpu(given["gpu"]) if "gpu" in given else base.gpu,
+            cpu=_cpu(given["cpu"]) if "cpu" in given else base.cpu,
+        )
+
+
+def _gpu(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and _GPU.fullmatch(value):
+        return int(value)
+    raise ValueError(f"resources.gpu must be a whole number of devices, not {value!r}")
+
+
+def _cpu(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    match = _CPU.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"resources.cpu must be a number of cores such as 2, 0.5 or '500m', not {value!r}")
+    return float(match["cores"]) if match["cores"] else int(match["milli"]) / 1000

@@ -1,0 +1,254 @@
+"""The decorators that make a class a service, and what they record about it.
+
+`@service` leaves the class as it is, apart from two attributes: `__dynamo__`, its immutable `ServiceSpec`,
+and the class method `link`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar, overload
+
+from dynamo_local.core.errors import ConfigError, GraphError
+from dynamo_local.core.names import BUS_SERVICE, DEFAULT_NAMESPACE, check_namespace, check_service
+from dynamo_local.sdk.client import ServiceClient
+from dynamo_local.sdk.links import Service, link
+from dynamo_local.sdk.resources import Resources
+from dynamo_local.sdk.schema import ConfigSchema, SchemaTable, schema_of
+
+__all__ = [
+    "EndpointSpec",
+    "Resources",
+    "Service",
+    "ServiceSpec",
+    "async_on_shutdown",
+    "async_on_start",
+    "bind_clients",
+    "depends",
+    "endpoint",
+    "is_service",
+    "service",
+    "spec_of",
+]
+
+_C = TypeVar("_C")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_ENDPOINT = "__dynamo_endpoint__"
+_HOOK = "__dynamo_hook__"
+_CLIENTS = "__dynamo_clients__"
+
+DEFAULT_ROLE = "service"
+
+
+@dataclass(frozen=True)
+class EndpointSpec:
+    """An endpoint: its name on the bus, the method behind it, and how it answers."""
+
+    name: str
+    method: str
+    streams: bool
+    takes_request: bool
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """What `@service` recorded. Mappings are read-only."""
+
+    name: str
+    namespace: str
+    role: str
+    resources: Resources
+    workers: int
+    schema: ConfigSchema
+    endpoints: Mapping[str, EndpointSpec]
+    """By name on the bus."""
+    dependencies: Mapping[str, type]
+    """Service class by attribute name."""
+    on_start: tuple[str, ...]
+    on_shutdown: tuple[str, ...]
+
+
+class Dependency:
+    """What `depends()` puts on a class: in a running service, the client of another one."""
+
+    def __init__(self, target: type) -> None:
+        self.target = target
+        self._owner = "a service"
+        self._name = "it"
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner.__name__, name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Dependency: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> ServiceClient: ...
+    def __get__(self, instance: object | None, owner: type) -> Dependency | ServiceClient:
+        if instance is None:
+            return self
+        clients: Mapping[str, ServiceClient] | None = vars(instance).get(_CLIENTS)
+        what = f"{self._owner}.{self._name}, the client of {self.target.__name__},"
+        if clients is None:
+            raise GraphError(f"{what} exists in a running graph only", "start it with `dynamo serve`")
+        if self._name not in clients:
+            raise GraphError(
+                f"{what} is not linked in this graph", f"link {self._owner} to {self.target.__name__}"
+            )
+        return clients[self._name]
+
+
+def depends(target: type) -> Dependency:
+    """Declare that a service calls another one. Raises GraphError if `target` is no service."""
+    if not is_service(target):
+        raise GraphError(
+            f"depends({getattr(target, '__name__', target)!s}): not a service", "decorate it with @service"
+        )
+    return Dependency(target)
+
+
+def endpoint(name: str | None = None) -> Callable[[_F], _F]:
+    """Mark a method that other services may call: a coroutine, or an async generator for a stream.
+
+    It takes no argument or one, the request. Requests and replies are what msgpack can carry; where they are
+    annotated, msgspec converts them to that type.
+    """
+
+    def mark(method: _F) -> _F:
+        streams = inspect.isasyncgenfunction(method)
+        if not (streams or inspect.iscoroutinefunction(method)):
+            raise GraphError(f"endpoint {method.__qualname__} is not asynchronous", "write it as `async def`")
+        arguments = len(inspect.signature(method).parameters) - 1
+        if arguments not in (0, 1):
+            raise GraphError(
+                f"endpoint {method.__qualname__} takes {arguments} arguments", "take one request, or none"
+            )
+        spelled = name or method.__name__
+        if not spelled.replace("_", "").replace("-", "").isalnum():
+            raise GraphError(f"endpoint name {spelled!r} is not valid", "use letters, digits, _ and -")
+        setattr(method, _ENDPOINT, EndpointSpec(spelled, method.__name__, streams, arguments == 1))
+        return method
+
+    return mark
+
+
+def async_on_start(method: _F) -> _F:
+    """Mark a coroutine method that runs before the service is ready. Several run in order of definition."""
+    return _mark_hook(method, "start")
+
+
+def async_on_shutdown(method: _F) -> _F:
+    """Mark a coroutine method that runs when the service ends, after it stopped taking calls."""
+    return _mark_hook(method, "shutdown")
+
+
+def _mark_hook(method: _F, when: str) -> _F:
+    if not inspect.iscoroutinefunction(method):
+        raise GraphError(f"{method.__qualname__} is not a coroutine method", "write it as `async def`")
+    setattr(method, _HOOK, when)
+    return method
+
+
+def service(
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    resources: Mapping[str, int | float | str] | Resources | None = None,
+    workers: int = 1,
+    config: type | ConfigSchema | None = None,
+    role: str = DEFAULT_ROLE,
+) -> Callable[[type[_C]], type[_C]]:
+    """Make a class a service, named like the class. Configuration may override `workers` and `resources`.
+
+    `config` says which keys the service takes: a dataclass, a ConfigSchema, or nothing. Raises GraphError.
+    """
+
+    def decorate(cls: type[_C]) -> type[_C]:
+        try:
+            spec = ServiceSpec(
+                name=_check_name(cls.__name__),
+                namespace=check_namespace(namespace),
+                role=role,
+                resources=Resources.parse(resources),
+                workers=_check_workers(workers),
+                schema=_schema(config),
+                endpoints=MappingProxyType(_endpoints(cls)),
+                dependencies=MappingProxyType(
+                    {name: item.target for name, item in _members(cls, Dependency)}
+                ),
+                on_start=_hooks(cls, "start"),
+                on_shutdown=_hooks(cls, "shutdown"),
+            )
+        except (ConfigError, ValueError) as error:
+            raise GraphError(f"service {cls.__name__}: {error}") from error
+        cls.__dynamo__ = spec  # type: ignore[attr-defined]
+        cls.link = classmethod(link)  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+def is_service(candidate: object) -> bool:
+    """Whether `@service` was put on this very class; a subclass needs its own."""
+    return isinstance(candidate, type) and "__dynamo__" in vars(candidate)
+
+
+def spec_of(cls: type) -> ServiceSpec:
+    """What `@service` recorded about the class. Raises GraphError if it is no service."""
+    if not is_service(cls):
+        raise GraphError(f"{getattr(cls, '__name__', cls)!s} is not a service", "decorate it with @service")
+    return vars(cls)["__dynamo__"]  # type: ignore[no-any-return]
+
+
+def bind_clients(instance: object, clients: Mapping[str, ServiceClient]) -> None:
+    """Give a service object its clients, by attribute name. The host does it before __init__."""
+    vars(instance)[_CLIENTS] = MappingProxyType(dict(clients))
+
+
+def _check_name(name: str) -> str:
+    if name == BUS_SERVICE:
+        raise ValueError("the name is taken by the bus")
+    return check_service(name)
+
+
+def _check_workers(workers: object) -> int:
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
+    return workers
+
+
+def _schema(config: type | ConfigSchema | None) -> ConfigSchema:
+    if config is None:
+        return SchemaTable({})
+    if isinstance(config, type):
+        if not is_dataclass(config):
+            raise ValueError(f"config={config.__name__} is neither a dataclass nor a ConfigSchema")
+        return schema_of(config)
+    return config
+
+
+def _members(cls: type, kind: type[_C]) -> Iterator[tuple[str, _C]]:
+    """Attributes of that kind, base classes first, in order of definition; overridden ones are left out."""
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    for name in names:
+        member = inspect.getattr_static(cls, name)
+        if isinstance(member, kind):
+            yield name, member
+
+
+def _endpoints(cls: type) -> dict[str, EndpointSpec]:
+    endpoints: dict[str, EndpointSpec] = {}
+    for _, method in _members(cls, object):
+        spec: EndpointSpec | None = getattr(method, _ENDPOINT, None)
+        if spec is None:
+            continue
+        if spec.name in endpoints:
+            raise ValueError(f"two endpoints are called {spec.name}")
+        endpoints[spec.name] = spec
+    return endpoints
+
+
+def _hooks(cls: type, when: str) -> tuple[str, ...]:
+    return tuple(name for name, method in _members(cls, object) if getattr(method, _HOOK, None) == when)

@@ -1,0 +1,122 @@
+"""Stock circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its
+parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.supervisor.private_files import open_log, write_private
+
+CHECK_DELAY_S = 0.25
+"""How often circusd looks for processes that ended: it does not listen to SIGCHLD."""
+
+_NOT_FOR_CHILDREN = ("NATS_SERVER", "NATS_TOKEN")
+"""May hold a secret. Services learn of the bus from bus.json."""
+
+
+@dataclass(frozen=True)
+class ArbiterFiles:
+    """`endpoint` and `pubsub_endpoint` are ipc:// URLs, in directories of mode 0700."""
+
+    endpoint: str
+    pubsub_endpoint: str
+    config: Path
+    log: Path
+
+
+_ENDPOINT_ENV = "DYN_CIRCUS_ENDPOINT"
+_PUBSUB_ENV = "DYN_CIRCUS_PUBSUB"
+
+# Paths come by the environment: circus' configuration cannot quote, and cuts a value at " ;". Nothing is
+# listened on but the two sockets; without the empty multicast endpoint circusd answers anybody on the
+# network.
+_CONFIG = f"""\
+[circus]
+endpoint = $(circus.env.{_ENDPOINT_ENV})
+pubsub_endpoint = $(circus.env.{_PUBSUB_ENV})
+multicast_endpoint =
+statsd = False
+httpd = False
+check_delay = {CHECK_DELAY_S}
+loglevel = WARNING
+"""
+
+
+class Arbiter:
+    """A running circusd."""
+
+    def __init__(self, process: asyncio.subprocess.Process, files: ArbiterFiles) -> None:
+        self._process = process
+        self.files = files
+
+    @classmethod
+    async def spawn(cls, files: ArbiterFiles, environment: Mapping[str, str]) -> Arbiter:
+        """Start circusd. Call on the main thread: circusd dies with the thread that forked it."""
+        write_private(files.config, _CONFIG.encode())
+        inherited = {name: value for name, value in environment.items() if name not in _NOT_FOR_CHILDREN}
+        inherited |= {
+            PARENT_PID_ENV: str(os.getpid()),
+            _ENDPOINT_ENV: files.endpoint,
+            _PUBSUB_ENV: files.pubsub_endpoint,
+        }
+        command = (sys.executable, "-m", "circus.circusd", str(files.config))
+        with open_log(files.log) as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dynamo_local.runtime.guarded", "--", *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=inherited,
+                start_new_session=True,
+            )
+        return cls(process, files)
+
+    @property
+    def pid(self) -> int:
+        """Parent of all watchers' processes."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def died(self) -> None:
+        """Wait until circusd has ended, then raise SupervisorError."""
+        code = await self._process.wait()
+        raise SupervisorError(
+            f"circusd ended unexpectedly ({describe_exit(code)})", f"its log is {self.files.log}"
+        )
+
+    async def end(self, deadline_s: float) -> None:
+        """Wait for circusd to end; kill it at the deadline. Its children then die with it."""
+        try:
+            await asyncio.wait_for(self._process.wait(), deadline_s)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL circusd, and with it its children. Harmless when it is gone."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+
+def describe_exit(code: int | None) -> str:
+    """A process's end in words: "exit code 1", "killed by SIGKILL"."""
+    if code is None:
+        return "exit code not known"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

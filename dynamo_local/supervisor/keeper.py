@@ -1,0 +1,161 @@
+"""Keeps watchers' processes running: sees them end, decides by core.restarts, starts them again.
+
+circus restarts nothing by itself here. A watcher whose entry in the statefile holds nothing was stopped on
+purpose and is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
+from dynamo_local.supervisor.arbiter import describe_exit
+from dynamo_local.supervisor.circus import ACTIVE, STOPPED
+from dynamo_local.supervisor.events import ProcessEnded
+from dynamo_local.supervisor.logs import last_error, tail
+from dynamo_local.supervisor.report import Report, quote
+
+_LOOK_EVERY_S = 0.25
+_LINES_SHOWN = 15
+
+
+class Starter(Protocol):
+    """What the keeper needs of circus."""
+
+    async def statuses(self) -> dict[str, str]: ...
+    async def start(self, name: str) -> None: ...
+
+
+class Ends(Protocol):
+    """Where processes that ended are told of."""
+
+    async def next(self) -> ProcessEnded: ...
+
+
+OnDeath = Callable[[str, int | None], Awaitable[bool]]
+"""Told the watcher whose process ended, and its pid if that is known; answers whether it is to run again."""
+
+
+@dataclass
+class _Watched:
+    """What the keeper knows of one watcher. `log_start`: where the log of its present process begins."""
+
+    record: LifeRecord = field(default_factory=LifeRecord)
+    restart_at: float | None = None
+    missed_exit: bool = False
+    log_start: int = 0
+
+
+class Keeper:
+    """`quiet` names watchers that never say that they are ready: running is all that is asked of them."""
+
+    def __init__(
+        self,
+        circus: Starter,
+        on_death: OnDeath,
+        log_of: Callable[[str], Path],
+        report: Report,
+        *,
+        quiet: Collection[str] = (),
+        limits: RestartLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._circus = circus
+        self._on_death = on_death
+        self._log_of = log_of
+        self._report = report
+        self._quiet = frozenset(quiet)
+        self._limits = limits or RestartLimits()
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self._ended: dict[str, ProcessEnded] = {}
+
+    def note_ready(self, watcher: str) -> None:
+        """The process of the watcher said that it is ready."""
+        watched = self._of(watcher)
+        watched.record = became_ready(watched.record, self._clock())
+
+    async def listen(self, events: Ends) -> None:
+        """Learn exit codes, until cancelled."""
+        while True:
+            ended = await events.next()
+            self._ended[ended.watcher] = ended
+
+    async def run(self) -> None:
+        """Keep everything running, until cancelled. Raises SupervisorError when a service is given up."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """One round of `run`."""
+        for name, status in (await self._circus.statuses()).items():
+            if status == STOPPED:
+                await self._tend(name)
+            elif status == ACTIVE and name in self._quiet:
+                self.note_ready(name)
+
+    async def _tend(self, name: str) -> None:
+        watched = self._of(name)
+        if watched.restart_at is None:
+            if self._exit_is_known(name, watched):
+                await self._mourn(name, watched)
+        elif self._clock() >= watched.restart_at:
+            watched.restart_at = None
+            watched.log_start = _size(self._log_of(name))
+            await self._circus.start(name)
+
+    def _exit_is_known(self, name: str, watched: _Watched) -> bool:
+        """Whether there is nothing to wait for: the exit code travels on another socket than the status, and
+        circus loses it when the process ends at an unlucky moment."""
+        if name.lower() in self._ended or watched.missed_exit:
+            return True
+        watched.missed_exit = True
+        return False
+
+    async def _mourn(self, name: str, watched: _Watched) -> None:
+        ended = self._ended.pop(name.lower(), None)
+        exit_code, pid = (ended.exit_code, ended.pid) if ended is not None else (None, None)
+        watched.missed_exit = False
+        if not await self._on_death(name, pid):
+            self._watched.pop(name, None)
+            return
+        decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
+        match decision:
+            case Restart(at=at, delay_s=delay_s):
+                watched.restart_at = at
+                self._show(
+                    name, f"{describe_exit(exit_code)}, restart in {delay_s:g} s", self._last_lines(name)
+                )
+            case GiveUp(reason=reason):
+                raise self._given_up(name, f"{reason} ({describe_exit(exit_code)})")
+
+    def _given_up(self, name: str, reason: str) -> SupervisorError:
+        lines = self._last_lines(name)
+        self._show(name, reason, lines)
+        said = last_error(lines)
+        cause = f"{name} {reason}" if said is None else f"{name} {reason}: {said}"
+        return SupervisorError(cause, f"its log is {self._log_of(name)}")
+
+    def _show(self, name: str, what: str, lines: Iterable[str]) -> None:
+        self._report.step(f"{name}  ended: {what}")
+        quote(self._report, lines)
+
+    def _last_lines(self, name: str) -> list[str]:
+        return tail(self._log_of(name), _LINES_SHOWN, after=self._of(name).log_start)
+
+    def _of(self, name: str) -> _Watched:
+        return self._watched.setdefault(name, _Watched())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,121 @@
+"""From what the user asked for to what will be started. Nothing here starts or claims anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.quickstart import QUICKSTART
+from dynamo_local.runtime.bus import BusAddress
+from dynamo_local.sdk.config import resolve
+from dynamo_local.sdk.graph import Graph, load_graph
+from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.service import spec_of
+from dynamo_local.supervisor.plan import HttpAddress, WatcherPlan, plan_services
+from state.devices import Inventory
+from state.inventory import probe
+from state.paths import StatePaths
+
+_MODEL = "model"
+_SERVED_NAME = "served-model-name"
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """The command line of `dynamo serve`. `overrides` are options as typed, such as "--VllmWorker.seed=1"."""
+
+    target: str
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    namespace: str | None = None
+    model: str | None = None
+    nats_url: str | None = None
+    cpu_slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything decided. `bus` is a NATS server that is there already; None: ours is started."""
+
+    graph: ResolvedGraph
+    inventory: Inventory
+    paths: StatePaths
+    bus: BusAddress | None
+    http: HttpAddress
+    services: tuple[WatcherPlan, ...]
+
+
+def prepare(
+    request: ServeRequest,
+    http: HttpAddress,
+    environ: Mapping[str, str],
+    quickstart_model: Callable[[], Path] | None = None,
+) -> Launch:
+    """Decide everything. Raises UsageError for whatever cannot be done as asked.
+
+    `quickstart_model` makes the quick start's model and tells where it is; without it the name is left as it
+    is.
+    """
+    graph = load_graph(request.target)
+    resolved = resolve(graph, request.config, request.overrides, request.namespace, request.model)
+    paths = StatePaths.of(resolved.namespace, environ)
+    inventory = probe(request.cpu_slots, environ)
+    # Checked with the model's name as it is: making the model takes time and is in vain if this fails.
+    services = plan_services(resolved, inventory, paths.root, http)
+    if quickstart_model is not None and uses_quickstart(resolved):
+        resolved = with_quickstart(graph, resolved, quickstart_model())
+    return Launch(resolved, inventory, paths, external_bus(request.nats_url, environ), http, services)
+
+
+def uses_quickstart(graph: ResolvedGraph) -> bool:
+    return any(service.config.get(_MODEL) == QUICKSTART for service in graph.services)
+
+
+def with_quickstart(graph: Graph, resolved: ResolvedGraph, model: Path) -> ResolvedGraph:
+    """The graph with the quick start's model in place of its name. It is still served under that name."""
+    keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
+
+    def replaced(service: ResolvedService) -> ResolvedService:
+        if service.config.get(_MODEL) != QUICKSTART:
+            return service
+        config = service.config | {_MODEL: str(model)}
+        if _SERVED_NAME in keys[service.name]:
+            config.setdefault(_SERVED_NAME, [QUICKSTART])
+        return msgspec.structs.replace(service, config=config)
+
+    return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))
+
+
+def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | None:
+    """The NATS server to use: `url`, else $NATS_SERVER; None if neither is given.
+
+    A token comes from $NATS_TOKEN or stands in the URL (nats://TOKEN@host). A URL with user and password is
+    kept as it is. Raises UsageError for what is no NATS URL.
+    """
+    given = url or environ.get("NATS_SERVER")
+    if not given:
+        return None
+    full = given if "://" in given else f"nats://{given}"
+    try:
+        parts = urlsplit(full)
+        port = parts.port or 4222
+    except ValueError as error:
+        raise UsageError(f"not an address of a NATS server: {error}", "expected nats://HOST:PORT") from error
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise UsageError("not an address of a NATS server", "expected nats://HOST:PORT")
+    token = environ.get("NATS_TOKEN") or None
+    if parts.username and parts.password is None:
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return BusAddress(f"{parts.scheme}://{host}:{port}", unquote(parts.username))
+    return BusAddress(full, token)
+
+
+def shown_url(address: BusAddress) -> str:
+    """The address without user and password, fit for a log."""
+    parts = urlsplit(address.url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

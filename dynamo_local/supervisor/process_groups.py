@@ -1,0 +1,44 @@
+"""Processes as the kernel shows them under /proc: who is left in a process group, and ending the whole group.
+
+circusd starts every process as the leader of a session and a group of its own, so that what a service forks
+can be found by the service's pid even when the service itself is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def members(group: int) -> tuple[int, ...]:
+    """Living processes of a process group, zombies left out."""
+    return tuple(pid for pid, group_id in _groups() if group_id == group)
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL every process of the group. Harmless when none is left."""
+    if group <= 1:
+        raise ValueError(f"{group} is not the process group of a service")
+    # Only a group that has members: its number cannot have been given to another one then.
+    if members(group):
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # "pid (comm) state ppid pgrp ...": comm may hold spaces and parentheses.
+        state, _, group, *_ = stat.rpartition(")")[2].split()
+        if state not in ("Z", "X"):
+            yield int(entry.name), int(group)

@@ -1,0 +1,270 @@
+"""A server from its first file to its last process: brought up in order, kept running, taken down in
+reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.supervisor import logs
+from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
+from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
+from dynamo_local.supervisor.drain import Drain
+from dynamo_local.supervisor.events import EventStream
+from dynamo_local.supervisor.keeper import Keeper
+from dynamo_local.supervisor.launch import Launch, shown_url
+from dynamo_local.supervisor.listening import answers
+from dynamo_local.supervisor.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.plan import WatcherPlan, plan_bus, stop_order
+from dynamo_local.supervisor.private_files import write_private
+from dynamo_local.supervisor.process_groups import kill_group
+from dynamo_local.supervisor.progress import Progress
+from dynamo_local.supervisor.report import Report
+from state.files import make_run_directory, make_sockets, remove_run_directory, remove_sockets
+from state.model import recorded_environment
+from state.paths import STATE_DIR_VARIABLE, Sockets
+from state.processes import NAMESPACE_VARIABLE, ProcFs, this_process
+from state.reconcile import leftovers
+from state.store import StateStore
+from state.transitions import claim, clear_lease, new_state, set_lease
+
+_ROTATE_EVERY_S = 5.0
+_SURVIVOR_TERM_S = 0.0
+_SURVIVOR_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """`bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model
+    loads for minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for
+    circusd."""
+
+    bus_deadline_s: float = 15.0
+    ready_deadline_s: float = 600.0
+    drain_deadline_s: float = 20.0
+    quit_deadline_s: float = 10.0
+
+
+@dataclass
+class StopRequest:
+    """Asked for from outside: `wanted` ends the server in order, `hurry` cuts the waiting short."""
+
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Server:
+    """Runs one launch. The caller holds the namespace's server lock and has cleared leftovers."""
+
+    def __init__(self, launch: Launch, settings: ServerSettings, report: Report) -> None:
+        self._launch = launch
+        self._paths = launch.paths
+        self._settings = settings
+        self._report = report
+        self._store = StateStore(launch.paths)
+        self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
+        self._tasks = TaskGuard()
+
+    async def run(self, stop: StopRequest) -> None:
+        """Bring the graph up and keep it until a stop is wanted. Leaves nothing behind, however it ends.
+
+        Raises SupervisorError when a service cannot be started or the machinery breaks.
+        """
+        # Never cancelled from outside: what was begun is undone to the end, whatever arrives meanwhile.
+        async with AsyncExitStack() as stack:
+            sockets = await self._enter_files(stack)
+            watchers = self._planned()
+            await self._enter_state(stack, sockets, watchers)
+            arbiter = await self._enter_arbiter(stack, sockets)
+            circus = await stack.enter_async_context(CircusClient(sockets.circus_endpoint))
+            events = await stack.enter_async_context(EventStream(sockets.circus_pubsub_endpoint))
+            stack.push_async_callback(self._drain, arbiter, circus, stop.hurry)
+            # Entered after the drain, hence left before it: nobody restarts what is being stopped.
+            stack.push_async_callback(self._tasks.close)
+            keeper = self._keeper(circus)
+            self._tasks.spawn("arbiter", arbiter.died())
+            self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events))
+            self._tasks.spawn("log rotation", self._rotate_logs())
+            await self._until(stop.wanted)
+
+    async def _until(self, wanted: asyncio.Event) -> None:
+        """Wait for the event, or raise what a task failed with."""
+        failed = asyncio.create_task(self._tasks.failed())
+        stopped = asyncio.create_task(wanted.wait())
+        done, _ = await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        stopped.cancel()
+        if failed in done:
+            await failed
+
+    # Files, statefile, arbiter: each registers what undoes it.
+
+    async def _enter_files(self, stack: AsyncExitStack) -> Sockets:
+        stack.push_async_callback(asyncio.to_thread, remove_run_directory, self._paths)
+        await asyncio.to_thread(make_run_directory, self._paths)
+        await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
+        await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
+        if isinstance(self._bus, NatsServer):
+            await asyncio.to_thread(self._bus.write_files)
+        sockets = await asyncio.to_thread(make_sockets, self._paths)
+        stack.push_async_callback(asyncio.to_thread, remove_sockets, self._paths, sockets.circus_endpoint)
+        return sockets
+
+    def _planned(self) -> tuple[WatcherPlan, ...]:
+        own_bus = (self._bus_plan(self._bus),) if isinstance(self._bus, NatsServer) else ()
+        return (*own_bus, *self._launch.services)
+
+    def _bus_plan(self, server: NatsServer) -> WatcherPlan:
+        return plan_bus(self._launch.graph.namespace, server.argv, self._paths.root)
+
+    def _service_names(self) -> tuple[str, ...]:
+        return tuple(plan.name for plan in self._launch.services)
+
+    async def _enter_state(
+        self, stack: AsyncExitStack, sockets: Sockets, watchers: Sequence[WatcherPlan]
+    ) -> None:
+        state = new_state(
+            self._launch.graph.namespace,
+            sockets.circus_endpoint,
+            self._launch.inventory.kind,
+            this_process(),
+            self._environment(),
+        )
+        for plan in watchers:
+            state = claim(
+                state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices
+            )
+        await asyncio.to_thread(self._store.create, state)
+        stack.push_async_callback(asyncio.to_thread, self._store.remove)
+        stack.push_async_callback(asyncio.to_thread, self._end_survivors)
+
+    def _environment(self) -> dict[str, str]:
+        own = {
+            NAMESPACE_VARIABLE: self._launch.graph.namespace,
+            STATE_DIR_VARIABLE: str(self._paths.root),
+        }
+        return recorded_environment(os.environ) | own
+
+    async def _enter_arbiter(self, stack: AsyncExitStack, sockets: Sockets) -> Arbiter:
+        files = ArbiterFiles(
+            sockets.circus_endpoint,
+            sockets.circus_pubsub_endpoint,
+            self._paths.circus_config,
+            self._paths.log_file(logs.ARBITER_LOG),
+        )
+        arbiter = await Arbiter.spawn(files, os.environ)
+        stack.push_async_callback(arbiter.end, self._settings.quit_deadline_s)
+        return arbiter
+
+    # Bring-up, then the steady state.
+
+    async def _operate(
+        self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream
+    ) -> None:
+        await circus.statuses()
+        self._tasks.spawn("exits", keeper.listen(events))
+        self._tasks.spawn("keeper", keeper.run())
+        address = await self._bus_address(arbiter, circus)
+        await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
+        bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
+        try:
+            watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
+            progress = Progress(self._service_names(), self._report, keeper.note_ready)
+            watch.subscribe(progress.on_change)
+            await watch.start()
+            expiry = self._tasks.spawn("fleet", watch.run())
+            for plan in self._launch.services:
+                await circus.add(self._spec(plan, arbiter.pid))
+            await self._await_ready(progress)
+            await expiry
+        finally:
+            await bus.close()
+
+    async def _bus_address(self, arbiter: Arbiter, circus: CircusClient) -> BusAddress:
+        if isinstance(self._bus, BusAddress):
+            self._report.step(f"using the NATS server at {shown_url(self._bus)}")
+            return self._bus
+        plan = self._bus_plan(self._bus)
+        spec = self._spec(plan, arbiter.pid)
+        address, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
+        lease = secrets.token_hex(8)
+        await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
+        return address
+
+    def _spec(self, plan: WatcherPlan, parent_pid: int) -> WatcherSpec:
+        environment = {**plan.environment, PARENT_PID_ENV: str(parent_pid)}
+        return WatcherSpec(plan.name, plan.argv, environment, Path.cwd(), self._paths.log_file(plan.name))
+
+    async def _await_ready(self, progress: Progress) -> None:
+        try:
+            async with asyncio.timeout(self._settings.ready_deadline_s):
+                await progress.all_ready.wait()
+        except TimeoutError as error:
+            raise SupervisorError(
+                f"not ready within {self._settings.ready_deadline_s:g} s: {progress.not_ready()}",
+                "see `dynamo logs`; a longer --ready-timeout may help",
+            ) from error
+        root = progress.presence(self._launch.services[-1].name)
+        url = root.url if root is not None else None
+        if url is None and await asyncio.to_thread(answers, self._launch.http):
+            url = self._launch.http.url
+        where = "all services ready" if url is None else f"API ready at {url}"
+        self._report.say(f"{where} ({progress.summary()})")
+
+    # While it runs.
+
+    def _keeper(self, circus: CircusClient) -> Keeper:
+        quiet = {plan.name for plan in self._planned()} - set(self._service_names())
+        return Keeper(circus, self._on_death, self._paths.log_file, self._report, quiet=quiet)
+
+    async def _on_death(self, watcher: str, pid: int | None) -> bool:
+        return await asyncio.to_thread(self._record_death, watcher, pid)
+
+    def _record_death(self, watcher: str, pid: int | None) -> bool:
+        """Returns whether the watcher still has a claim, that is, whether it is to run."""
+        component = self._store.read().components.get(watcher)
+        group = pid or (component.pid if component is not None else None)
+        if group is not None:
+            # What the process has forked would hold on to its devices.
+            kill_group(group)
+        if component is not None and component.lease is not None:
+            lease = component.lease
+            self._store.update(lambda state: clear_lease(state, watcher, lease))
+        return component is not None and component.holds
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_ROTATE_EVERY_S)
+            await asyncio.to_thread(logs.rotate_large, self._paths.logs_dir)
+
+    # The way down.
+
+    async def _drain(self, arbiter: Arbiter, circus: CircusClient, hurry: asyncio.Event) -> None:
+        if not arbiter.running:
+            return
+        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s)
+        try:
+            await drain.stop_all(stop_order(self._launch.graph))
+            await circus.quit()
+        except SupervisorError as error:
+            self._report.step(f"stopping in order failed, killing what is left: {error}")
+            arbiter.kill()
+
+    def _end_survivors(self) -> None:
+        """Whatever has slipped through: a process that left its group, or a child of a killed circusd."""
+        processes = ProcFs()
+        survivors = leftovers(self._paths, processes.snapshot())
+        for stubborn in processes.end(survivors, _SURVIVOR_TERM_S, _SURVIVOR_KILL_S):
+            self._report.step(f"process {stubborn.pid} cannot be ended: it may hang in a driver")

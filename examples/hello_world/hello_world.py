@@ -1,0 +1,74 @@
+"""Frontend -> Middle -> Backend: what the last one makes, word by word, the others pass on as it comes.
+
+dynamo serve examples.hello_world.hello_world:Frontend
+curl -N 'http://127.0.0.1:8000/generate?text=hello+world'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.sdk import async_on_shutdown, async_on_start, depends, endpoint, service
+from examples.hello_world.http_stream import HttpStream
+
+
+@service()
+class Backend:
+    """Answers a text word by word."""
+
+    @endpoint()
+    async def generate(self, text: str) -> AsyncIterator[str]:
+        for word in text.split():
+            yield f"Backend: {word}"
+
+
+@dataclass(frozen=True)
+class MiddleSettings:
+    """Set with `--Middle.suffix=!`, or in a file under `Middle:`."""
+
+    suffix: str = field(default="-mid", metadata={"help": "put after the text"})
+
+
+@service(config=MiddleSettings)
+class Middle:
+    """Changes the text, and every reply."""
+
+    backend = depends(Backend)
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._suffix = context.settings(MiddleSettings).suffix
+
+    @endpoint()
+    async def generate(self, text: str) -> AsyncIterator[str]:
+        async for reply in self.backend.generate(f"{text}{self._suffix}"):
+            yield f"Middle: {reply}"
+
+
+@service()
+class Frontend:
+    """Takes the text by HTTP and streams the replies."""
+
+    middle = depends(Middle)
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._announcer = context.announcer
+        self._http = HttpStream(self.generate)
+
+    @endpoint()
+    async def generate(self, text: str) -> AsyncIterator[str]:
+        async for reply in self.middle.generate(text):
+            yield f"Frontend: {reply}"
+
+    @async_on_start
+    async def listen(self) -> None:
+        """Listen where `dynamo serve --host --port` says, and let `dynamo ps` know."""
+        host, port = os.environ.get("DYN_HTTP_HOST", "127.0.0.1"), os.environ.get("DYN_HTTP_PORT", "8000")
+        await self._http.start(host, int(port))
+        self._announcer.update(url=self._http.url)
+
+    @async_on_shutdown
+    async def close(self) -> None:
+        await self._http.stop()

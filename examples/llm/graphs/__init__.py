@@ -1,0 +1,1 @@
+"""One module a graph: which services, linked how."""

@@ -1,0 +1,11 @@
+"""Aggregated serving: the frontend spreads requests over workers that prefill and decode.
+
+    dynamo serve examples.llm.graphs.agg:Frontend -f examples/llm/configs/agg.yaml
+"""
+
+from components.frontend import Frontend
+from components.workers import VllmWorker
+
+Frontend.link(VllmWorker)
+
+__all__ = ["Frontend"]

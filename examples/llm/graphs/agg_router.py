@@ -1,0 +1,12 @@
+"""Aggregated serving with a router, which assigns the requests of all frontends.
+
+    dynamo serve examples.llm.graphs.agg_router:Frontend -f examples/llm/configs/agg_router.yaml
+"""
+
+from components.frontend import Frontend
+from components.router import Router
+from components.workers import VllmWorker
+
+Frontend.link(Router).link(VllmWorker)
+
+__all__ = ["Frontend"]

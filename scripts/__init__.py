@@ -1,0 +1,1 @@
+"""Set-up of the checkout. Run from the Makefile; nothing here is installed or imported by the product."""

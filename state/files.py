@@ -1,0 +1,182 @@
+"""Private files and directories: atomic replacement, safe creation, complete removal.
+
+Errors of the file system leave here as StateError with the path and the system's reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dynamo_local.core.errors import StateError
+from state.paths import Sockets, StatePaths
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+
+class Disk:
+    """The steps of an atomic replacement, one method each, so that a test can crash between any two."""
+
+    def create(self, path: Path) -> int:
+        """Open a new file for writing; fails if one exists."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        return os.write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make a rename in the directory survive a power cut."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+DISK = Disk()
+
+
+def replace_file(path: Path, data: bytes, disk: Disk = DISK) -> None:
+    """Give `path` the contents, mode 0600. A reader, or a crash at any point, sees the old file or the new
+    one.
+
+    One writer at a time: the temporary file has a fixed name, so that a crash leaves at most one, which the
+    next write clears away.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    with system_errors(f"cannot write {path}"):
+        temporary.unlink(missing_ok=True)
+        try:
+            _write_new(temporary, data, disk)
+            disk.rename(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        disk.sync_directory(path.parent)
+
+
+def make_private_directory(path: Path) -> Path:
+    """Create the directory (0700) with its parents, or check that the one there can be trusted.
+
+    Raises StateError if it belongs to another user or others can write to it: they could then swap the files
+    in it.
+    """
+    with system_errors(f"cannot create {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=DIRECTORY_MODE)
+        except FileExistsError:
+            _check_private(path)
+    return path
+
+
+def make_run_directory(paths: StatePaths) -> None:
+    """Create state root, run directory and log directory. Raises StateError if the run directory holds
+    anything: what a crash left is to be cleared first."""
+    for directory in (paths.root, paths.run_dir, paths.logs_dir):
+        make_private_directory(directory)
+    with system_errors(f"cannot list {paths.run_dir}"):
+        if any(paths.run_dir.iterdir()):
+            raise StateError(f"{paths.run_dir} is not empty", "it is left from a crash; delete it")
+
+
+def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
+    """Where the sockets go: the run directory, or a new private directory for temporary files if a path under
+    the run directory would be too long for a socket. `remove_sockets` undoes it. `temporary` is where
+    directories for temporary files go, the system's choice by default."""
+    sockets = Sockets(paths.run_dir)
+    if sockets.fit:
+        return sockets
+    with system_errors("cannot create a directory for sockets"):
+        sockets = Sockets(Path(tempfile.mkdtemp(prefix=_socket_prefix(paths), dir=temporary)))
+    if not sockets.fit:
+        sockets.directory.rmdir()
+        raise StateError(
+            f"paths under {sockets.directory.parent} are too long for a unix socket",
+            "set DYN_LOCAL_STATE_DIR to a shorter path",
+        )
+    return sockets
+
+
+def remove_sockets(paths: StatePaths, circus_endpoint: str, temporary: Path | None = None) -> None:
+    """Remove the directory that `make_sockets` created outside the run directory, if the endpoint names one.
+
+    The endpoint comes from a file: a directory that `make_sockets` cannot have made is left alone.
+    """
+    directory = Path(circus_endpoint.removeprefix("ipc://")).parent
+    ours = directory.name.startswith(_socket_prefix(paths))
+    if not ours or directory.parent != (temporary or Path(tempfile.gettempdir())):
+        return
+    with system_errors(f"cannot remove {directory}"):
+        found = directory.lstat() if os.path.lexists(directory) else None
+        if found and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            _remove_tree(directory)
+
+
+def remove_run_directory(paths: StatePaths) -> bool:
+    """Remove the run directory with everything in it. Returns whether there was one."""
+    with system_errors(f"cannot remove {paths.run_dir}"):
+        if not os.path.lexists(paths.run_dir):
+            return False
+        _remove_tree(paths.run_dir)
+        return True
+
+
+@contextmanager
+def system_errors(cause: str) -> Iterator[None]:
+    """Turn OSError into StateError: `cause`, then the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StateError(f"{cause}: {reason}", "check permissions and free space") from error
+
+
+def _write_new(path: Path, data: bytes, disk: Disk) -> None:
+    descriptor = disk.create(path)
+    try:
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[disk.write(descriptor, bytes(remaining)) :]
+        disk.sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_private(path: Path) -> None:
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StateError(f"{path} is not a directory", "remove it, or set DYN_LOCAL_STATE_DIR")
+    if found.st_uid != os.geteuid():
+        raise StateError(
+            f"{path} belongs to another user", "set DYN_LOCAL_STATE_DIR to a directory of your own"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StateError(f"others can write to {path}", f"run: chmod go-w {path}")
+
+
+def _remove_tree(directory: Path) -> None:
+    if directory.is_symlink():
+        directory.unlink()
+        return
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        # A dying process removed one of its files meanwhile; what is left goes now.
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _socket_prefix(paths: StatePaths) -> str:
+    return f"dynamo-{paths.namespace}-"

@@ -1,0 +1,185 @@
+"""Locks between processes, by flock on a file that exists only as long as it is needed.
+
+A lock belongs to an open file description: the kernel frees it when the process dies, however it dies.
+Descriptors are closed on exec, so started programs do not inherit a lock; a forked child that never execs
+would.
+
+A lock file is removed by its holder before it lets go. Whoever waited then holds a lock on a file that is no
+longer there, notices, and starts over; so no two processes ever hold "the" lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from dynamo_local.core.errors import NamespaceBusyError, StateError
+from state.files import FILE_MODE, make_private_directory, system_errors
+from state.paths import StatePaths
+
+_RETRY_S = 0.005
+_SERVER_RETRY_FOR_S = 0.25
+"""How long a server tries: `server_pid` takes the lock for microseconds, which must not look like a
+server."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time for a lock with a deadline."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class LockTimeoutError(StateError):
+    """The lock was not free before the deadline. `holder` is the pid written in the file, if one is."""
+
+    def __init__(self, path: Path, waited_s: float, holder: int | None) -> None:
+        who = "another process" if holder is None else f"process {holder}"
+        super().__init__(f"{path} is locked by {who} for more than {waited_s:g} s", "end it, then try again")
+        self.holder = holder
+
+
+class FileLock:
+    """An exclusive lock on `path`. Not reentrant; one object is for one thread."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self.path = path
+        self._clock = clock or Clock()
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    def acquire(self, timeout_s: float) -> None:
+        """Take the lock and write the pid into the file.
+
+        Raises LockTimeoutError, or another StateError if the file cannot be locked at all.
+        """
+        if self.held:
+            raise StateError(f"{self.path} is already locked by this object")
+        deadline = self._clock.now() + timeout_s
+        with system_errors(f"cannot lock {self.path}"):
+            while (descriptor := _try_lock(self.path)) is None:
+                if self._clock.now() >= deadline:
+                    raise LockTimeoutError(self.path, timeout_s, read_pid(self.path))
+                self._clock.sleep(_RETRY_S)
+            self._descriptor = descriptor
+            try:
+                _sign(descriptor)
+            except OSError:
+                self.release(remove=False)
+                raise
+
+    def release(self, remove: bool) -> None:
+        """Let go, removing the file first if told to. Does nothing when the lock is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            with system_errors(f"cannot remove {self.path}"):
+                if remove and _is_at(descriptor, self.path):
+                    self.path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+class ServerLock:
+    """The mark of a running server, held for its life. Use it as a context manager or by acquire and
+    release."""
+
+    def __init__(self, paths: StatePaths, clock: Clock | None = None) -> None:
+        self.paths = paths
+        self._lock = FileLock(paths.server_lock, clock)
+
+    @property
+    def held(self) -> bool:
+        return self._lock.held
+
+    def acquire(self) -> None:
+        """Raises NamespaceBusyError naming the process that holds it."""
+        make_private_directory(self.paths.root)
+        try:
+            self._lock.acquire(_SERVER_RETRY_FOR_S)
+        except LockTimeoutError as error:
+            who = "an unknown pid" if error.holder is None else f"pid {error.holder}"
+            namespace = self.paths.namespace
+            raise NamespaceBusyError(
+                f"a server already runs in namespace {namespace} ({who})",
+                f"stop it with `dynamo stop --namespace {namespace}`, or choose another namespace",
+            ) from error
+
+    def release(self) -> None:
+        self._lock.release(remove=True)
+
+    def __enter__(self) -> ServerLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def server_pid(paths: StatePaths) -> int | None:
+    """Pid of the server that runs in the namespace, or None. 0 if one runs that has not written its pid
+    yet."""
+    with system_errors(f"cannot read {paths.server_lock}"):
+        try:
+            descriptor = os.open(paths.server_lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return read_pid(paths.server_lock) or 0
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def read_pid(path: Path) -> int | None:
+    """The pid in a lock file; None if there is none (yet)."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock on the file that is at `path` now, or None if it was not to be had."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, path):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.ENOLCK:
+            raise OSError(error.errno, "its file system has no locks") from error
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _sign(descriptor: int) -> None:
+    """Write this process's pid into the file."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

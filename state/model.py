@@ -1,0 +1,182 @@
+"""The statefile's contents: frozen, validated on every construction, versioned.
+
+The JSON has Dynamo's shape (`namespace`, `circus_endpoint`, `components.{watcher}.{watcher_name, cmd,
+resources.allocated_gpus, lease}`, `environment`) with additions of our own. A state that breaks one of the
+rules below cannot be built or read: both raise StateError. Ranges of numbers
+are checked when a state is written or read.
+
+- A component's key is its watcher's name; its namespace is the state's, its service is `component`.
+- No device is held by two components.
+- An entry whose process is gone holds nothing: no device list, no lease, no pid. Only an unsuffixed entry may
+  be such a template; a suffixed one exists only while it holds.
+- No secrets: `environment` takes DYN_* settings whose names do not look secret; commands carry no
+  credentials.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.names import Watcher, check_namespace, parse_watcher
+from state.devices import DeviceKind
+
+SCHEMA_VERSION = 1
+
+RECORDED_SETTINGS = ("DYN_NAMESPACE", "DYN_LOCAL_STATE_DIR", "DYN_CPU_SLOTS", "DYN_LOG")
+"""Environment settings worth recording: they explain how a server was started, and none is secret."""
+
+_SECRET_NAME = re.compile(r"TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"(?:^|\s)--?(?:[\w.]+-)*(?:[\w.]*key|token|password|passwd|secret)(?=[\s=]|$)", re.IGNORECASE
+)
+
+DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`allocated_gpus`: ids of the devices held, GPUs or CPU slots; empty for a process that needs none.
+    None: the entry is a template whose process is gone. It is then written as `{}`."""
+
+    allocated_gpus: tuple[DeviceId, ...] | None = None
+
+
+class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One watcher's entry. `component` is the service's name, `lease` names the life of one process: a
+    restarted process has a new one. `lease` and `pid` are None until the process has registered."""
+
+    watcher_name: str
+    component: str
+    role: str
+    cmd: str
+    resources: Resources = Resources()
+    lease: str | None = None
+    pid: Pid | None = None
+
+    def __post_init__(self) -> None:
+        if not self.holds and (self.lease is not None or self.pid is not None):
+            raise StateError(f"entry {self.watcher_name} holds no resources but a lease or a pid")
+        if not self.holds and self.watcher.index > 0:
+            raise StateError(f"entry {self.watcher_name} is suffixed and holds nothing")
+        if len(set(self.devices)) != len(self.devices):
+            raise StateError(f"entry {self.watcher_name} holds a device twice: {list(self.devices)}")
+        option = _SECRET_OPTION.search(self.cmd)
+        if option:
+            raise StateError(
+                f"the command of {self.watcher_name} carries {option[0].strip()}, which looks secret",
+                "pass secrets through a file of mode 0600",
+            )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the entry stands for a process (that runs, starts or restarts). False for an emptied
+        template."""
+        return self.resources.allocated_gpus is not None
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return self.resources.allocated_gpus or ()
+
+    @property
+    def watcher(self) -> Watcher:
+        try:
+            return parse_watcher(self.watcher_name)
+        except ConfigError as error:
+            raise StateError(error.cause, error.remedy) from error
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that cannot be mistaken for a later one of the same pid. `start_time`: ticks since boot."""
+
+    pid: Pid
+    start_time: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What runs in one namespace. Change it through `state.transitions`; treat its dicts as read-only."""
+
+    schema_version: int = SCHEMA_VERSION
+    namespace: str
+    circus_endpoint: str
+    device_kind: DeviceKind
+    owner: Owner
+    components: dict[str, Component] = {}
+    environment: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        _check_version(self.schema_version)
+        try:
+            check_namespace(self.namespace)
+        except ConfigError as error:
+            raise StateError(error.cause, error.remedy) from error
+        for key, component in self.components.items():
+            self._check_component(key, component)
+        self._check_devices()
+        for name in self.environment:
+            _check_setting(name)
+
+    def _check_component(self, key: str, component: Component) -> None:
+        if component.watcher_name != key:
+            raise StateError(f"entry {key} carries the watcher name {component.watcher_name}")
+        watcher = component.watcher
+        if (watcher.namespace, watcher.service) != (self.namespace, component.component):
+            raise StateError(f"entry {key} is not one of {component.component} in namespace {self.namespace}")
+
+    def _check_devices(self) -> None:
+        holders: dict[int, str] = {}
+        for name, component in self.components.items():
+            for device in component.devices:
+                if device in holders:
+                    raise StateError(f"device {device} is held by both {holders[device]} and {name}")
+                holders[device] = name
+
+
+class _Version(msgspec.Struct):
+    """The one field that every version of the file has."""
+
+    schema_version: int
+
+
+def encode(state: State) -> bytes:
+    """JSON of the state, indented for readers. Raises StateError for what `decode` would not give back."""
+    try:
+        data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+    except (TypeError, OverflowError, UnicodeError) as error:
+        raise StateError(f"the state cannot be written: {error}") from error
+    if decode(data) != state:
+        raise StateError("the state cannot be written: it would not be read back the same")
+    return data
+
+
+def decode(data: bytes) -> State:
+    """Inverse of `encode`. Raises StateError for anything else, an unknown version included."""
+    try:
+        _check_version(msgspec.json.decode(data, type=_Version).schema_version)
+        return msgspec.json.decode(data, type=State)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise StateError(f"not a statefile: {error}") from error
+
+
+def recorded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that may be written to the statefile."""
+    return {name: environ[name] for name in RECORDED_SETTINGS if name in environ}
+
+
+def _check_version(version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise StateError(
+            f"the statefile has schema version {version}, this program reads {SCHEMA_VERSION}",
+            "use the dynamo-local version that wrote it",
+        )
+
+
+def _check_setting(name: str) -> None:
+    if not name.startswith("DYN_"):
+        raise StateError(f"environment setting {name} is not recorded", "only DYN_* settings are")
+    if _SECRET_NAME.search(name):
+        raise StateError(f"environment setting {name} looks secret and is not recorded")

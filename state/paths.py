@@ -1,0 +1,147 @@
+"""Where a namespace's files lie. Every path is spelled here and nowhere else.
+
+    {root}/{namespace}.json           statefile
+    {root}/{namespace}.json.lock      held for the time of one update of the statefile
+    {root}/{namespace}.lock           held by the server for its whole life
+    {root}/{namespace}.run/           what a running server needs; removed when it ends
+    {root}/{namespace}.logs/          one file a watcher; kept
+
+A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.names import check_namespace
+
+STATE_DIR_VARIABLE = "DYN_LOCAL_STATE_DIR"
+SOCKET_PATH_LIMIT_BYTES = 100
+"""Longest path given to a unix socket. The kernel's limit is 107; zmq and NATS append a little of their
+own."""
+
+
+def state_root(environ: Mapping[str, str]) -> Path:
+    """Absolute directory of all statefiles: $DYN_LOCAL_STATE_DIR, or ~/.dynamo/state when unset or empty.
+
+    A relative setting counts from the working directory; whoever starts a process with another one passes the
+    absolute path on.
+    """
+    configured = environ.get(STATE_DIR_VARIABLE)
+    if configured:
+        return Path(configured).expanduser().absolute()
+    home = environ.get("HOME")
+    return (Path(home) if home else Path.home()).absolute() / ".dynamo" / "state"
+
+
+@dataclass(frozen=True)
+class StatePaths:
+    """Paths of one namespace under one state root. Computing them touches no disk."""
+
+    root: Path
+    namespace: str
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+
+    @classmethod
+    def of(cls, namespace: str, environ: Mapping[str, str]) -> StatePaths:
+        """Paths of the namespace under the root that the environment names."""
+        return cls(state_root(environ), namespace)
+
+    @property
+    def statefile(self) -> Path:
+        return self.root / f"{self.namespace}.json"
+
+    @property
+    def unreadable_statefile(self) -> Path:
+        """Where a statefile that nobody can read is set aside."""
+        return self.root / f"{self.namespace}.json.unreadable"
+
+    @property
+    def update_lock(self) -> Path:
+        return self.root / f"{self.namespace}.json.lock"
+
+    @property
+    def server_lock(self) -> Path:
+        return self.root / f"{self.namespace}.lock"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / f"{self.namespace}.run"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.root / f"{self.namespace}.logs"
+
+    @property
+    def graph_file(self) -> Path:
+        """The resolved graph, JSON."""
+        return self.run_dir / "graph.json"
+
+    @property
+    def bus_file(self) -> Path:
+        """Address and token of the bus, JSON."""
+        return self.run_dir / "bus.json"
+
+    @property
+    def nats_dir(self) -> Path:
+        return self.run_dir / "nats"
+
+    @property
+    def nats_config(self) -> Path:
+        return self.nats_dir / "nats.conf"
+
+    @property
+    def nats_store(self) -> Path:
+        """JetStream's files."""
+        return self.nats_dir / "jetstream"
+
+    @property
+    def circus_config(self) -> Path:
+        return self.run_dir / "circus.ini"
+
+    def log_file(self, watcher: str) -> Path:
+        return self.logs_dir / f"{watcher}.log"
+
+
+_UUID_LENGTH = 36
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """The arbiter's unix sockets, all in one 0700 directory, which also has room for the sockets and temporary
+    files of the engines. Made by `state.files.make_sockets`."""
+
+    directory: Path
+
+    @property
+    def circus(self) -> Path:
+        """Commands."""
+        return self.directory / "circus.sock"
+
+    @property
+    def circus_pubsub(self) -> Path:
+        """Events."""
+        return self.directory / "circus.pub"
+
+    @property
+    def circus_endpoint(self) -> str:
+        return f"ipc://{self.circus}"
+
+    @property
+    def circus_pubsub_endpoint(self) -> str:
+        return f"ipc://{self.circus_pubsub}"
+
+    @property
+    def fit(self) -> bool:
+        """Whether a socket can be bound at every path, those that are named by a UUID included (vLLM's)."""
+        longest = len(bytes(self.directory)) + 1 + _UUID_LENGTH
+        return longest <= SOCKET_PATH_LIMIT_BYTES
+
+    @classmethod
+    def of_endpoint(cls, circus_endpoint: str) -> Sockets:
+        """The sockets beside the one that a statefile names."""
+        return cls(Path(circus_endpoint.removeprefix("ipc://")).parent)

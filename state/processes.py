@@ -1,0 +1,158 @@
+"""Processes as /proc shows them: who they are beyond doubt, what namespace they serve, and how to end them.
+
+A pid alone is no identity, it is reused. A pid with its start time is one; and a signal goes through a pidfd,
+which never reaches a successor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dynamo_local.core.errors import StateError
+from state.files import system_errors
+from state.model import Owner
+
+NAMESPACE_VARIABLE = "DYN_NAMESPACE"
+WATCHER_VARIABLE = "DYN_WATCHER"
+
+_PROC = Path("/proc")
+_DEAD = ("Z", "X")
+_STATE, _PARENT, _START = 0, 1, 19  # positions after the command's closing parenthesis in /proc/PID/stat
+
+
+@dataclass(frozen=True)
+class Process:
+    """One live process of this user. `environ` is what it was started with."""
+
+    pid: int
+    start_time: int
+    environ: Mapping[str, str]
+
+
+class Processes(Protocol):
+    """What repair after a crash needs of the system. `ProcFs` is the real one."""
+
+    def snapshot(self) -> tuple[Process, ...]:
+        """Live processes of this user whose environment can be read, without this process and its
+        ancestors."""
+        ...
+
+    def end(self, processes: Collection[Process], term_s: float, kill_s: float) -> tuple[Process, ...]:
+        """SIGTERM, after `term_s` SIGKILL. Returns those that live on `kill_s` after that."""
+        ...
+
+
+def start_time(pid: int) -> int | None:
+    """Ticks since boot when the process started; None if it is gone or a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[_STATE] in _DEAD else int(fields[_START])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether that very process lives."""
+    return start_time(pid) == started
+
+
+def this_process() -> Owner:
+    """The identity of the calling process."""
+    pid = os.getpid()
+    started = start_time(pid)
+    if started is None:
+        raise StateError("/proc does not show this process", "mount /proc")
+    return Owner(pid, started)
+
+
+@dataclass(frozen=True)
+class ProcFs:
+    """Processes of this machine. `send` delivers a signal to a pidfd."""
+
+    send: Callable[[int, int], None] = signal.pidfd_send_signal
+
+    def snapshot(self) -> tuple[Process, ...]:
+        spared = set(_lineage(os.getpid()))
+        with system_errors("cannot list processes"):
+            pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+        found = (_read(pid) for pid in pids if pid not in spared)
+        return tuple(process for process in found if process is not None)
+
+    def end(self, processes: Collection[Process], term_s: float, kill_s: float) -> tuple[Process, ...]:
+        with system_errors("cannot end processes"), ExitStack() as stack:
+            waiting = {fd: process for process in processes if (fd := _open(process, stack)) is not None}
+            for number, patience_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+                for descriptor in waiting:
+                    with suppress(ProcessLookupError):
+                        self.send(descriptor, number)
+                for descriptor in _ended(waiting, patience_s):
+                    del waiting[descriptor]
+            return tuple(waiting.values())
+
+
+def _open(process: Process, stack: ExitStack) -> int | None:
+    """A pidfd of that very process, closed with the stack; None if it is gone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    stack.callback(os.close, descriptor)
+    # Asked after opening: from here on the pidfd cannot come to mean another process.
+    return descriptor if alive(process.pid, process.start_time) else None
+
+
+def _ended(descriptors: Collection[int], patience_s: float) -> set[int]:
+    """Those of the pidfds whose process ended in time. Returns early when all have."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    ended: set[int] = set()
+    deadline = time.monotonic() + patience_s
+    while len(ended) < len(descriptors):
+        left_s = deadline - time.monotonic()
+        for descriptor, _ in poller.poll(max(left_s, 0) * 1000):
+            poller.unregister(descriptor)
+            ended.add(descriptor)
+        if left_s <= 0:
+            break
+    return ended
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        if (_PROC / str(pid)).stat().st_uid != os.geteuid():
+            return None
+        before = start_time(pid)
+        data = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None  # it ended meanwhile, or is not ours to look at
+    if before is None or start_time(pid) != before:
+        return None
+    return Process(pid, before, _environment(data))
+
+
+def _environment(data: bytes) -> dict[str, str]:
+    pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+def _lineage(pid: int) -> Iterator[int]:
+    """The process and its ancestors."""
+    while pid > 0:
+        yield pid
+        fields = _stat(pid)
+        pid = 0 if fields is None else int(fields[_PARENT])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the command, which may itself hold spaces and parentheses."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,120 @@
+"""State against reality: on a timer while a server runs, and once at the start of a server that follows a
+crash.
+
+`reconcile` and `leftovers` decide and are pure; `clear_leftovers` acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
+from dynamo_local.core.names import parse_watcher
+from state.files import remove_run_directory, remove_sockets
+from state.locks import ServerLock
+from state.model import State
+from state.paths import StatePaths, state_root
+from state.processes import NAMESPACE_VARIABLE, WATCHER_VARIABLE, Process, Processes, ProcFs
+from state.store import StateStore
+from state.transitions import release
+
+TERM_S = 5.0
+"""Patience after SIGTERM with a process whose server is dead: nobody waits for its answers any more."""
+KILL_S = 5.0
+"""Patience after SIGKILL: a process that frees much memory, or hangs in a driver, takes its time."""
+ROUNDS = 5
+
+
+def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tuple[str, ...]]:
+    """Release the claims of watchers that are not alive. Returns the new state and a note for each release.
+
+    Idempotent. `watchers_alive` must have been read after `state`: a claim precedes its process, so a claim
+    younger than the list of processes would look dead.
+    """
+    notes: list[str] = []
+    for name, component in state.components.items():
+        if component.holds and name not in watchers_alive:
+            state = release(state, name)
+            held = f"devices {list(component.devices)}" if component.devices else "no device"
+            notes.append(f"{name} has no process: its claim ({held}) is released")
+    return state, tuple(notes)
+
+
+def unclaimed(state: State, watchers_alive: Collection[str]) -> tuple[str, ...]:
+    """Watchers that run without a claim, sorted: to be adopted or stopped."""
+    holding = {name for name, component in state.components.items() if component.holds}
+    return tuple(sorted(set(watchers_alive) - holding))
+
+
+def leftovers(paths: StatePaths, processes: Iterable[Process]) -> tuple[Process, ...]:
+    """Those processes that a server of this very namespace and state root started, by their own environment.
+
+    A process belongs if it was given the namespace, a watcher of it, and the state root. Another server's
+    processes differ in one of them; a process somebody else started has none.
+    """
+    return tuple(process for process in processes if _belongs(paths, process))
+
+
+def clear_leftovers(lock: ServerLock, processes: Processes | None = None) -> tuple[str, ...]:
+    """End what a crashed server of the namespace left running and remove what it left lying. Returns notes on
+    what was found, empty after a clean end.
+
+    The caller holds the server lock, so no server lives that any of it could belong to. Raises StateError if
+    a process cannot be ended: its devices are in use, and nothing was removed.
+    """
+    if not lock.held:
+        raise StateError("leftovers are only cleared under the server lock")
+    notes = _end_processes(lock.paths, processes or ProcFs())
+    return (*notes, *_remove_files(StateStore(lock.paths)))
+
+
+def _belongs(paths: StatePaths, process: Process) -> bool:
+    try:
+        watcher = parse_watcher(process.environ.get(WATCHER_VARIABLE, ""))
+    except ConfigError:
+        return False
+    namespaces = {watcher.namespace, process.environ.get(NAMESPACE_VARIABLE)}
+    return namespaces == {paths.namespace} and state_root(process.environ) == paths.root
+
+
+def _end_processes(paths: StatePaths, processes: Processes) -> list[str]:
+    """Looks again after each round: what was ended may have started something meanwhile."""
+    notes: list[str] = []
+    found = leftovers(paths, processes.snapshot())
+    for _ in range(ROUNDS):
+        if not found:
+            return notes
+        if processes.end(found, TERM_S, KILL_S):
+            break
+        notes += [f"ended {_described(process)}, left by a crashed server" for process in found]
+        found = leftovers(paths, processes.snapshot())
+    if not found:
+        return notes
+    pids = ", ".join(str(process.pid) for process in found)
+    raise StateError(
+        f"processes of a crashed server cannot be ended: {pids}",
+        "they may hang in a driver or be started again; end them, then start the server",
+    )
+
+
+def _remove_files(store: StateStore) -> list[str]:
+    """The run directory goes before the statefile: a crash in between leaves a state that is cleared next
+    time."""
+    paths = store.paths
+    notes: list[str] = []
+    try:
+        remove_sockets(paths, store.read().circus_endpoint)
+        notes.append(f"removed the statefile of a crashed server: {paths.statefile}")
+    except NotRunningError:
+        pass
+    except StateError as error:
+        store.set_aside()
+        notes.append(f"set an unreadable statefile aside: {paths.unreadable_statefile} ({error.cause})")
+    if remove_run_directory(paths):
+        notes.append(f"removed the run directory of a crashed server: {paths.run_dir}")
+    store.remove()
+    return notes
+
+
+def _described(process: Process) -> str:
+    return f"process {process.pid} ({process.environ.get(WATCHER_VARIABLE)})"

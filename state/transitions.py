@@ -1,0 +1,142 @@
+"""The moves of a state. Each is pure and returns a new state; an illegal one raises StateError.
+
+    (no entry)  --claim-->        holding     the process may be started: its devices are its own
+    template    --claim-->        holding
+    holding     --set_lease-->    holding     the process (or the one that replaced it) says who it is
+    holding     --clear_lease-->  holding     that process is gone, another is to follow
+    holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
+    holding     --release-->      (no entry)  suffixed: gone for good
+    any         --remove-->       (no entry)  a start that is rolled back
+
+A claim comes before its process starts, a release after it is gone, so that no device is ever in use
+unrecorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.names import Watcher, parse_watcher
+from state.devices import DeviceKind
+from state.model import Component, Owner, Resources, State
+
+NO_RESOURCES = Resources()
+
+
+def new_state(
+    namespace: str,
+    circus_endpoint: str,
+    device_kind: DeviceKind,
+    owner: Owner,
+    environment: Mapping[str, str] | None = None,
+) -> State:
+    """A state in which nothing runs yet."""
+    return State(
+        namespace=namespace,
+        circus_endpoint=circus_endpoint,
+        device_kind=device_kind,
+        owner=owner,
+        environment=dict(environment or {}),
+    )
+
+
+def claim(state: State, watcher: Watcher | str, *, role: str, cmd: str, devices: Iterable[int] = ()) -> State:
+    """Give the watcher its entry and devices. Illegal if it holds already, if a device is taken, or if it is
+    suffixed and its service has no unsuffixed entry."""
+    name = str(watcher)
+    parts = _parse(name)
+    held = state.components.get(name)
+    if held is not None and held.holds:
+        raise StateError(f"{name} is already claimed", "release it first")
+    if parts.index > 0 and str(Watcher(parts.namespace, parts.service)) not in state.components:
+        raise StateError(
+            f"{name} is claimed before the first entry of {parts.service}", "claim that one first"
+        )
+    resources = Resources(tuple(sorted(devices)))
+    return _with(state, Component(name, parts.service, role, cmd, resources))
+
+
+def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
+    """Record the process that now runs for the watcher. A process that replaced another replaces its
+    lease."""
+    component = _holding(state, watcher)
+    return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
+
+
+def clear_lease(state: State, watcher: Watcher | str, lease: str) -> State:
+    """Record that the process of that lease is gone while the watcher keeps its devices for the next one.
+
+    The state is returned as it is when the lease is no longer the watcher's: a late farewell does no harm.
+    """
+    component = state.components.get(str(watcher))
+    if component is None or component.lease != lease:
+        return state
+    return _with(state, msgspec.structs.replace(component, lease=None, pid=None))
+
+
+def release(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is gone for good. The unsuffixed entry stays as template, emptied."""
+    component = _holding(state, watcher)
+    if component.watcher.index > 0:
+        return remove(state, watcher)
+    return _with(state, msgspec.structs.replace(component, resources=NO_RESOURCES, lease=None, pid=None))
+
+
+def remove(state: State, watcher: Watcher | str) -> State:
+    """Drop the entry, template or not. Illegal for an unsuffixed entry while suffixed ones depend on it."""
+    component = _entry(state, watcher)
+    if component.watcher.index == 0 and len(entries(state, component.component)) > 1:
+        raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
+    return _replaced(state, {name: c for name, c in state.components.items() if name != str(watcher)})
+
+
+def taken(state: State) -> frozenset[int]:
+    """Ids of all devices that are held."""
+    return frozenset(device for component in state.components.values() for device in component.devices)
+
+
+def entries(state: State, service: str) -> tuple[Component, ...]:
+    """All entries of a service, template first, by index."""
+    mine = (c for c in state.components.values() if c.component == service)
+    return tuple(sorted(mine, key=lambda component: component.watcher))
+
+
+def next_watcher(state: State, service: str) -> Watcher:
+    """The name for one more process of the service: the unsuffixed one if it is not holding, else the lowest
+    free suffix."""
+    used = {component.watcher.index for component in entries(state, service) if component.holds}
+    index = next(i for i in range(len(used) + 1) if i not in used)
+    return Watcher(state.namespace, service, index)
+
+
+def _with(state: State, component: Component) -> State:
+    return _replaced(state, {**state.components, component.watcher_name: component})
+
+
+def _replaced(state: State, components: dict[str, Component]) -> State:
+    return msgspec.structs.replace(state, components=components)
+
+
+def _entry(state: State, watcher: Watcher | str) -> Component:
+    component = state.components.get(str(watcher))
+    if component is None:
+        known = ", ".join(sorted(state.components)) or "none"
+        raise StateError(f"there is no entry {watcher}", f"entries are: {known}")
+    return component
+
+
+def _holding(state: State, watcher: Watcher | str) -> Component:
+    component = _entry(state, watcher)
+    if not component.holds:
+        raise StateError(f"{watcher} holds nothing: its process is gone", "claim it first")
+    return component
+
+
+def _parse(name: str) -> Watcher:
+    try:
+        return parse_watcher(name)
+    except ConfigError as error:
+        raise StateError(error.cause, error.remedy) from error

@@ -1,0 +1,64 @@
+"""One graph with real vLLM for all tests of a run: an engine costs many seconds of CPU to start."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.llm_server import LlmServer
+
+KEY = "test-key"
+
+PATIENCE_S = 240.0
+"""For one answer, on a machine that has other things to do."""
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """`agg_router` with two workers, an API key and small limits. Its end is a test of its own, run last."""
+    root = tmp_path_factory.mktemp("state")
+    keys = root / "keys"
+    keys.write_text(f"{KEY}\n")
+    options = [
+        "examples.llm.graphs.agg_router:Frontend",
+        "--file=examples/llm/configs/agg_router.yaml",
+        f"--Frontend.api-key-file={keys}",
+        "--Frontend.max-requests=24",
+        "--Frontend.max-body-bytes=200000",
+        "--VllmWorker.dtype=float32",
+    ]
+    with LlmServer(root / "state", "e2e", options) as server:
+        server.await_ready()
+        yield server
+        if server.process.poll() is None:
+            server.signal(signal.SIGTERM)
+            server.end()
+
+
+@pytest.fixture(scope="session")
+def client(served: LlmServer) -> Iterator[openai.OpenAI]:
+    """The `openai` client as users have it, but without its own retries."""
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(served: LlmServer) -> Iterator[httpx.Client]:
+    """Plain HTTP, with the key."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=served.url, headers=headers, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is here, and put the tests that end the shared graph last."""
+    here = Path(__file__).parent
+    mine = [item for item in items if item.path.is_relative_to(here)]
+    for item in mine:
+        item.add_marker(pytest.mark.e2e)
+    items.sort(key=lambda item: (item in mine, item.path.name == "test_zz_shutdown.py"))

@@ -1,0 +1,103 @@
+"""A `dynamo serve` of a language model, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dynamo_local.core.messages import Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.presence import FleetWatch
+from state.processes import alive, start_time
+from tests.integration.server_process import ServerProcess
+
+READY_WITHIN_S = 400.0
+"""Engines load; other work on the machine makes them slow, and slow is no failure."""
+
+COMMAND = [sys.executable, "-m", "dynamo_local.cli.main"]
+
+
+class LlmServer(ServerProcess):
+    """Serves on a free port; `url` is known once it is ready."""
+
+    def __init__(self, root: Path, namespace: str, options: list[str]) -> None:
+        arguments = ["-m", "dynamo_local.cli.main", "serve", *options, "--port=0", f"--namespace={namespace}"]
+        super().__init__(root, namespace, arguments)
+        self.url = ""
+
+    def await_ready(self) -> None:
+        """Wait for the line that says where the API is."""
+        line = self.line("API ready at", within_s=READY_WITHIN_S)
+        self.url = line.partition("API ready at ")[2].split()[0]
+
+    def command(self, *arguments: str) -> str:
+        """Standard output of another `dynamo` command on the same namespace."""
+        namespace = ["--namespace", self.paths.namespace]
+        done = subprocess.run(
+            [*COMMAND, *arguments, *namespace],
+            env=dict(self.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def tree(self) -> dict[int, int]:
+        """All descendants of the server: pid to start time. (vLLM's overwrite the environment that marks them.)"""
+        parents = {pid: parent_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+        found = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return {pid: started for pid in found if (started := start_time(pid)) is not None}
+
+    def ps(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.command("ps", "--json"))
+        return rows
+
+    async def until(self, condition: Callable[[list[Presence]], bool], what: str) -> None:
+        """Watch the workers' presences until they meet a condition."""
+        bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="test")
+        changed = asyncio.Event()
+        watch = FleetWatch(bus, Subjects(self.paths.namespace))
+        watch.subscribe(lambda _: changed.set())
+        await watch.start()
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                while not condition([p for p in watch.view.members() if p.role == "aggregated"]):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{what}: {watch.view.members()}") from None
+        finally:
+            await bus.close()
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the name, in parentheses, and may contain anything.
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def none_of(processes: dict[int, int]) -> bool:
+    """Whether all these processes have ended."""
+    return not any(alive(pid, started) for pid, started in processes.items())
+
+
+def idle(workers: list[Presence]) -> bool:
+    """All workers are there, run nothing and hold no KV block."""
+    return len(workers) == 2 and all(
+        w.load is not None and w.load.running == 0 and w.load.waiting == 0 and w.load.kv_usage == 0
+        for w in workers
+    )

@@ -1,0 +1,59 @@
+"""The end, in order and by force: nothing is left either way, the processes of vLLM included."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import openai
+
+from tests.e2e.llm_server import LlmServer, none_of
+from tests.integration.server_process import eventually
+
+SHARED_MEMORY = Path("/dev/shm")
+VLLM_PROCESSES = 2
+"""Processes of one engine beside the worker's own: EngineCore and its Worker."""
+
+
+SUPERVISORS = 2
+"""`dynamo serve` and circusd."""
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY))
+
+
+def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client: openai.OpenAI) -> None:
+    processes = served.tree()
+    assert len(processes) >= SUPERVISORS + 5 + 2 * VLLM_PROCESSES
+    stream = iter(
+        client.completions.create(
+            model="quickstart", prompt="last words", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+        )
+    )
+    tokens = 1 if next(stream).choices else 0
+    served.signal(signal.SIGTERM)
+    for chunk in stream:
+        tokens += 1
+        finish = chunk.choices[0].finish_reason
+    assert finish == "length"
+    assert served.end() == 0
+    assert none_of(processes)
+    served.assert_nothing_left()
+
+
+def test_sigkill_leaves_no_orphan(tmp_path: Path) -> None:
+    before = shared_memory()
+    options = ["examples.llm.graphs.agg:Frontend", "--file=examples/llm/configs/agg.yaml"]
+    with LlmServer(tmp_path / "state", "killed", options) as server:
+        server.await_ready()
+        processes = server.tree()
+        assert len(processes) >= SUPERVISORS + 3 + VLLM_PROCESSES
+        server.signal(signal.SIGKILL)
+        server.process.wait()
+        eventually(lambda: none_of(processes), "a process outlives the server")
+        assert server.paths.statefile.exists()
+        server.command("stop")
+        server.assert_nothing_left()
+    assert shared_memory() <= before

@@ -1,0 +1,60 @@
+"""`dynamo serve` for tiny services: `python -m tests.integration.serve_tiny NAMESPACE Service=MODE...`.
+
+The last service is the root. Everything but the graph is the real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from dynamo_local.cli.console import Console
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.launch import Launch
+from dynamo_local.supervisor.plan import HttpAddress, plan_services
+from dynamo_local.supervisor.server import ServerSettings
+from dynamo_local.supervisor.serving import serve
+from state.devices import cpu_slots
+from state.paths import StatePaths
+
+
+def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
+    services = tuple(
+        ResolvedService(
+            name=name,
+            target="tests.integration.tiny_service:none",
+            role="service",
+            workers=1,
+            gpu=0,
+            cpu=0,
+            envs={"TINY": mode},
+            config={},
+            depends_on=(),
+        )
+        for name, mode in modes.items()
+    )
+    graph = ResolvedGraph("tests:Tiny", namespace, services)
+    paths = StatePaths.of(namespace, os.environ)
+    http = HttpAddress("127.0.0.1", 1)
+    inventory = cpu_slots((0,), 1)
+    command = (sys.executable, "-m", "tests.integration.tiny_service")
+    plans = tuple(replace(plan, argv=command) for plan in plan_services(graph, inventory, paths.root, http))
+    return Launch(graph, inventory, paths, None, http, plans)
+
+
+def main() -> int:
+    namespace, *services = sys.argv[1:]
+    modes = dict(service.split("=") for service in services)
+    settings = ServerSettings(ready_deadline_s=20, drain_deadline_s=3)
+    try:
+        serve(tiny_launch(namespace, modes), settings, Console())
+    except DynamoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""A `dynamo serve` in a process of its own, seen from outside: its lines, its processes, what it leaves."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from state.model import State
+from state.paths import StatePaths
+from state.processes import Process, ProcFs
+from state.reconcile import leftovers
+from state.store import StateStore
+
+PATIENCE_S = 30.0
+
+
+class ServerProcess:
+    """Start with a command line; use as a context manager, which leaves no process behind."""
+
+    def __init__(self, root: Path, namespace: str, arguments: list[str], cwd: Path | None = None) -> None:
+        self.paths = StatePaths(root, namespace)
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        repository = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (repository, os.environ.get("PYTHONPATH"))))
+        environ = {
+            **os.environ,
+            "DYN_LOCAL_STATE_DIR": str(root),
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+        }
+        for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
+            environ.pop(name, None)
+        self.environ: Mapping[str, str] = environ
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=cwd or repository,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        ProcFs().end(self.processes(), 0.0, PATIENCE_S)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def line(self, *parts: str, within_s: float = PATIENCE_S) -> str:
+        """Wait for a line that contains all parts."""
+        deadline = time.monotonic() + within_s
+        while True:
+            line = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
+            if line is None:
+                raise AssertionError(f"ended without a line with {parts}:\n{self.output}")
+            self.lines.append(line)
+            if all(part in line for part in parts):
+                return line
+
+    def end(self) -> int:
+        """Wait for the process to end by itself; returns its exit code."""
+        code = self.process.wait(PATIENCE_S)
+        while (line := self._queue.get(timeout=PATIENCE_S)) is not None:
+            self.lines.append(line)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def state(self) -> State:
+        return StateStore(self.paths).read()
+
+    def pid(self, service: str) -> int:
+        """Pid in the statefile of the first process of a service."""
+        pid = self.state().components[f"{self.paths.namespace}_{service}"].pid
+        assert pid is not None
+        return pid
+
+    def processes(self) -> tuple[Process, ...]:
+        """Every process that carries the marks of this server, children of services included."""
+        return leftovers(self.paths, ProcFs().snapshot())
+
+    def arbiter_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def assert_nothing_left(self) -> None:
+        """No process, statefile, lock, runtime directory or socket; logs stay."""
+        assert self.processes() == ()
+        assert {path.name for path in self.paths.root.iterdir()} == {self.paths.logs_dir.name}
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)

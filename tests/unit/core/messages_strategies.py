@@ -1,0 +1,130 @@
+"""Generators of messages, for property tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from dynamo_local.core.messages import (
+    Array,
+    Assignment,
+    AssignRequest,
+    Cancel,
+    EngineInfo,
+    LeaseRevoked,
+    Load,
+    Logprobs,
+    Presence,
+    Released,
+    RequestEpoch,
+    Submit,
+    TokenBatch,
+    TokenDelta,
+)
+
+text = st.text(max_size=12)
+counts = st.integers(0, 2**31)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+tokens = st.lists(st.integers(0, 2**31), max_size=6)
+request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> Array:
+    dims = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)) if shape is None else shape
+    dtype = draw(st.sampled_from(["int32", "int64", "float32"]))
+    size = math.prod(dims) * (8 if dtype == "int64" else 4)
+    return Array(dtype, tuple(dims), draw(st.binary(min_size=size, max_size=size)))  # type: ignore[arg-type]
+
+
+@st.composite
+def logprobs(draw: st.DrawFn, positions: int | None = None) -> Logprobs:
+    n = draw(st.integers(0, 4)) if positions is None else positions
+    k = draw(st.integers(1, 3))
+    return Logprobs(draw(arrays((n, k))), draw(arrays((n, k))), draw(arrays((n,))))
+
+
+deltas = st.builds(
+    TokenDelta,
+    request_id=text,
+    epoch=counts,
+    position=counts,
+    token_ids=tokens,
+    finish=st.sampled_from([None, "stop", "length", "abort", "error", "repetition"]),
+    stop_reason=st.none() | st.integers(-(2**31), 2**31) | text,
+    error=st.none() | text,
+    refused=st.booleans(),
+    logprobs=st.none() | logprobs(),
+    prompt_logprobs=st.none() | logprobs(),
+    cached_tokens=st.none() | counts,
+    events=st.lists(st.tuples(st.integers(1, 3), finite), max_size=3).map(tuple),
+)
+engine_infos = st.builds(
+    EngineInfo,
+    engine=text,
+    model=text,
+    max_model_len=counts,
+    block_size=counts,
+    kv_blocks=counts,
+    max_num_seqs=counts,
+)
+loads = st.builds(
+    Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=st.none() | st.floats(0, 1)
+)
+presences = st.builds(
+    Presence,
+    watcher=text,
+    component=text,
+    role=text,
+    lease=text,
+    pid=counts,
+    state=st.sampled_from(["starting", "ready", "draining", "failed"]),
+    detail=text,
+    engine=st.none() | engine_infos,
+    load=st.none() | loads,
+    url=st.none() | text,
+)
+submits = st.builds(
+    Submit,
+    request_id=text,
+    epoch=counts,
+    frontend=text,
+    token_ids=tokens,
+    sampling=st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m))),
+    position=counts,
+    arrival_time=finite,
+    priority=st.integers(-(2**31), 2**31),
+    cache_salt=st.none() | text,
+    reasoning_ended=st.none() | st.booleans(),
+)
+cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
+
+BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
+    Presence: presences,
+    LeaseRevoked: st.builds(LeaseRevoked, lease=text),
+    AssignRequest: st.builds(
+        AssignRequest,
+        request_id=text,
+        frontend=text,
+        tokens=counts,
+        avoid=st.lists(text, max_size=3).map(tuple),
+    ),
+    Assignment: st.builds(Assignment, worker=st.none() | text),
+    Released: st.builds(Released, request_id=text, frontend=text),
+    Submit | Cancel: submits | cancels,
+    TokenBatch: st.builds(
+        TokenBatch,
+        worker=text,
+        seq=counts,
+        timestamp=finite,
+        deltas=st.lists(deltas, max_size=3).map(tuple),
+    ),
+}
+"""Every message that travels by itself, as its receiver decodes it."""
+
+any_message = st.sampled_from(list(BY_KIND)).flatmap(
+    lambda kind: st.tuples(st.just(kind), BY_KIND[kind])
+)

@@ -1,0 +1,180 @@
+"""Who may be given work: only those who last said "ready", lately, with a lease that is still good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dynamo_local.core.fleet import TTL_S, Change, FleetView, Happened
+from dynamo_local.core.messages import Presence, ProcessState
+
+STATES: list[ProcessState] = ["starting", "ready", "draining", "failed"]
+
+
+def presence(lease: str, state: ProcessState = "ready", watcher: str | None = None, role: str = "decode") -> Presence:
+    name = watcher if watcher is not None else f"ns_Worker_{lease}"
+    return Presence(watcher=name, component="Worker", role=role, lease=lease, pid=1, state=state)
+
+
+def leases(view: FleetView) -> list[str]:
+    return [member.lease for member in view.routable()]
+
+
+@dataclass
+class _Expected:
+    """What the rules say of one lease."""
+
+    watcher: str
+    state: ProcessState
+    heard_at: float
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """The view against a model that is written down naively. Watcher 0 has leases 0a, 0b, 0c, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = FleetView()
+        self.now = 0.0
+        self.known: dict[str, _Expected] = {}
+        self.void: set[str] = set()
+        self.left: list[str] = []
+
+    @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"), state=st.sampled_from(STATES))
+    def hear(self, watcher: int, incarnation: str, state: ProcessState) -> None:
+        lease, name = f"{watcher}{incarnation}", f"ns_Worker_{watcher}"
+        self.note(self.view.observe(presence(lease, state, name), self.now))
+        if lease in self.void:
+            if lease in self.known:
+                self.known[lease] = _Expected(name, state, self.now)
+            return
+        for other in [other for other, known in self.known.items() if known.watcher == name and other != lease]:
+            del self.known[other]
+            self.void.add(other)
+        self.known[lease] = _Expected(name, state, self.now)
+
+    @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"))
+    def revoke(self, watcher: int, incarnation: str) -> None:
+        lease = f"{watcher}{incarnation}"
+        self.note(self.view.revoke(lease))
+        self.void.add(lease)
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, TTL_S, TTL_S + 0.25]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.note(self.view.expire(self.now))
+        self.known = {lease: k for lease, k in self.known.items() if self.now - k.heard_at <= TTL_S}
+
+    def note(self, changes: list[Change]) -> None:
+        self.left += [change.presence.lease for change in changes if change.what is Happened.LEFT]
+
+    @invariant()
+    def routable_are_the_ready_the_heard_and_the_valid(self) -> None:
+        expected = [
+            (known.watcher, lease)
+            for lease, known in self.known.items()
+            if known.state == "ready" and lease not in self.void
+        ]
+        assert [(p.watcher, p.lease) for p in self.view.routable()] == sorted(expected)
+
+    @invariant()
+    def members_are_those_who_have_not_left(self) -> None:
+        assert {member.lease for member in self.view.members()} == set(self.known)
+        assert all((self.view.get(lease) is None) == (lease not in self.known) for lease in self.left)
+
+
+TestFleetAgainstAModel = FleetMachine.TestCase
+
+
+@given(st.permutations([presence(lease, state) for lease, state in zip("abcd", STATES, strict=True)]))
+def test_the_order_in_which_processes_are_heard_does_not_matter(heard: list[Presence]) -> None:
+    view = FleetView()
+    for one in heard:
+        view.observe(one, 0.0)
+    assert [member.lease for member in view.members()] == ["a", "b", "c", "d"]
+    assert leases(view) == ["b"]
+
+
+def test_only_workers_are_routable() -> None:
+    view = FleetView()
+    for role in ("aggregated", "decode", "prefill", "frontend", "router"):
+        view.observe(presence(role, role=role), 0.0)
+    assert leases(view) == ["aggregated", "decode"]
+    assert [p.role for p in view.routable(["prefill"])] == ["prefill"]
+
+
+def test_silence_up_to_the_limit_is_no_absence() -> None:
+    view = FleetView()
+    view.observe(presence("a"), 10.0)
+    assert view.expire(10.0 + TTL_S) == []
+    assert [change.what for change in view.expire(10.0 + TTL_S + 0.01)] == [Happened.LEFT]
+    assert leases(view) == []
+
+
+def test_who_was_silent_may_come_back() -> None:
+    view = FleetView()
+    view.observe(presence("a"), 0.0)
+    view.expire(100.0)
+    assert [change.what for change in view.observe(presence("a"), 101.0)] == [Happened.APPEARED]
+    assert leases(view) == ["a"]
+
+
+def test_a_beat_without_news_is_no_change() -> None:
+    view = FleetView()
+    view.observe(presence("a"), 0.0)
+    assert view.observe(presence("a"), 1.0) == []
+    assert view.observe(presence("a", "draining"), 1.5) == [Change(Happened.UPDATED, presence("a", "draining"))]
+
+
+def test_a_new_incarnation_ends_the_old_one_for_good() -> None:
+    view = FleetView()
+    view.observe(presence("old", watcher="ns_Worker"), 0.0)
+    changes = view.observe(presence("new", watcher="ns_Worker"), 0.1)
+    assert [(change.what, change.presence.lease) for change in changes] == [
+        (Happened.LEFT, "old"),
+        (Happened.APPEARED, "new"),
+    ]
+    assert view.observe(presence("old", watcher="ns_Worker"), 0.2) == []
+    assert leases(view) == ["new"]
+
+
+def test_a_revoked_process_is_told_once_and_missed_when_it_dies() -> None:
+    """It may still work on requests: whoever waits for them has to learn that it is gone."""
+    view = FleetView()
+    view.observe(presence("a"), 0.0)
+    assert [change.what for change in view.revoke("a")] == [Happened.REVOKED]
+    assert view.revoke("a") == []
+    assert view.observe(presence("a", "draining"), 1.5) == []
+    assert leases(view) == []
+    assert view.get("a") is not None
+    assert view.expire(1.5 + TTL_S) == []
+    assert [change.what for change in view.expire(1.6 + TTL_S)] == [Happened.LEFT]
+    assert view.observe(presence("a"), 10.0) == []
+    assert view.members() == []
+
+
+def test_a_lease_revoked_before_it_was_ever_heard_never_appears() -> None:
+    view = FleetView()
+    assert view.revoke("a") == []
+    assert view.observe(presence("a"), 0.0) == []
+    assert view.members() == []
+
+
+@pytest.mark.parametrize(("excused_s", "stays"), [(3.0, True), (0.5, False)])
+def test_silence_is_excused_by_as_much_as_this_process_was_deaf(excused_s: float, stays: bool) -> None:
+    view = FleetView()
+    view.observe(presence("a"), 0.0)
+    view.excuse_silence(4.0, excused_s)
+    assert (view.expire(4.0) == []) is stays
+
+
+def test_an_excuse_is_no_credit() -> None:
+    view = FleetView()
+    view.observe(presence("a"), 4.0)
+    view.excuse_silence(5.0, 100.0)
+    assert view.expire(5.0 + TTL_S) == []
+    assert len(view.expire(5.1 + TTL_S)) == 1

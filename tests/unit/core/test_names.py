@@ -1,0 +1,85 @@
+"""Names: what a builder builds, its parser takes apart; anything else is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.names import Subjects, Watcher, check_namespace, check_service, parse_watcher
+
+namespaces = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?", fullmatch=True)
+services = st.from_regex(r"[A-Z][A-Za-z0-9]{0,20}", fullmatch=True)
+watchers = st.builds(Watcher, namespace=namespaces, service=services, index=st.integers(0, 10**9 - 1))
+
+
+@given(watchers)
+def test_a_watcher_is_parsed_from_its_name(watcher: Watcher) -> None:
+    assert parse_watcher(str(watcher)) == watcher
+
+
+@given(st.text(max_size=30) | st.from_regex(r"[a-z-]*_[A-Z]?[a-z]*(_[0-9]*)*", fullmatch=True))
+def test_a_parsed_name_is_spelled_the_same_again(name: str) -> None:
+    try:
+        watcher = parse_watcher(name)
+    except ConfigError:
+        return
+    assert str(watcher) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "dynamo", "dynamo_", "_VllmWorker", "dynamo_vllm", "dynamo_A_0", "dynamo_A_01", "dynamo_A_-1", "dynamo_A_",
+     "dynamo_A_1_1", "dynamo_A\n", "dyn.amo_A", "dynamo_A_" + "9" * 5000, "dynamo_Ä", "dynamo_A_\u0663"],
+)  # fmt: skip
+def test_other_names_are_no_watchers(name: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_watcher(name)
+
+
+@given(namespaces)
+def test_good_namespaces_pass(namespace: str) -> None:
+    assert check_namespace(namespace) == namespace
+
+
+@pytest.mark.parametrize("namespace", ["", "-a", "a-", "a.b", "a_b", "a b", "a*", "a>", "a" * 41, "a\n", "ä", "../a"])
+def test_bad_namespaces_are_refused(namespace: str) -> None:
+    with pytest.raises(ConfigError, match="namespace"):
+        check_namespace(namespace)
+
+
+@pytest.mark.parametrize("service", ["", "worker", "A_B", "A.B", "A-B", "1A", "A" * 65, "A\n"])
+def test_bad_service_names_are_refused(service: str) -> None:
+    with pytest.raises(ConfigError, match="service"):
+        check_service(service)
+
+
+def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
+    of = Subjects(namespace)
+    return [
+        of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
+        of.released, of.call("Middle", "generate"), of.call_control(lease),
+    ]  # fmt: skip
+
+
+@given(watchers, st.from_regex(r"[0-9a-f]{16}", fullmatch=True))
+def test_subjects_are_distinct_and_legal(watcher: Watcher, lease: str) -> None:
+    subjects = _subjects(watcher.namespace, str(watcher), lease)
+    assert len(set(subjects)) == len(subjects)
+    for subject in subjects:
+        assert re.fullmatch(r"dyn\.[^.]+(\.[A-Za-z0-9_-]+)+(\.\*)?", subject)
+
+
+@given(namespaces, namespaces)
+def test_namespaces_never_meet(one: str, other: str) -> None:
+    if one != other:
+        mine, theirs = _subjects(one, "w", "lease"), _subjects(other, "w", "lease")
+        assert not set(mine) & set(theirs)
+
+
+def test_every_presence_reaches_who_watches_all() -> None:
+    of = Subjects("dynamo")
+    assert of.presences == of.presence("*")

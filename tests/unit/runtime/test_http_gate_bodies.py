@@ -1,0 +1,80 @@
+"""The gate and bodies: in pieces, too large, mislabelled, cut off, and handed on as they came."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.runtime.http_gate import OPEN_PATHS
+from tests.unit.runtime.asgi_driver import Backend, House, call, scope
+
+LIMIT = 1000
+PATH = "/v1/completions"
+READING = sorted(OPEN_PATHS - {"/health", "/live"})
+
+
+def body_of(size: int) -> bytes:
+    frame = b'{"prompt": ""}'
+    return frame[:-2] + b"x" * (size - len(frame)) + frame[-2:]
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=6))
+async def test_a_body_in_pieces_is_handed_on_whole(pieces: list[bytes]) -> None:
+    house = House(backend=Backend())
+    await call(house.gate, scope("/tokenize"), pieces)
+    assert house.backend.requests == [("POST", "/tokenize", b"".join(pieces))]
+
+
+async def test_after_the_body_the_server_hears_when_the_client_hangs_up() -> None:
+    house = House()
+    await house.post(PATH)
+    assert house.backend.after_body == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("path", READING)
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_a_body_is_bounded_however_it_comes(path: str, pieces: int) -> None:
+    house = House()
+    body = body_of(LIMIT + 1)
+    step = len(body) // pieces + 1
+    answer = await call(house.gate, scope(path), [body[i : i + step] for i in range(0, len(body), step)])
+    assert answer.status == 413
+    assert str(LIMIT) in answer.error["message"]
+    assert house.backend.requests == []
+
+
+async def test_a_body_of_exactly_the_limit_passes() -> None:
+    house = House()
+    assert (await house.post(PATH, body_of(LIMIT))).status == 200
+
+
+@pytest.mark.parametrize("length", [str(LIMIT + 1), "9" * 30, "9" * 5000])
+async def test_an_announced_excess_is_refused_unread(length: str) -> None:
+    house = House()
+    answer = await call(house.gate, scope(PATH, headers=[("Content-Length", length)]), [b"{}"])
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize("lengths", [["5"], ["0"], ["-1"], ["x"], [""], ["1e9"], ["٩"], ["2", "5000"], ["5", "2"]])
+async def test_what_a_header_says_does_not_widen_the_limit(lengths: list[str]) -> None:
+    house = House()
+    headers = [("Content-Length", length) for length in lengths]
+    answer = await call(house.gate, scope(PATH, headers=headers), [b" " * 600, b" " * 600])
+    assert answer.status == 413
+
+
+async def test_whoever_sends_without_end_is_stopped_at_the_limit() -> None:
+    house = House()
+    pieces = [b"x" * 100] * 1000
+    assert (await call(house.gate, scope(PATH), pieces, hang_up=True)).status == 413
+
+
+@pytest.mark.parametrize("path", READING)
+@pytest.mark.parametrize("sent", [[b""], [b'{"prompt": "a"}', b" "]])
+async def test_who_hangs_up_before_the_end_of_the_body_is_not_served(path: str, sent: list[bytes]) -> None:
+    house = House()
+    answer = await call(house.gate, scope(path), sent, hang_up=True)
+    assert answer.status is None
+    assert house.backend.requests == []
+    assert await house.free_sequences() == 4

@@ -1,0 +1,92 @@
+"""States, processes and machines to test with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from state.model import Component, Owner, Resources, State
+from state.transitions import claim, new_state
+
+NAMESPACE = "dynamo"
+ENDPOINT = "ipc:///run/circus.sock"
+OWNER = Owner(pid=4321, start_time=987654)
+
+
+def empty_state(namespace: str = NAMESPACE, endpoint: str = ENDPOINT) -> State:
+    return new_state(namespace, endpoint, "gpu", OWNER)
+
+
+def disaggregated() -> State:
+    """One decode and one prefill worker, as the planner finds them at its start."""
+    state = claim(empty_state(), "dynamo_Frontend", role="frontend", cmd="python -m host")
+    state = claim(state, "dynamo_VllmWorker", role="decode", cmd="python -m host", devices=[0])
+    return claim(state, "dynamo_PrefillWorker", role="prefill", cmd="python -m host", devices=[1])
+
+
+@st.composite
+def components(draw: st.DrawFn, device_pool: list[int], service: str, index: int) -> Component:
+    """An entry that takes its devices out of the pool."""
+    name = f"{NAMESPACE}_{service}" + (f"_{index}" if index else "")
+    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+    if index == 0 and draw(st.booleans()):
+        return Component(name, service, draw(text), "run it")
+    count = draw(st.integers(0, min(2, len(device_pool))))
+    devices = tuple(device_pool.pop() for _ in range(count))
+    pid = draw(st.none() | st.integers(1, 2**22))
+    return Component(name, service, draw(text), "run it", Resources(devices), draw(st.none() | text), pid)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """Any state that the model allows."""
+    pool = draw(st.lists(st.integers(0, 99), unique=True, max_size=8))
+    found: dict[str, Component] = {}
+    for service in draw(st.sets(st.sampled_from(["Frontend", "VllmWorker", "PrefillWorker"]))):
+        for index in {0} | draw(st.sets(st.integers(1, 4), max_size=3)):
+            component = draw(components(pool, service, index))
+            found[component.watcher_name] = component
+    return State(
+        namespace=NAMESPACE,
+        circus_endpoint=draw(st.sampled_from([ENDPOINT, ""])),
+        device_kind=draw(st.sampled_from(["gpu", "cpu-slot"])),
+        owner=Owner(draw(st.integers(1, 2**22)), draw(st.integers(0, 2**63 - 1))),
+        components=found,
+        environment=draw(st.dictionaries(st.just("DYN_LOG"), st.sampled_from(["", "debug", "ä\n"]))),
+    )
+
+
+def in_child(body: Callable[[], None]) -> int:
+    """Run the body in a forked child. Returns its exit code: 0 if it returned, -9 if it was killed."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextmanager
+def python(code: str, environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has printed its first line, which says that it is ready. Killed at the end."""
+    everything = {**(environ or {}), "PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.environ["PATH"]}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=everything
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()

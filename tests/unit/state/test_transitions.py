@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dynamo_local.core.errors import StateError
+from dynamo_local.core.names import Watcher
+from state.devices import allocate, cpu_slots
+from state.model import State, decode, encode
+from state.transitions import (
+    claim,
+    clear_lease,
+    entries,
+    new_state,
+    next_watcher,
+    release,
+    remove,
+    set_lease,
+    taken,
+)
+from tests.unit.state.builders import OWNER, disaggregated, empty_state
+
+
+def shape(state: State) -> dict[str, tuple[int, ...] | None]:
+    """Watcher to devices; None for an emptied template."""
+    return {name: c.resources.allocated_gpus for name, c in state.components.items()}
+
+
+class TestPlannerDocument:
+    """The sequence of states that Dynamo's planner documents."""
+
+    initial: ClassVar[dict[str, tuple[int, ...] | None]] = {
+        "dynamo_Frontend": (),
+        "dynamo_VllmWorker": (0,),
+        "dynamo_PrefillWorker": (1,),
+    }
+
+    def test_prefill_worker_removed_its_entry_stays_emptied(self) -> None:
+        state = disaggregated()
+        assert shape(state) == self.initial
+        state = release(state, "dynamo_PrefillWorker")
+        assert shape(state) == self.initial | {"dynamo_PrefillWorker": None}
+
+    def test_decode_worker_added_and_removed(self) -> None:
+        state = release(disaggregated(), "dynamo_PrefillWorker")
+        state = claim(state, next_watcher(state, "VllmWorker"), role="decode", cmd="host", devices=[1])
+        assert shape(state) == self.initial | {"dynamo_PrefillWorker": None, "dynamo_VllmWorker_1": (1,)}
+        state = release(state, "dynamo_VllmWorker_1")
+        assert shape(state) == self.initial | {"dynamo_PrefillWorker": None}
+
+    def test_first_entry_goes_while_another_lives_and_stays_as_template(self) -> None:
+        state = claim(disaggregated(), "dynamo_VllmWorker_1", role="decode", cmd="host", devices=[2])
+        state = release(set_lease(state, "dynamo_VllmWorker", "l", 7), "dynamo_VllmWorker")
+        template = state.components["dynamo_VllmWorker"]
+        assert shape(state) == self.initial | {"dynamo_VllmWorker": None, "dynamo_VllmWorker_1": (2,)}
+        assert (template.lease, template.pid, template.cmd) == (None, None, "python -m host")
+
+    def test_last_worker_of_a_role_leaves_the_template(self) -> None:
+        state = release(disaggregated(), "dynamo_VllmWorker")
+        assert shape(state) == self.initial | {"dynamo_VllmWorker": None}
+        state = claim(state, next_watcher(state, "VllmWorker"), role="decode", cmd="host", devices=[3])
+        assert shape(state) == self.initial | {"dynamo_VllmWorker": (3,)}
+
+
+def test_a_new_state_is_empty() -> None:
+    assert new_state("dynamo", "ipc:///s", "cpu-slot", OWNER, {"DYN_LOG": "x"}).components == {}
+
+
+def test_the_lease_follows_the_process() -> None:
+    state = set_lease(disaggregated(), "dynamo_VllmWorker", "first", 10)
+    state = set_lease(state, "dynamo_VllmWorker", "second", 11)
+    assert clear_lease(state, "dynamo_VllmWorker", "first") == state
+    assert clear_lease(state, "dynamo_Unknown", "first") == state
+    cleared = clear_lease(state, "dynamo_VllmWorker", "second")
+    assert cleared == disaggregated()
+    assert taken(cleared) == {0, 1}
+
+
+def test_a_name_may_be_given_in_parts() -> None:
+    assert shape(release(disaggregated(), Watcher("dynamo", "VllmWorker")))["dynamo_VllmWorker"] is None
+
+
+def test_entries_are_those_of_the_service_template_first() -> None:
+    state = disaggregated()
+    for index in (10, 2, 1):
+        state = claim(state, f"dynamo_VllmWorker_{index}", role="decode", cmd="host")
+    assert [entry.watcher.index for entry in entries(state, "VllmWorker")] == [0, 1, 2, 10]
+    assert entries(state, "Worker") == ()
+    assert next_watcher(state, "VllmWorker").index == 3
+
+
+ILLEGAL: dict[str, Callable[[State], State]] = {
+    "claim of a claimed one": lambda s: claim(s, "dynamo_VllmWorker", role="", cmd=""),
+    "claim of a taken device": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[0]),
+    "claim of a device twice": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[5, 5]),
+    "addition without template": lambda s: claim(s, "dynamo_Router_1", role="", cmd=""),
+    "claim in another namespace": lambda s: claim(s, "other_Router", role="", cmd=""),
+    "claim of no watcher's name": lambda s: claim(s, "router", role="", cmd=""),
+    "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
+    "lease for an emptied one": lambda s: set_lease(
+        release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1
+    ),
+    "release of an unknown one": lambda s: release(s, "dynamo_Router"),
+    "release of an emptied one": lambda s: release(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "removal of an unknown one": lambda s: remove(s, "dynamo_Router"),
+    "removal of a template in use": lambda s: remove(
+        claim(s, "dynamo_VllmWorker_1", role="", cmd=""), "dynamo_VllmWorker"
+    ),
+}
+
+
+@pytest.mark.parametrize("move", ILLEGAL.values(), ids=ILLEGAL.keys())
+def test_an_illegal_move_raises_and_changes_nothing(move: Callable[[State], State]) -> None:
+    state = disaggregated()
+    before = encode(state)
+    with pytest.raises(StateError):
+        move(state)
+    assert encode(state) == before
+
+
+def test_removal_rolls_a_claim_back() -> None:
+    state = claim(disaggregated(), "dynamo_Router", role="", cmd="", devices=[7])
+    assert remove(state, "dynamo_Router") == disaggregated()
+
+
+class Fleet(RuleBasedStateMachine):
+    """Claims and releases in any order, against a plain model of who holds what."""
+
+    inventory = cpu_slots(range(6), 6)
+    services = st.sampled_from(["VllmWorker", "PrefillWorker"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = empty_state()
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.seen: set[str] = set()
+
+    @rule(service=services, count=st.integers(0, 2))
+    def add(self, service: str, count: int) -> None:
+        if count > 6 - sum(map(len, self.held.values())):
+            return
+        watcher = next_watcher(self.state, service)
+        devices = allocate(self.inventory, taken(self.state), count)
+        self.state = claim(self.state, watcher, role="worker", cmd="run", devices=devices)
+        assert str(watcher) not in self.held
+        self.held[str(watcher)] = devices
+        self.seen.add(service)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.state = release(set_lease(self.state, name, "lease", 5), name)
+        del self.held[name]
+
+    @invariant()
+    def entries_are_the_holders_and_the_templates(self) -> None:
+        holding = {n: c.devices for n, c in self.state.components.items() if c.holds}
+        emptied = {n for n, c in self.state.components.items() if not c.holds}
+        assert holding == self.held
+        assert emptied == {f"dynamo_{service}" for service in self.seen} - set(self.held)
+
+    @invariant()
+    def it_can_be_written_and_read(self) -> None:
+        assert decode(encode(self.state)) == self.state
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.errors import ConfigError, DeviceError
+from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.drain import waves
+from dynamo_local.supervisor.plan import HttpAddress, WatcherPlan, plan_services, stop_order
+from state.devices import Device, Inventory, cpu_slots
+
+HTTP = HttpAddress("127.0.0.1", 8000)
+ROOT = Path("/state")
+
+
+def service(name: str, workers: int = 1, gpu: int = 0, **envs: str) -> ResolvedService:
+    return ResolvedService(name, f"m:{name}", "service", workers, gpu, 0, envs, {}, ())
+
+
+def graph(*services: ResolvedService) -> ResolvedGraph:
+    return ResolvedGraph("m:Front", "ns", services)
+
+
+def plan(slots: int, *services: ResolvedService) -> tuple[WatcherPlan, ...]:
+    return plan_services(graph(*services), cpu_slots(range(8), slots), ROOT, HTTP)
+
+
+def test_every_worker_is_a_watcher_of_its_own_with_devices_of_its_own() -> None:
+    plans = plan(4, service("Worker", workers=3, gpu=1), service("Front"))
+    assert [(p.name, p.devices) for p in plans] == [
+        ("ns_Worker", (0,)),
+        ("ns_Worker_1", (1,)),
+        ("ns_Worker_2", (2,)),
+        ("ns_Front", ()),
+    ]
+
+
+def test_a_process_is_told_who_it_is_and_what_it_holds() -> None:
+    (worker, front) = plan(4, service("Worker", gpu=1, HF_HOME="/models"), service("Front"))
+    assert worker.environment["DYN_WATCHER"] == "ns_Worker"
+    assert worker.environment["DYN_NAMESPACE"] == "ns"
+    assert worker.environment["DYN_LOCAL_STATE_DIR"] == "/state"
+    assert worker.environment["DYN_CPU_CORES"] == "0,1"
+    assert worker.environment["HF_HOME"] == "/models"
+    assert worker.argv[-4:] == ("--namespace", "ns", "--service", "Worker")
+    assert "DYN_CPU_CORES" not in front.environment
+    assert "HF_HOME" not in front.environment
+
+
+def test_only_the_root_is_told_the_address_to_listen_on() -> None:
+    (worker, front) = plan(4, service("Worker"), service("Front"))
+    assert (front.environment["DYN_HTTP_HOST"], front.environment["DYN_HTTP_PORT"]) == ("127.0.0.1", "8000")
+    assert "DYN_HTTP_PORT" not in worker.environment
+
+
+def test_a_service_cannot_take_the_place_of_another_by_its_settings() -> None:
+    (front,) = plan(1, service("Front", DYN_WATCHER="ns_Nats", CUDA_VISIBLE_DEVICES="0,1"))
+    assert front.environment["DYN_WATCHER"] == "ns_Front"
+    assert front.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_gpus_are_named_to_cuda() -> None:
+    gpus = Inventory("gpu", (Device(1, "gpu", "A", uuid="u1"), Device(3, "gpu", "A", uuid="u3")))
+    (worker, front) = plan_services(graph(service("Worker", gpu=2), service("Front")), gpus, ROOT, HTTP)
+    assert worker.environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert front.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_too_few_devices_name_the_worker() -> None:
+    with pytest.raises(
+        DeviceError, match=r"worker 2 of 2 of Worker needs 2 devices, 1 of 3 CPU slots is free"
+    ):
+        plan(3, service("Worker", workers=2, gpu=2), service("Front"))
+
+
+def test_services_that_circus_cannot_tell_apart_are_refused() -> None:
+    with pytest.raises(ConfigError, match="AbC and ABC differ in upper and lower case only"):
+        plan(1, service("AbC"), service("ABC"), service("Front"))
+
+
+def test_the_root_has_the_port_to_itself() -> None:
+    with pytest.raises(ConfigError, match="Front listens on the one port"):
+        plan(1, service("Front", workers=2))
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=5))
+def test_no_plan_gives_a_device_twice_or_fewer_than_asked_for(shape: list[tuple[int, int]]) -> None:
+    services = [service(f"S{i}", workers, gpu) for i, (workers, gpu) in enumerate(shape)]
+    total = sum(workers * gpu for workers, gpu in shape)
+    plans = plan(max(total, 1), *services, service("Front"))
+    held = [device for p in plans for device in p.devices]
+    assert len(held) == len(set(held)) == total
+    asked = {s.name: s.gpu for s in services}
+    assert all(len(p.devices) == asked.get(p.watcher.service, 0) for p in plans)
+
+
+def test_the_stop_order_is_root_first_and_bus_last() -> None:
+    assert stop_order(graph(service("Worker"), service("Router"), service("Front"))) == (
+        "Front",
+        "Router",
+        "Worker",
+        "Nats",
+    )
+
+
+def test_waves_hold_a_service_each_and_strangers_go_first() -> None:
+    watchers = ["ns_Nats", "ns_Worker", "ns_Front", "ns_Worker_10", "ns_Planner", "ns_Worker_2"]
+    assert waves(watchers, ("Front", "Worker", "Nats")) == [
+        ["ns_Planner"],
+        ["ns_Front"],
+        ["ns_Worker", "ns_Worker_10", "ns_Worker_2"],
+        ["ns_Nats"],
+    ]
+
+
+def test_an_ipv6_host_makes_a_url() -> None:
+    assert HttpAddress("::1", 80).url == "http://[::1]:80"
+
+
+def test_plans_do_not_change_the_graph() -> None:
+    before = graph(service("Front", A="1"))
+    copy = msgspec.structs.replace(before)
+    plan_services(before, cpu_slots((0,), 1), ROOT, HTTP)
+    assert before == copy
+    assert before.root.envs == {"A": "1"}

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from dynamo_local.core.messages import Presence, ProcessState
+from dynamo_local.supervisor.status import row
+from state.model import Component, Resources
+
+WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
+TEMPLATE = Component("ns_W", "W", "decode", "cmd")
+BUS = Component("ns_Nats", "Nats", "bus", "cmd", Resources(()))
+
+
+def says(state: ProcessState, pid: int = 7, detail: str = "") -> Presence:
+    return Presence("ns_W", "W", "decode", "l", pid, state, detail, url="http://here")
+
+
+@pytest.mark.parametrize(
+    ("component", "status", "pids", "presence", "reachable", "expected"),
+    [
+        (WORKER, "active", (7,), says("ready"), True, ("ready", "")),
+        (WORKER, "active", (7,), says("starting", detail="loading"), True, ("starting", "loading")),
+        (WORKER, "active", (7,), None, True, ("silent", "")),
+        (WORKER, "active", (7,), None, False, ("unknown", "the bus does not answer")),
+        (WORKER, "active", (8,), says("ready", pid=7), True, ("silent", "")),
+        (WORKER, "stopped", (), says("ready"), True, ("ended", "to be started again")),
+        (WORKER, None, (), None, True, ("ended", "to be started")),
+        (TEMPLATE, None, (), None, True, ("stopped", "")),
+        (BUS, "active", (3,), None, True, ("ready", "")),
+        (BUS, "active", (3,), None, False, ("failed", "does not answer")),
+    ],
+)
+def test_state_is_what_the_process_says_else_what_is_seen_of_it(
+    component: Component,
+    status: str | None,
+    pids: tuple[int, ...],
+    presence: Presence | None,
+    reachable: bool,
+    expected: tuple[str, str],
+) -> None:
+    found = row(component, status, pids, presence, reachable)
+    assert (found.state, found.detail) == expected
+
+
+def test_a_row_has_what_the_statefile_and_the_process_tell() -> None:
+    found = row(WORKER, "active", (7,), says("ready"), True)
+    assert (found.watcher, found.component, found.role) == ("ns_W", "W", "decode")
+    assert (found.pid, found.devices, found.url) == (7, (1,), "http://here")
