@@ -13,16 +13,14 @@ from components.router import Router
 from components.workers import VllmWorker
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, PortInUseError
+from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
 from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigner
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.dispatcher import BusDispatcher
 from dynamo_local.runtime.http_gate import GateState, HttpGate
 from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.sdk import async_on_shutdown, async_on_start, combine, depends, schema_of, service
-
-HTTP_HOST_ENV = "DYN_HTTP_HOST"
-HTTP_PORT_ENV = "DYN_HTTP_PORT"
+from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class FrontendSettings(Limits):
     config=combine(schema_of(FrontendSettings), engine_schema(), server_schema()),
     role="frontend",
 )
-class Frontend:
+class Frontend(Service):
     """The OpenAI API of the graph."""
 
     router = depends(Router)
@@ -91,9 +89,7 @@ class Frontend:
         return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
 
     def _gate(self) -> Any:
-        state = GateState(
-            has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining
-        )
+        state = GateState(has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining)
         keys = _read_keys(self._settings.api_key_file)
 
         def gate(app: Any) -> HttpGate:

@@ -113,8 +113,7 @@ def check_machine() -> None:
     except ImportError as error:
         python = "python{}.{}".format(*sys.version_info)
         raise SetupError(
-            f"{sys.executable} lacks the venv module; install it, "
-            f"on Debian and Ubuntu: sudo apt install {python}-venv"
+            f"{sys.executable} lacks the venv module; install it, on Debian and Ubuntu: sudo apt install {python}-venv"
         ) from error
 
 
@@ -132,9 +131,7 @@ def check_space(extra: str, venv: Path, temporary: Path) -> None:
         free = free_gib(path)
         if free < need:
             hint = ", or set TMPDIR to a folder with more" if path == temporary else ""
-            raise SetupError(
-                f"{need:g} GiB are needed in {path}, {free:.1f} are free; make room{hint}, and run again"
-            )
+            raise SetupError(f"{need:g} GiB are needed in {path}, {free:.1f} are free; make room{hint}, and run again")
 
 
 def discard(venv: Path) -> None:
@@ -149,9 +146,7 @@ def make_venv(venv: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         last = (done.stdout.strip() or "no output").splitlines()[-1]
-        raise SetupError(
-            f"the virtual environment could not be made ({last}); try another: make setup PYTHON=..."
-        )
+        raise SetupError(f"the virtual environment could not be made ({last}); try another: make setup PYTHON=...")
 
 
 def install_torch(venv: Path, lock: Path) -> None:
@@ -237,9 +232,7 @@ def install_packages(venv: Path, root: Path, extra: str, *, anew: bool, hint: bo
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--extra", choices=sorted(VENV_GIB), help="vLLM's build (default: as before, cpu at first)"
-    )
+    parser.add_argument("--extra", choices=sorted(VENV_GIB), help="vLLM's build (default: as before, cpu at first)")
     options = parser.parse_args()
     try:
         with one_at_a_time(ROOT):

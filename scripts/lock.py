@@ -143,13 +143,9 @@ def hashes_of(pins: Mapping[str, str], python: str) -> dict[str, str]:
     """Name -> sha256 of the wheel that this Python would install on Linux x86-64."""
     arguments = ["--no-deps", "--implementation=cp", f"--python-version={python}"]
     arguments += [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
-    arguments += [
-        f"--platform={name}_x86_64" for name in ("manylinux2014", "manylinux2010", "manylinux1", "linux")
-    ]
+    arguments += [f"--platform={name}_x86_64" for name in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
     report = pip_report([*arguments, *(f"{name}=={version}" for name, version in pins.items())])
-    return {
-        name: entry["download_info"]["archive_info"]["hashes"]["sha256"] for name, entry in report.items()
-    }
+    return {name: entry["download_info"]["archive_info"]["hashes"]["sha256"] for name, entry in report.items()}
 
 
 def header(name: str, inputs: list[str]) -> str:
@@ -170,8 +166,7 @@ def write_lock(name: str, lock: Lock, upgrade: bool) -> None:
         for package, sha256 in hashes_of(pins, python).items():
             hashes[package].add(sha256)
     lines = [
-        f"{package}=={version}"
-        + "".join(f" \\\n    --hash=sha256:{sha256}" for sha256 in sorted(hashes[package]))
+        f"{package}=={version}" + "".join(f" \\\n    --hash=sha256:{sha256}" for sha256 in sorted(hashes[package]))
         for package, version in pins.items()
     ]
     path.write_text(header(name, inputs) + "\n".join(lines) + "\n")
@@ -179,13 +174,9 @@ def write_lock(name: str, lock: Lock, upgrade: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(LOCKS), help="lock files to make (default: all)")
-    parser.add_argument(
-        "--upgrade", action="store_true", help="forget the versions of the present lock files"
-    )
+    parser.add_argument("--upgrade", action="store_true", help="forget the versions of the present lock files")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     for name in options.names:

@@ -108,9 +108,7 @@ def run_pip(venv: Path, arguments: list[str], lock: Path | None = None) -> None:
     """Run `pip ARGUMENTS`, showing progress through the packages of `lock`. Raises PipError."""
     progress = _Progress(len(pinned(lock))) if lock else None
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _MISDIRECTING and not name.startswith("PYTHON")
+        name: value for name, value in os.environ.items() if name not in _MISDIRECTING and not name.startswith("PYTHON")
     }
     environment.update(
         PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_PROGRESS_BAR="off", PYTHONUNBUFFERED="1"

@@ -160,9 +160,7 @@ def _check_private(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise StateError(f"{path} is not a directory", "remove it, or set DYN_LOCAL_STATE_DIR")
     if found.st_uid != os.geteuid():
-        raise StateError(
-            f"{path} belongs to another user", "set DYN_LOCAL_STATE_DIR to a directory of your own"
-        )
+        raise StateError(f"{path} belongs to another user", "set DYN_LOCAL_STATE_DIR to a directory of your own")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateError(f"others can write to {path}", f"run: chmod go-w {path}")
 

@@ -20,9 +20,6 @@ from dynamo_local.core.errors import StateError
 from state.files import system_errors
 from state.model import Owner
 
-NAMESPACE_VARIABLE = "DYN_NAMESPACE"
-WATCHER_VARIABLE = "DYN_WATCHER"
-
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")
 _STATE, _PARENT, _START = 0, 1, 19  # positions after the command's closing parenthesis in /proc/PID/stat

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
-from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
 from state.files import remove_run_directory, remove_sockets
 from state.locks import ServerLock
 from state.model import State
 from state.paths import StatePaths, state_root
-from state.processes import NAMESPACE_VARIABLE, WATCHER_VARIABLE, Process, Processes, ProcFs
+from state.processes import Process, Processes, ProcFs
 from state.store import StateStore
 from state.transitions import release
 
@@ -70,10 +70,10 @@ def clear_leftovers(lock: ServerLock, processes: Processes | None = None) -> tup
 
 def _belongs(paths: StatePaths, process: Process) -> bool:
     try:
-        watcher = parse_watcher(process.environ.get(WATCHER_VARIABLE, ""))
+        watcher = parse_watcher(process.environ.get(WATCHER_ENV, ""))
     except ConfigError:
         return False
-    namespaces = {watcher.namespace, process.environ.get(NAMESPACE_VARIABLE)}
+    namespaces = {watcher.namespace, process.environ.get(NAMESPACE_ENV)}
     return namespaces == {paths.namespace} and state_root(process.environ) == paths.root
 
 
@@ -117,4 +117,4 @@ def _remove_files(store: StateStore) -> list[str]:
 
 
 def _described(process: Process) -> str:
-    return f"process {process.pid} ({process.environ.get(WATCHER_VARIABLE)})"
+    return f"process {process.pid} ({process.environ.get(WATCHER_ENV)})"

@@ -52,9 +52,7 @@ def claim(state: State, watcher: Watcher | str, *, role: str, cmd: str, devices:
     if held is not None and held.holds:
         raise StateError(f"{name} is already claimed", "release it first")
     if parts.index > 0 and str(Watcher(parts.namespace, parts.service)) not in state.components:
-        raise StateError(
-            f"{name} is claimed before the first entry of {parts.service}", "claim that one first"
-        )
+        raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
     resources = Resources(tuple(sorted(devices)))
     return _with(state, Component(name, parts.service, role, cmd, resources))
 

@@ -13,13 +13,13 @@ from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPol
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.sdk import async_on_start, depends, service
+from dynamo_local.sdk import Service, async_on_start, depends, service
 
 _log = logging.getLogger(__name__)
 
 
 @service(role="router")
-class Router:
+class Router(Service):
     """Assigns requests to workers, and remembers until they are released."""
 
     workers = depends(VllmWorker)

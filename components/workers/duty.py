@@ -141,9 +141,7 @@ class EngineDuty:
             if delta.finish is not None:
                 self._forget(RequestEpoch(delta.request_id, delta.epoch))
 
-    async def _answer_error(
-        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False
-    ) -> None:
+    async def _answer_error(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
         await self._publish(frontend, time.monotonic(), (_failure(request, why, refused=refused),))
 
     async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:

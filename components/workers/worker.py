@@ -7,13 +7,13 @@ import asyncio
 from components.workers.duty import EngineDuty
 from components.workers.settings import WorkerSettings, make_engine, worker_schema
 from dynamo_local.runtime.context import ServiceContext
-from dynamo_local.sdk import async_on_shutdown, async_on_start, service
+from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 
 ENGINE_END_S = 5.0
 
 
 @service(resources={"gpu": 1}, config=worker_schema(), role="aggregated")
-class VllmWorker:
+class VllmWorker(Service):
     """Serves requests on one engine, vLLM unless configured otherwise."""
 
     def __init__(self, context: ServiceContext) -> None:

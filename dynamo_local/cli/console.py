@@ -11,10 +11,7 @@ import click
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (headers, *rows)
-    )
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (headers, *rows))
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -41,9 +41,7 @@ def logs(service: str | None, namespace: str, follow: bool, lines: int) -> None:
     paths = paths_of(namespace)
     names = select(paths.logs_dir, service)
     if not names and server_pid(paths) is None:
-        raise NotRunningError(
-            f"there are no logs in namespace {namespace}", "start a server with `dynamo serve`"
-        )
+        raise NotRunningError(f"there are no logs in namespace {namespace}", "start a server with `dynamo serve`")
     followers = {name: Follower(paths.log_file(name)) for name in names}
     prefixed = service is None or len(names) > 1
     for name, follower in followers.items():

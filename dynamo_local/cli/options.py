@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dynamo_local.core.names import DEFAULT_NAMESPACE
+from dynamo_local.core.names import DEFAULT_NAMESPACE, NAMESPACE_ENV
 
 if TYPE_CHECKING:
     from state.paths import StatePaths
@@ -21,7 +21,7 @@ def namespace_option(function: _F) -> _F:
     """Which running server is meant."""
     return click.option(
         "--namespace",
-        envvar="DYN_NAMESPACE",
+        envvar=NAMESPACE_ENV,
         default=DEFAULT_NAMESPACE,
         show_default=True,
         help="Namespace of the server.",

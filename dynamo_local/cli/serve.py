@@ -10,20 +10,17 @@ import click
 
 from dynamo_local.cli.console import Console
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.names import NAMESPACE_ENV
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_READY_TIMEOUT_S = 600.0
-DEFAULT_DRAIN_TIMEOUT_S = 20.0
+DEFAULT_DRAIN_TIMEOUT_S = 30.0
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument(
-    "arguments", nargs=-1, type=click.UNPROCESSED, metavar="MODULE:SERVICE [--SERVICE.KEY=VALUE]..."
-)
-@click.option(
-    "-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="YAML configuration."
-)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="MODULE:SERVICE [--SERVICE.KEY=VALUE]...")
+@click.option("-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="YAML configuration.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
@@ -34,11 +31,9 @@ DEFAULT_DRAIN_TIMEOUT_S = 20.0
     show_default=True,
     help="Port to listen on; 0 for any free one.",
 )
-@click.option("--namespace", envvar="DYN_NAMESPACE", help="Namespace, if another than the graph's own.")
+@click.option("--namespace", envvar=NAMESPACE_ENV, help="Namespace, if another than the graph's own.")
 @click.option("--model", help='Hugging Face id or folder of the model, or "quickstart".')
-@click.option(
-    "--nats-url", help="Use this NATS server instead of starting one. [env: NATS_SERVER, NATS_TOKEN]"
-)
+@click.option("--nats-url", help="Use this NATS server instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
 @click.option(
     "--cpu-slots",
     type=click.IntRange(min=1),

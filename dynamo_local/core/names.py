@@ -14,9 +14,17 @@ from dynamo_local.core.errors import ConfigError
 DEFAULT_NAMESPACE = "dynamo"
 _NAMESPACE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}[A-Za-z0-9])?")
 _SERVICE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
-_WATCHER = re.compile(
-    r"(?P<namespace>[A-Za-z0-9-]+)_(?P<service>[A-Z][A-Za-z0-9]*)(?:_(?P<index>[1-9][0-9]{0,8}))?"
-)
+_WATCHER = re.compile(r"(?P<namespace>[A-Za-z0-9-]+)_(?P<service>[A-Z][A-Za-z0-9]*)(?:_(?P<index>[1-9][0-9]{0,8}))?")
+
+WATCHER_ENV = "DYN_WATCHER"
+"""Environment of every process of a server: the watcher that it is."""
+
+NAMESPACE_ENV = "DYN_NAMESPACE"
+"""Environment of every process of a server: its namespace. For commands: the default of --namespace."""
+
+HTTP_HOST_ENV = "DYN_HTTP_HOST"
+HTTP_PORT_ENV = "DYN_HTTP_PORT"
+"""Environment of the root service: where it is to listen."""
 
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
@@ -26,7 +34,8 @@ def check_namespace(namespace: str) -> str:
     """Return the namespace, or raise ConfigError. Letters, digits and inner hyphens, at most 40."""
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(
-            f"namespace {namespace!r} is not valid", "use letters, digits and inner hyphens, at most 40 characters"
+            f"namespace {namespace!r} is not valid",
+            "use letters, digits and inner hyphens, at most 40 characters",
         )
     return namespace
 

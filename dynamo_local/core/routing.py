@@ -79,6 +79,12 @@ class LeastOutstandingTokens:
         avoid = frozenset(request.avoid)
         best = min(
             candidates,
-            key=lambda p: (p.lease in avoid, ledger.outstanding(p.lease), ledger.given(p.lease), p.watcher, p.lease),
+            key=lambda p: (
+                p.lease in avoid,
+                ledger.outstanding(p.lease),
+                ledger.given(p.lease),
+                p.watcher,
+                p.lease,
+            ),
         )
         return best.lease

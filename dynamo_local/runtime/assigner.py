@@ -65,9 +65,7 @@ class RouterAssigner:
 
     async def assign(self, request: AssignRequest) -> str | None:
         try:
-            answer = await self._bus.request(
-                self._subjects.assign, codec.encode(request), timeout_s=_ROUTER_TIMEOUT_S
-            )
+            answer = await self._bus.request(self._subjects.assign, codec.encode(request), timeout_s=_ROUTER_TIMEOUT_S)
             assignment = codec.decode(answer, Assignment)
         except (BusError, DecodeError) as error:
             self._note_router(False, str(error))

@@ -220,6 +220,8 @@ class Bus:
             await asyncio.wait_for(self._client.close(), deadline_s)
         except TimeoutError:
             _log.warning("the connection to NATS did not close within %g s", deadline_s)
+        except (OSError, nats.errors.Error) as error:
+            _log.warning("what was pending for NATS is lost: %s", error)
 
     async def _on_error(self, error: Exception) -> None:
         if not self._was_connected and _REFUSED in str(error).lower():

@@ -145,9 +145,7 @@ class CallServer:
                 return
             call = _ServedCall(name, message.reply)
             if self._stopping or len(self._calls) >= self._max_calls:
-                await self._send(
-                    call, Refused("it is stopping" if self._stopping else "it is at its limit of calls")
-                )
+                await self._send(call, Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
                 return
             self._calls[begin.call_id] = call
             self._idle.clear()
@@ -155,9 +153,7 @@ class CallServer:
             def start() -> Any:
                 return method(_decode(decoder, begin.request)) if endpoint.takes_request else method()
 
-            call.task = self._tasks.spawn(
-                f"call {name}", self._serve(begin.call_id, call, start, endpoint.streams)
-            )
+            call.task = self._tasks.spawn(f"call {name}", self._serve(begin.call_id, call, start, endpoint.streams))
             # Not at the end of the task's own code, which never runs if the task is cancelled at once.
             call.task.add_done_callback(lambda _: self._forget(begin.call_id))
 

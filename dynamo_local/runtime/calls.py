@@ -179,9 +179,7 @@ class _OpenCall:
         """Note that a beat passed; too many without a frame in between mean that the server is dead."""
         self._silent_beats += 1
         if self._silent_beats > SILENT_BEATS:
-            self.fail(
-                RpcError(f"{self.name} fell silent", "its process was probably killed; see `dynamo logs`")
-            )
+            self.fail(RpcError(f"{self.name} fell silent", "its process was probably killed; see `dynamo logs`"))
 
     def fail(self, error: RpcError) -> None:
         """End the call with an error, after the frames that came before."""

@@ -67,9 +67,7 @@ def _configure_log(level: str) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m dynamo_local.runtime.host", description="Run one service."
-    )
+    parser = argparse.ArgumentParser(prog="python -m dynamo_local.runtime.host", description="Run one service.")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--service", required=True)
     return parser.parse_args(argv)

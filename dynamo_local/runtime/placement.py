@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import ConfigError, GraphError, NotRunningError
-from dynamo_local.core.names import Watcher, parse_watcher
+from dynamo_local.core.names import WATCHER_ENV, Watcher, parse_watcher
 from dynamo_local.runtime.bus import BusAddress
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from state.paths import StatePaths
-
-WATCHER_ENV = "DYN_WATCHER"
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ TICK_S = INTERVAL_S / 2
 class Announcer:
     """Publishes this process's presence: every half second, on every change, and when probed."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = INTERVAL_S) -> None:
         self._bus = bus
+        self._interval_s = interval_s
         self._subject = subjects.presence(presence.watcher)
         self._probe = subjects.probe
         self._presence = presence
@@ -71,7 +72,7 @@ class Announcer:
             self._changed.clear()
             await self.announce()
             try:
-                await asyncio.wait_for(self._changed.wait(), INTERVAL_S)
+                await asyncio.wait_for(self._changed.wait(), self._interval_s)
             except TimeoutError:
                 continue
 

@@ -89,6 +89,7 @@ class ServiceProcess:
     async def live(self) -> int:
         """The whole life. Returns the exit status."""
         self._tasks.spawn("presence", self._announcer.run())
+        self._tasks.spawn("bus", self._bus.failed())
         end = await _race(asyncio.create_task(self._start()), self._told_to_end, self._tasks)
         if end is None:
             self._announcer.update(state="ready", detail="")
@@ -124,11 +125,7 @@ class ServiceProcess:
         instance: object = cls.__new__(cls)  # type: ignore[call-overload]
         bind_clients(
             instance,
-            {
-                name: self._client.service(target)
-                for name, target in dependencies
-                if target.__name__ in linked
-            },
+            {name: self._client.service(target) for name, target in dependencies if target.__name__ in linked},
         )
         context = ServiceContext(
             watcher=self._placement.watcher,
@@ -163,9 +160,7 @@ class ServiceProcess:
     async def _forget_lease(self) -> None:
         watcher = self._placement.watcher
         try:
-            await asyncio.to_thread(
-                self._store.update, lambda state: clear_lease(state, watcher, self._lease)
-            )
+            await asyncio.to_thread(self._store.update, lambda state: clear_lease(state, watcher, self._lease))
         except NotRunningError:
             # The server has removed the statefile already.
             return

@@ -57,9 +57,7 @@ class Call:
             await self._replies.aclose()
         if len(answers) != 1:
             found = "nothing" if not answers else "a stream"
-            raise RpcError(
-                f"{self._name} answered with {found} where one reply was awaited", "iterate over the call"
-            )
+            raise RpcError(f"{self._name} answered with {found} where one reply was awaited", "iterate over the call")
         return answers[0]
 
 

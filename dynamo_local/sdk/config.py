@@ -43,9 +43,7 @@ class _Layer:
     def common_for(self, spec: ServiceSpec, takes: Iterable[str]) -> dict[str, Any]:
         """The keys of Common that the service takes, checked against its schema. Raises ConfigError."""
         taken = {name: self.common[name] for name in takes if name in self.common}
-        return {
-            name: check_value(spec, name, value, origin, COMMON) for name, (value, origin) in taken.items()
-        }
+        return {name: check_value(spec, name, value, origin, COMMON) for name, (value, origin) in taken.items()}
 
 
 def resolve(
@@ -63,9 +61,7 @@ def resolve(
     specs = graph.specs
     filed = _file_layer(specs, config_path)
     typed = _option_layer(specs, [parse_override(option) for option in overrides])
-    takes = {
-        spec.name: (*filed.sections[spec.name].takes, *typed.sections[spec.name].takes) for spec in specs
-    }
+    takes = {spec.name: (*filed.sections[spec.name].takes, *typed.sections[spec.name].takes) for spec in specs}
     _check_common_is_taken(takes, filed, typed)
     if model is not None:
         takes = _give_model(specs, takes)
@@ -84,9 +80,7 @@ def _file_layer(specs: Sequence[ServiceSpec], path: Path | None) -> _Layer:
     if tree is None:
         tree = {}
     if not isinstance(tree, Mapping):
-        raise ConfigError(
-            f"{origin}: not a mapping of services", "write `Service:` with `key: value` lines under it"
-        )
+        raise ConfigError(f"{origin}: not a mapping of services", "write `Service:` with `key: value` lines under it")
     for name in tree:
         _check_section(str(name), specs, origin)
     return _Layer(
@@ -130,9 +124,7 @@ def _check_common_is_taken(takes: Mapping[str, Iterable[str]], *layers: _Layer) 
                 )
 
 
-def _give_model(
-    specs: Sequence[ServiceSpec], takes: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
+def _give_model(specs: Sequence[ServiceSpec], takes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if any(_MODEL in names for names in takes.values()):
         return dict(takes)
     takers = {name for name, keys in ((spec.name, spec.schema.keys()) for spec in specs) if _MODEL in keys}
@@ -167,9 +159,7 @@ def _resolved(cls: type, section: Section, depends_on: tuple[str, ...]) -> Resol
 
 
 def _check_complete(spec: ServiceSpec, section: Section) -> None:
-    missing = [
-        name for name, key in spec.schema.keys().items() if key.required and name not in section.values
-    ]
+    missing = [name for name, key in spec.schema.keys().items() if key.required and name not in section.values]
     if missing:
         raise ConfigError(
             f"{spec.name} needs {', '.join(missing)}",

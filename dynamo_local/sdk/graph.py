@@ -60,9 +60,7 @@ def build_graph(target: str, root: type, links: Iterable[tuple[type, type]]) -> 
         spec = spec_of(cls)
         if spec.name in classes:
             if classes[spec.name] is not cls:
-                raise GraphError(
-                    f"two services of the graph are called {spec.name}", "rename one of the classes"
-                )
+                raise GraphError(f"two services of the graph are called {spec.name}", "rename one of the classes")
             continue
         used = [other for other in spec.dependencies.values() if cls not in ends or (cls, other) in linked]
         classes[spec.name] = cls
@@ -79,9 +77,7 @@ def dependency_order(root: str, edges: Mapping[str, tuple[str, ...]]) -> tuple[s
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
             cycle = " -> ".join((*path[path.index(name) :], name))
-            raise GraphError(
-                f"the services depend on each other in a circle: {cycle}", "remove one depends()"
-            )
+            raise GraphError(f"the services depend on each other in a circle: {cycle}", "remove one depends()")
         if name not in order:
             for other in edges.get(name, ()):
                 visit(other, (*path, name))
@@ -101,18 +97,14 @@ def import_service(target: str) -> type:
     if isinstance(found, type) and is_service(found):
         return found
     services = sorted(other for other, value in vars(module).items() if is_service(value))
-    cause = (
-        f"module {module_name} has no {name}" if found is None else f"{target} is not decorated with @service"
-    )
+    cause = f"module {module_name} has no {name}" if found is None else f"{target} is not decorated with @service"
     raise GraphError(cause, f"services there: {', '.join(services) or 'none'}{_guess(name, services)}")
 
 
 def target_of(cls: type) -> str:
     """Inverse of `import_service`: "module:Class", as another process can import it. Raises GraphError."""
     if "." in cls.__qualname__:
-        raise GraphError(
-            f"service {cls.__qualname__} cannot be imported by name", "define it at the top of its module"
-        )
+        raise GraphError(f"service {cls.__qualname__} cannot be imported by name", "define it at the top of its module")
     return f"{cls.__module__}:{cls.__name__}"
 
 

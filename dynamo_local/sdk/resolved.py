@@ -54,9 +54,7 @@ class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for candidate in self.services:
             if candidate.name == name:
                 return candidate
-        raise GraphError(
-            f"the graph has no service {name!r}", f"it has {', '.join(s.name for s in self.services)}"
-        )
+        raise GraphError(f"the graph has no service {name!r}", f"it has {', '.join(s.name for s in self.services)}")
 
     def redacted(self) -> ResolvedGraph:
         """The same graph with secrets masked, fit to be shown."""

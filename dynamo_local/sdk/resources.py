@@ -19,9 +19,7 @@ class Resources:
     cpu: float = 0.0
 
     @classmethod
-    def parse(
-        cls, given: Mapping[str, Any] | Resources | None, default: Resources | None = None
-    ) -> Resources:
+    def parse(cls, given: Mapping[str, Any] | Resources | None, default: Resources | None = None) -> Resources:
         """Read {"gpu": 1, "cpu": "500m"}; what is not given comes from `default`. Raises ValueError."""
         if isinstance(given, Resources):
             given = {"gpu": given.gpu, "cpu": given.cpu}

@@ -170,9 +170,7 @@ def _key_of(cls: type, field: dataclasses.Field[Any], annotation: Any) -> KeySpe
     choices = get_args(kinds[0]) if get_origin(kinds[0]) is Literal else ()
     kind = _kind_of(type(choices[0]) if choices else kinds[0])
     if kind is None:
-        raise GraphError(
-            f"{cls.__name__}.{field.name} has a type that configuration cannot express: {annotation}"
-        )
+        raise GraphError(f"{cls.__name__}.{field.name} has a type that configuration cannot express: {annotation}")
     return KeySpec(
         name=name,
         kind=kind,

@@ -60,14 +60,9 @@ def read_section(spec: ServiceSpec, raw: Any, origin: str) -> Section:
     takes = given.pop(TAKES, None)
     for name in args:
         if name not in _ARGS_KEYS:
-            raise ConfigError(
-                f"{origin}: {spec.name}.{ARGS} has no key {name}", suggest(str(name), _ARGS_KEYS)
-            )
+            raise ConfigError(f"{origin}: {spec.name}.{ARGS} has no key {name}", suggest(str(name), _ARGS_KEYS))
     return Section(
-        values={
-            name: check_value(spec, name, value, origin)
-            for name, value in read_keys(given, spec.name, origin)
-        },
+        values={name: check_value(spec, name, value, origin) for name, value in read_keys(given, spec.name, origin)},
         takes=_takes(spec, takes, origin),
         workers=_workers(spec, args.get("workers"), origin),
         resources=_resources(spec, args.get("resources"), origin),
@@ -84,9 +79,7 @@ def read_keys(raw: Any, section: str, origin: str) -> list[tuple[str, Any]]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(
-                f"{origin}: {section}.{name} is given twice, once with underscores", "remove one"
-            )
+            raise ConfigError(f"{origin}: {section}.{name} is given twice, once with underscores", "remove one")
     return pairs
 
 

@@ -95,9 +95,7 @@ class Dependency:
         if clients is None:
             raise GraphError(f"{what} exists in a running graph only", "start it with `dynamo serve`")
         if self._name not in clients:
-            raise GraphError(
-                f"{what} is not linked in this graph", f"link {self._owner} to {self.target.__name__}"
-            )
+            raise GraphError(f"{what} is not linked in this graph", f"link {self._owner} to {self.target.__name__}")
         return clients[self._name]
 
 
@@ -123,9 +121,7 @@ def endpoint(name: str | None = None) -> Callable[[_F], _F]:
             raise GraphError(f"endpoint {method.__qualname__} is not asynchronous", "write it as `async def`")
         arguments = len(inspect.signature(method).parameters) - 1
         if arguments not in (0, 1):
-            raise GraphError(
-                f"endpoint {method.__qualname__} takes {arguments} arguments", "take one request, or none"
-            )
+            raise GraphError(f"endpoint {method.__qualname__} takes {arguments} arguments", "take one request, or none")
         spelled = name or method.__name__
         if not spelled.replace("_", "").replace("-", "").isalnum():
             raise GraphError(f"endpoint name {spelled!r} is not valid", "use letters, digits, _ and -")
@@ -175,9 +171,7 @@ def service(
                 workers=_check_workers(workers),
                 schema=_schema(config),
                 endpoints=MappingProxyType(_endpoints(cls)),
-                dependencies=MappingProxyType(
-                    {name: item.target for name, item in _members(cls, Dependency)}
-                ),
+                dependencies=MappingProxyType({name: item.target for name, item in _members(cls, Dependency)}),
                 on_start=_hooks(cls, "start"),
                 on_shutdown=_hooks(cls, "shutdown"),
             )

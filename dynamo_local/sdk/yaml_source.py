@@ -22,9 +22,7 @@ class _Loader(yaml.SafeLoader):
 
 _TAG = "tag:yaml.org,2002:"
 _Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(
-    f"{_TAG}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
+_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     f"{_TAG}float",
@@ -43,14 +41,11 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         if not isinstance(key, str | int | float | bool | None):
             raise yaml.constructor.ConstructorError(None, None, "a key is not text", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} occurs twice", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
         seen.add(key)
     loader.flatten_mapping(node)
     return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
-        for key, value in node.value
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
     }
 
 

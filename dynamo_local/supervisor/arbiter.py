@@ -92,9 +92,7 @@ class Arbiter:
     async def died(self) -> None:
         """Wait until circusd has ended, then raise SupervisorError."""
         code = await self._process.wait()
-        raise SupervisorError(
-            f"circusd ended unexpectedly ({describe_exit(code)})", f"its log is {self.files.log}"
-        )
+        raise SupervisorError(f"circusd ended unexpectedly ({describe_exit(code)})", f"its log is {self.files.log}")
 
     async def end(self, deadline_s: float) -> None:
         """Wait for circusd to end; kill it at the deadline. Its children then die with it."""

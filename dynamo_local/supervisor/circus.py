@@ -86,11 +86,7 @@ class _Reply(msgspec.Struct):
 
     @property
     def is_unknown_watcher(self) -> bool:
-        return (
-            self.status == "error"
-            and self.reason.startswith("program ")
-            and self.reason.endswith("not found")
-        )
+        return self.status == "error" and self.reason.startswith("program ") and self.reason.endswith("not found")
 
 
 class CircusClient:

@@ -130,9 +130,7 @@ class Keeper:
         match decision:
             case Restart(at=at, delay_s=delay_s):
                 watched.restart_at = at
-                self._show(
-                    name, f"{describe_exit(exit_code)}, restart in {delay_s:g} s", self._last_lines(name)
-                )
+                self._show(name, f"{describe_exit(exit_code)}, restart in {delay_s:g} s", self._last_lines(name))
             case GiveUp(reason=reason):
                 raise self._given_up(name, f"{reason} ({describe_exit(exit_code)})")
 

@@ -23,6 +23,7 @@ from state.paths import StatePaths
 
 _MODEL = "model"
 _SERVED_NAME = "served-model-name"
+_DTYPE = "dtype"
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,17 @@ def uses_quickstart(graph: ResolvedGraph) -> bool:
 
 
 def with_quickstart(graph: Graph, resolved: ResolvedGraph, model: Path) -> ResolvedGraph:
-    """The graph with the quick start's model in place of its name. It is still served under that name."""
+    """The graph with the quick start's model in place of its name. It is still served under that name, and in
+    float32: it is made so, and a small model loses most by less precision."""
     keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
 
     def replaced(service: ResolvedService) -> ResolvedService:
         if service.config.get(_MODEL) != QUICKSTART:
             return service
         config = service.config | {_MODEL: str(model)}
-        if _SERVED_NAME in keys[service.name]:
-            config.setdefault(_SERVED_NAME, [QUICKSTART])
+        for key, value in ((_SERVED_NAME, [QUICKSTART]), (_DTYPE, "float32")):
+            if key in keys[service.name]:
+                config.setdefault(key, value)
         return msgspec.structs.replace(service, config=config)
 
     return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))

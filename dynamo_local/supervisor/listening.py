@@ -43,7 +43,5 @@ def answers(address: HttpAddress) -> bool:
 
 def _refusal(host: str, port: int, error: OSError) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        return PortInUseError(
-            f"port {port} on {host} is in use", "pass another --port, or 0 for any free one"
-        )
+        return PortInUseError(f"port {port} on {host} is in use", "pass another --port, or 0 for any free one")
     return UsageError(f"cannot listen on {host}:{port}: {error.strerror}", "pass another --host or --port")

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.names import BUS_SERVICE, Watcher
+from dynamo_local.core.names import (
+    BUS_SERVICE,
+    HTTP_HOST_ENV,
+    HTTP_PORT_ENV,
+    NAMESPACE_ENV,
+    WATCHER_ENV,
+    Watcher,
+)
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from state.devices import Inventory, allocate, environment_for
 from state.paths import STATE_DIR_VARIABLE
-from state.processes import NAMESPACE_VARIABLE, WATCHER_VARIABLE
-
-HTTP_HOST_ENV = "DYN_HTTP_HOST"
-HTTP_PORT_ENV = "DYN_HTTP_PORT"
 
 BUS_ROLE = "bus"
 
@@ -66,7 +69,7 @@ def plan_services(
             watcher = Watcher(graph.namespace, service.name, index)
             devices = allocate(inventory, taken, service.gpu, needed_by=_label(service, index))
             taken.update(devices)
-            environment = settings | environment_for(inventory, devices) | {WATCHER_VARIABLE: str(watcher)}
+            environment = settings | environment_for(inventory, devices) | {WATCHER_ENV: str(watcher)}
             plans.append(WatcherPlan(watcher, service.role, _command(graph, service), environment, devices))
     return tuple(plans)
 
@@ -75,9 +78,9 @@ def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> Watcher
     """The watcher of our own NATS server."""
     watcher = Watcher(namespace, BUS_SERVICE)
     environment = {
-        NAMESPACE_VARIABLE: namespace,
+        NAMESPACE_ENV: namespace,
         STATE_DIR_VARIABLE: str(state_root),
-        WATCHER_VARIABLE: str(watcher),
+        WATCHER_ENV: str(watcher),
     }
     return WatcherPlan(watcher, BUS_ROLE, argv, environment)
 
@@ -87,11 +90,9 @@ def stop_order(graph: ResolvedGraph) -> tuple[str, ...]:
     return (*(service.name for service in reversed(graph.services)), BUS_SERVICE)
 
 
-def _settings(
-    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress
-) -> dict[str, str]:
+def _settings(graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress) -> dict[str, str]:
     settings = service.envs | {
-        NAMESPACE_VARIABLE: graph.namespace,
+        NAMESPACE_ENV: graph.namespace,
         STATE_DIR_VARIABLE: str(state_root),
         # Log files are read while the process runs.
         "PYTHONUNBUFFERED": "1",
@@ -107,9 +108,7 @@ def _command(graph: ResolvedGraph, service: ResolvedService) -> tuple[str, ...]:
 
 
 def _label(service: ResolvedService, index: int) -> str:
-    return (
-        service.name if service.workers == 1 else f"worker {index + 1} of {service.workers} of {service.name}"
-    )
+    return service.name if service.workers == 1 else f"worker {index + 1} of {service.workers} of {service.name}"
 
 
 def _check_names(services: Sequence[ResolvedService]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import NAMESPACE_ENV, Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.processes import PARENT_PID_ENV
@@ -35,7 +35,7 @@ from dynamo_local.supervisor.report import Report
 from state.files import make_run_directory, make_sockets, remove_run_directory, remove_sockets
 from state.model import recorded_environment
 from state.paths import STATE_DIR_VARIABLE, Sockets
-from state.processes import NAMESPACE_VARIABLE, ProcFs, this_process
+from state.processes import ProcFs, this_process
 from state.reconcile import leftovers
 from state.store import StateStore
 from state.transitions import claim, clear_lease, new_state, set_lease
@@ -53,7 +53,7 @@ class ServerSettings:
 
     bus_deadline_s: float = 15.0
     ready_deadline_s: float = 600.0
-    drain_deadline_s: float = 20.0
+    drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
 
 
@@ -132,9 +132,7 @@ class Server:
     def _service_names(self) -> tuple[str, ...]:
         return tuple(plan.name for plan in self._launch.services)
 
-    async def _enter_state(
-        self, stack: AsyncExitStack, sockets: Sockets, watchers: Sequence[WatcherPlan]
-    ) -> None:
+    async def _enter_state(self, stack: AsyncExitStack, sockets: Sockets, watchers: Sequence[WatcherPlan]) -> None:
         state = new_state(
             self._launch.graph.namespace,
             sockets.circus_endpoint,
@@ -143,16 +141,14 @@ class Server:
             self._environment(),
         )
         for plan in watchers:
-            state = claim(
-                state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices
-            )
+            state = claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices)
         await asyncio.to_thread(self._store.create, state)
         stack.push_async_callback(asyncio.to_thread, self._store.remove)
         stack.push_async_callback(asyncio.to_thread, self._end_survivors)
 
     def _environment(self) -> dict[str, str]:
         own = {
-            NAMESPACE_VARIABLE: self._launch.graph.namespace,
+            NAMESPACE_ENV: self._launch.graph.namespace,
             STATE_DIR_VARIABLE: str(self._paths.root),
         }
         return recorded_environment(os.environ) | own
@@ -170,9 +166,7 @@ class Server:
 
     # Bring-up, then the steady state.
 
-    async def _operate(
-        self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream
-    ) -> None:
+    async def _operate(self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream) -> None:
         await circus.statuses()
         self._tasks.spawn("exits", keeper.listen(events))
         self._tasks.spawn("keeper", keeper.run())

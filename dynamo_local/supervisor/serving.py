@@ -21,10 +21,7 @@ def serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
     Raises NamespaceBusyError when a server runs in the namespace, SupervisorError when services cannot be
     started or kept.
     """
-    with ServerLock(launch.paths) as lock:
-        for note in clear_leftovers(lock):
-            report.step(note)
-        asyncio.run(_serve(launch, settings, report))
+    asyncio.run(_serve(launch, settings, report))
 
 
 async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
@@ -32,10 +29,14 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
     loop = asyncio.get_running_loop()
     for number in handled_signals():
         loop.add_signal_handler(number, _on_signal, stop, report, number)
-    if launch.bus is not None:
-        await _check_bus(launch.bus)
-    report.step(f"starting {launch.graph.target} in namespace {launch.graph.namespace}")
-    await Server(launch, settings, report).run(stop)
+    # Blocking is right here: nothing else runs yet, and a signal that comes is looked at afterwards.
+    with ServerLock(launch.paths) as lock:
+        for note in clear_leftovers(lock):
+            report.step(note)
+        if launch.bus is not None:
+            await _check_bus(launch.bus)
+        report.step(f"starting {launch.graph.target} in namespace {launch.graph.namespace}")
+        await Server(launch, settings, report).run(stop)
     report.step("stopped")
 
 

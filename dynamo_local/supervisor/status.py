@@ -92,9 +92,7 @@ def _health(
     return ("silent", "") if reachable else ("unknown", "the bus does not answer")
 
 
-async def presences(
-    bus_file: Path, namespace: str, expected: list[str]
-) -> tuple[Mapping[str, Presence], bool]:
+async def presences(bus_file: Path, namespace: str, expected: list[str]) -> tuple[Mapping[str, Presence], bool]:
     """What processes say when asked, by watcher; and whether the bus could be reached.
 
     Waits until all `expected` have answered, NATS aside, or for a second.

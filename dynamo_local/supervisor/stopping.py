@@ -30,9 +30,7 @@ def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
         _clear(paths, report)
         return
     if pid == 0 or not _is_owner(paths, pid):
-        raise SupervisorError(
-            f"the server in namespace {paths.namespace} is only starting", "try again in a moment"
-        )
+        raise SupervisorError(f"the server in namespace {paths.namespace} is only starting", "try again in a moment")
     report.step(f"stopping the server in namespace {paths.namespace} (pid {pid})")
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)

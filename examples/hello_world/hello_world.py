@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk import async_on_shutdown, async_on_start, depends, endpoint, service
 from examples.hello_world.http_stream import HttpStream
@@ -65,7 +66,7 @@ class Frontend:
     @async_on_start
     async def listen(self) -> None:
         """Listen where `dynamo serve --host --port` says, and let `dynamo ps` know."""
-        host, port = os.environ.get("DYN_HTTP_HOST", "127.0.0.1"), os.environ.get("DYN_HTTP_PORT", "8000")
+        host, port = os.environ.get(HTTP_HOST_ENV, "127.0.0.1"), os.environ.get(HTTP_PORT_ENV, "8000")
         await self._http.start(host, int(port))
         self._announcer.update(url=self._http.url)
 

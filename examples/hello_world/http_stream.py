@@ -51,9 +51,7 @@ class HttpStream:
         try:
             self._server = await asyncio.start_server(self._connected, host, port, limit=_MAX_LINE_BYTES)
         except OSError as error:
-            raise PortInUseError(
-                f"cannot listen on {host}:{port}: {error.strerror}", "use another port"
-            ) from error
+            raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", "use another port") from error
 
     async def stop(self) -> None:
         """Take no more connections; let answers under way finish for a while."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,7 +52,10 @@ class LlmServer(ServerProcess):
 
     def tree(self) -> dict[int, int]:
         """All descendants of the server: pid to start time. (vLLM's overwrite the environment that marks them.)"""
-        parents = {pid: parent_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+        parents = {
+            pid: parent_of(pid)
+            for pid in map(int, filter(str.isdigit, (entry.name for entry in Path("/proc").iterdir())))
+        }
         found = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
@@ -98,6 +100,5 @@ def none_of(processes: dict[int, int]) -> bool:
 def idle(workers: list[Presence]) -> bool:
     """All workers are there, run nothing and hold no KV block."""
     return len(workers) == 2 and all(
-        w.load is not None and w.load.running == 0 and w.load.waiting == 0 and w.load.kv_usage == 0
-        for w in workers
+        w.load is not None and w.load.running == 0 and w.load.waiting == 0 and w.load.kv_usage == 0 for w in workers
     )

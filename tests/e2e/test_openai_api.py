@@ -35,9 +35,7 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
     whole = complete(client, "once upon a time", 40)
     chunks = list(
-        client.completions.create(
-            model=MODEL, prompt="once upon a time", max_tokens=40, temperature=0, stream=True
-        )
+        client.completions.create(model=MODEL, prompt="once upon a time", max_tokens=40, temperature=0, stream=True)
     )
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole
     # On a busy machine tokens are merged into fewer chunks, but never into one.
@@ -81,23 +79,19 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_prompt_logprobs_cover_the_prompt(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="abcdef", max_tokens=1, echo=True, logprobs=1, temperature=0
-    )
+    answer = client.completions.create(model=MODEL, prompt="abcdef", max_tokens=1, echo=True, logprobs=1, temperature=0)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs is not None
     assert answer.usage is not None
     assert len(logprobs.token_logprobs) == answer.usage.prompt_tokens + 1
-    assert all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:])
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
 
 
 def test_stop_string(client: openai.OpenAI) -> None:
     whole = complete(client, "tell me", 40)
     stop = whole[10:12]
-    cut = client.completions.create(
-        model=MODEL, prompt="tell me", max_tokens=40, temperature=0, stop=[stop]
-    )
+    cut = client.completions.create(model=MODEL, prompt="tell me", max_tokens=40, temperature=0, stop=[stop])
     assert cut.choices[0].finish_reason == "stop"
     assert cut.choices[0].text == whole[: whole.index(stop)]
 
@@ -105,7 +99,12 @@ def test_stop_string(client: openai.OpenAI) -> None:
 def test_seed_repeats_a_sample(client: openai.OpenAI) -> None:
     def sample(seed: int) -> str:
         answer = client.completions.create(
-            model=MODEL, prompt="dice", max_tokens=24, temperature=1.5, seed=seed, extra_body={"ignore_eos": True}
+            model=MODEL,
+            prompt="dice",
+            max_tokens=24,
+            temperature=1.5,
+            seed=seed,
+            extra_body={"ignore_eos": True},
         )
         return answer.choices[0].text
 

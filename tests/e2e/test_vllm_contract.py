@@ -22,7 +22,13 @@ import msgspec
 import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
@@ -122,11 +128,16 @@ def test_outputs_survive_the_bus_exactly() -> None:
     delta = wire.delta_of(output, RequestEpoch("r", 1), 7)
     batch = TokenBatch(worker="w", seq=1, timestamp=1.0, deltas=(delta,))
     back = wire.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 10)
-    assert (back.request_id, back.new_token_ids, back.finish_reason, back.stop_reason) == ("r", [5, 6], 0, "x")
+    assert (back.request_id, back.new_token_ids, back.finish_reason, back.stop_reason) == (
+        "r",
+        [5, 6],
+        0,
+        "x",
+    )
     assert back.new_logprobs is not None
     assert output.new_logprobs is not None
     for ours, theirs in zip(back.new_logprobs[:3], output.new_logprobs[:3], strict=True):
-        assert np.array_equal(ours, theirs)  # type: ignore[arg-type]
+        assert np.array_equal(ours, theirs)
     assert back.new_prompt_logprobs_tensors is not None
     assert torch.equal(back.new_prompt_logprobs_tensors.logprobs, torch.tensor([[-0.5, -0.25]]))
     assert back.prefill_stats is not None

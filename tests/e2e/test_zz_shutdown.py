@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -21,7 +20,7 @@ SUPERVISORS = 2
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY))
+    return {entry.name for entry in SHARED_MEMORY.iterdir()}
 
 
 def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client: openai.OpenAI) -> None:
@@ -29,7 +28,11 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
     assert len(processes) >= SUPERVISORS + 5 + 2 * VLLM_PROCESSES
     stream = iter(
         client.completions.create(
-            model="quickstart", prompt="last words", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+            model="quickstart",
+            prompt="last words",
+            max_tokens=100,
+            stream=True,
+            extra_body={"ignore_eos": True},
         )
     )
     tokens = 1 if next(stream).choices else 0

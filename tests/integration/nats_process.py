@@ -14,30 +14,57 @@ from dynamo_local.supervisor.nats_server import NatsServer, find_binary
 _DEADLINE_S = 20.0
 
 
+class NatsProcess:
+    """A server that can be killed and started again where it was."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = NatsServer.at(directory)
+        self._server.write_files()
+        self._log = directory / "nats.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> BusAddress:
+        return self._server.address
+
+    def start(self) -> None:
+        """Start it, and wait until it says where it listens."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(find_binary()), "--config", str(self._server.config_path)], stdout=output, stderr=output
+            )
+        self._server = self._listening(self._process)
+
+    def kill(self) -> None:
+        """Like a crash."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(_DEADLINE_S)
+
+    def end(self) -> None:
+        """Harmless if it has ended already."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(_DEADLINE_S)
+
+    def _listening(self, process: subprocess.Popen[bytes]) -> NatsServer:
+        deadline = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < deadline:
+            chosen = self._server.with_chosen_port(process.pid)
+            if chosen is not None:
+                return chosen
+            if process.poll() is not None:
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"NATS did not start: {self._log.read_text()}")
+
+
 @contextmanager
 def running_nats(directory: Path) -> Iterator[BusAddress]:
-    """Start a server, wait until it says where it listens, and end it afterwards."""
-    server = NatsServer.at(directory)
-    server.write_files()
-    log = directory / "nats.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(find_binary()), "--config", str(server.config_path)], stdout=output, stderr=output
-        )
+    """A server for as long as the context lasts."""
+    server = NatsProcess(directory)
     try:
-        yield _listening(server, process, log)
+        server.start()
+        yield server.address
     finally:
-        process.terminate()
-        process.wait(_DEADLINE_S)
-
-
-def _listening(server: NatsServer, process: subprocess.Popen[bytes], log: Path) -> BusAddress:
-    deadline = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline:
-        chosen = server.with_chosen_port(process.pid)
-        if chosen is not None:
-            return chosen.address
-        if process.poll() is not None:
-            break
-        time.sleep(0.01)
-    raise AssertionError(f"NATS did not start: {log.read_text()}")
+        server.end()

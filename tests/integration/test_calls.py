@@ -214,9 +214,7 @@ async def test_the_error_of_an_endpoint_arrives_as_one_line_after_what_came_befo
         ("count", 2, "Echo.count answered with a stream where one reply was awaited; iterate"),
     ],
 )
-async def test_what_cannot_be_said_is_an_error_of_that_call(
-    rig: Rig, method: str, request_: Any, message: str
-) -> None:
+async def test_what_cannot_be_said_is_an_error_of_that_call(rig: Rig, method: str, request_: Any, message: str) -> None:
     server = await rig.server(Echo())
     echo = await rig.echo()
     with pytest.raises(RpcError, match=message):
@@ -303,9 +301,7 @@ async def _awaited(call: Any) -> Any:
 
 async def test_without_an_instance_the_call_fails(rig: Rig) -> None:
     echo = await rig.echo()
-    with pytest.raises(
-        RpcError, match=r"Echo\.say-any cannot be called: no instance of the service is ready"
-    ):
+    with pytest.raises(RpcError, match=r"Echo\.say-any cannot be called: no instance of the service is ready"):
         await echo.say(1)
 
 

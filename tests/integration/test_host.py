@@ -142,9 +142,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def prepare(
-    address: BusAddress, root: Path, stack: AsyncExitStack, target: str, *overrides: str
-) -> Server:
+async def prepare(address: BusAddress, root: Path, stack: AsyncExitStack, target: str, *overrides: str) -> Server:
     namespace = f"t{uuid.uuid4().hex[:12]}"
     graph = resolve(load_graph(target), overrides=overrides, namespace=namespace)
     paths = StatePaths(root, namespace)
@@ -215,9 +213,7 @@ async def test_an_unexpected_error_is_one_line_after_its_traceback(
     assert any(line.startswith("Traceback") for line in moody.output)
 
 
-async def test_a_side_task_that_dies_ends_the_process(
-    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
-) -> None:
+async def test_a_side_task_that_dies_ends_the_process(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:
     server = await prepare(nats, tmp_path, stack, MOODY)
     moody = await server.start("Moody")
     await server.hears("Moody", "ready")
@@ -294,9 +290,7 @@ async def test_without_its_server_a_process_ends_in_one_line(
     assert not [line for line in moody.output if line.startswith("Traceback")]
 
 
-async def test_a_watcher_of_another_service_is_refused(
-    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
-) -> None:
+async def test_a_watcher_of_another_service_is_refused(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:
     server = await prepare(nats, tmp_path, stack, MOODY)
     moody = await server.start("Moody", DYN_WATCHER="other_Plain")
     assert await moody.finished() == 2
@@ -304,14 +298,9 @@ async def test_a_watcher_of_another_service_is_refused(
     assert "other_Plain, which is no watcher of Moody" in moody.errors[0]
 
 
-async def test_no_process_survives_its_parent(
-    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
-) -> None:
+async def test_no_process_survives_its_parent(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:
     server = await prepare(nats, tmp_path, stack, MOODY)
-    code = (
-        "import os, subprocess, sys; os.environ['DYN_PARENT_PID'] = str(os.getpid()); "
-        "subprocess.run(sys.argv[1:])"
-    )
+    code = "import os, subprocess, sys; os.environ['DYN_PARENT_PID'] = str(os.getpid()); subprocess.run(sys.argv[1:])"
     environment = {
         **os.environ,
         STATE_DIR_VARIABLE: str(tmp_path),
@@ -334,9 +323,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-async def test_hello_world_streams_through_all_three(
-    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
-) -> None:
+async def test_hello_world_streams_through_all_three(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:
     server = await prepare(nats, tmp_path, stack, HELLO, "--Middle.suffix=!")
     processes = [await server.start(name, DYN_HTTP_PORT="0") for name in ("Backend", "Middle", "Frontend")]
     for name in ("Backend", "Middle", "Frontend"):

@@ -172,7 +172,7 @@ def test_a_signal_while_services_come_up_leaves_nothing(root: Path) -> None:
         server.assert_nothing_left()
 
 
-def test_a_signal_while_a_failed_start_is_cleared_away_hides_neither_the_failure_nor_leaves_a_rest(
+def test_a_signal_during_the_clean_up_of_a_failed_start_changes_nothing(
     root: Path,
 ) -> None:
     with Tiny(root, "Other=stubborn", "Back=crash", "Front=") as server:
@@ -308,9 +308,7 @@ def test_hello_world_answers_again_after_a_service_was_killed(root: Path) -> Non
         url = server.await_api()
         os.kill(server.pid("Middle"), signal.SIGKILL)
         server.line("hello_Middle", "restart in")
-        (middle,) = [
-            row for row in json.loads(server.dynamo("ps", "--json").stdout) if row["component"] == "Middle"
-        ]
+        (middle,) = [row for row in json.loads(server.dynamo("ps", "--json").stdout) if row["component"] == "Middle"]
         assert middle["state"] != "ready" or middle["pid"] is not None
         server.line("hello_Middle  ready")
         assert generate(url)[0] == "Frontend: Middle: Backend: good"

@@ -213,9 +213,7 @@ async def scripted(
     async def answer(router: zmq.asyncio.Socket) -> None:
         for reply in answers:
             peer, request = await router.recv_multipart()
-            await router.send_multipart(
-                [peer, json.dumps({"id": json.loads(request)["id"], **reply}).encode()]
-            )
+            await router.send_multipart([peer, json.dumps({"id": json.loads(request)["id"], **reply}).encode()])
 
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
@@ -293,9 +291,7 @@ async def test_nats_listens_on_loopback_only(box: Box) -> None:
     port = int(address.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), 5):
         pass
-    listening = [
-        row[1] for protocol in ("tcp", "tcp6") for row in kernel_sockets(protocol) if row[3] == LISTENS
-    ]
+    listening = [row[1] for protocol in ("tcp", "tcp6") for row in kernel_sockets(protocol) if row[3] == LISTENS]
     ours = [address for address in listening if address.endswith(f":{port:04X}")]
     assert ours
     assert all(address.startswith(LOOPBACK) for address in ours)

@@ -29,9 +29,7 @@ async def main(mode: str) -> None:
     lease = os.urandom(8).hex()
     StateStore(paths).update(lambda state: set_lease(state, watcher, lease, os.getpid()))
     bus = await Bus.connect(BusAddress.load(paths.bus_file), name=str(watcher))
-    presence = Presence(
-        str(watcher), watcher.service, "service", lease, os.getpid(), "starting", "warming up"
-    )
+    presence = Presence(str(watcher), watcher.service, "service", lease, os.getpid(), "starting", "warming up")
     announcer = Announcer(bus, Subjects(watcher.namespace), presence)
     announcing = asyncio.create_task(announcer.run())
     if mode == "parent":

@@ -99,9 +99,7 @@ def test_wheel_ships_every_package_with_its_data(tmp_path: Path) -> None:
 # Finding a Python
 
 
-def run_setup(
-    tmp_path: Path, pythons: dict[str, str], **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_setup(tmp_path: Path, pythons: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/setup where only these commands, given as shell text, are named python-something."""
     for name in ("dirname", "env"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
@@ -199,9 +197,7 @@ def test_setups_of_one_checkout_exclude_each_other(tmp_path: Path) -> None:
     os.close(other)
 
 
-def test_too_little_space_is_said_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_said_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bootstrap.VENV_GIB, "cpu", 1e9)
     with pytest.raises(pip_run.SetupError, match=r"GiB are needed in .* are free; make room"):
         bootstrap.check_space("cpu", tmp_path, tmp_path)
@@ -246,9 +242,7 @@ def test_pytorchs_index_is_asked_for_torch_alone(tmp_path: Path, torch_lock: Pat
 
 def test_torch_found_nowhere(tmp_path: Path, torch_lock: Path) -> None:
     fake_pip(tmp_path / "venv", NOT_FOUND)
-    with pytest.raises(
-        pip_run.PipError, match=r"found neither by pip's own configuration nor at .*PIP_FIND_LINKS"
-    ):
+    with pytest.raises(pip_run.PipError, match=r"found neither by pip's own configuration nor at .*PIP_FIND_LINKS"):
         bootstrap.install_torch(tmp_path / "venv", torch_lock)
 
 

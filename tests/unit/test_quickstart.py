@@ -128,9 +128,7 @@ def test_plain_text_gets_a_bos(tokenizer: Tokenizer, model: Path) -> None:
 )
 def test_chat_template(messages: list[dict[str, Any]], ask: bool, expected: str) -> None:
     template = jinja2.Environment(autoescape=False).from_string(CHAT_TEMPLATE)
-    rendered = template.render(
-        messages=messages, add_generation_prompt=ask, bos_token="<s>", eos_token="</s>"
-    )
+    rendered = template.render(messages=messages, add_generation_prompt=ask, bos_token="<s>", eos_token="</s>")
     assert rendered == expected
 
 

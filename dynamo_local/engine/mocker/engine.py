@@ -157,9 +157,7 @@ class MockerEngine:
 
     def _told(self, emitted: tuple[sequence.Sequence, ...]) -> Step:
         self._load_untold = False
-        deltas = [
-            self._delta(live) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None
-        ]
+        deltas = [self._delta(live) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None]
         return Step(self._clock(), tuple(deltas), self._scheduler.load)
 
     def _delta(self, live: _Live) -> TokenDelta:

@@ -209,8 +209,6 @@ def _check_prompt(token_ids: Seq[int], limit: int) -> None:
     if not token_ids:
         raise RequestError("the prompt is empty")
     if len(token_ids) >= limit:
-        raise RequestError(
-            f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}"
-        )
+        raise RequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
     if min(token_ids) < 0 or max(token_ids) >= _TOKEN_IDS:
         raise RequestError("the prompt has a token id out of range")

@@ -28,9 +28,7 @@ class MockerSettings:
     )
     mocker_vocab_size: int = _setting(256, "tokens are drawn from 0 up to this", at_least=1)
     mocker_step_base_ms: float = _setting(8.0, "time of a step, whatever it computes, in ms", at_least=0)
-    mocker_prefill_us_per_token: float = _setting(
-        50.0, "time that each prompt token adds to a step, in us", at_least=0
-    )
+    mocker_prefill_us_per_token: float = _setting(50.0, "time that each prompt token adds to a step, in us", at_least=0)
     mocker_decode_us_per_seq: float = _setting(
         100.0, "time that each decoding request adds to a step, in us", at_least=0
     )
@@ -52,9 +50,7 @@ class MockerSettings:
 
     def step_s(self, prefill_tokens: int, decode_seqs: int) -> float:
         """How long a step takes that computes this much, in seconds."""
-        variable_us = (
-            prefill_tokens * self.mocker_prefill_us_per_token + decode_seqs * self.mocker_decode_us_per_seq
-        )
+        variable_us = prefill_tokens * self.mocker_prefill_us_per_token + decode_seqs * self.mocker_decode_us_per_seq
         return (self.mocker_step_base_ms / 1e3 + variable_us / 1e6) / self.mocker_speedup
 
 

@@ -103,7 +103,7 @@ def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -
 @contextmanager
 def _core_taken_from(core: DispatchedCore) -> Iterator[None]:
     original = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda *_, **__: core)  # type: ignore[assignment,method-assign]
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda *_, **__: core)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -118,9 +118,7 @@ def _isolate_failures(processor: OutputProcessor, core: DispatchedCore) -> None:
     """
     process = processor.process_outputs
 
-    def process_each(
-        outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
-    ) -> OutputProcessorOutput:
+    def process_each(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         to_abort: list[str] = []
         for output in outputs:
             why = core.take_failure(output.request_id)
@@ -128,13 +126,13 @@ def _isolate_failures(processor: OutputProcessor, core: DispatchedCore) -> None:
                 try:
                     to_abort += process([output], *args, **kwargs).reqs_to_abort
                     continue
-                except Exception:
+                except Exception:  # noqa: BLE001  # vLLM promises nothing about what it raises here
                     _log.exception("output of request %s could not be processed", output.request_id)
                     why = "the answer of the engine could not be processed"
             to_abort += _end_with_error(processor, output.request_id, why)
         return OutputProcessorOutput(request_outputs=[], reqs_to_abort=to_abort)
 
-    processor.process_outputs = process_each  # type: ignore[method-assign]
+    processor.process_outputs = process_each  # type: ignore[method-assign,assignment]
 
 
 def _end_with_error(processor: OutputProcessor, request_id: str, why: str) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.version import __version__
+from vllm.version import __version__  # type: ignore[attr-defined]
 
 from dynamo_local.sdk.schema import KeySpec, Kind
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 
+from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.runtime.processes import die_with_parent
-
-MARK_ENV = "DYN_WATCHER"
-"""Set in all processes of a server of this project. Without it this plugin leaves vLLM alone."""
 
 
 def register() -> None:
-    """Have this process killed when its parent dies, if it is a child process of one of this project's workers."""
+    """Have this process killed when its parent dies, if it is a child of one of this project's workers.
+
+    Anywhere else this leaves vLLM alone.
+    """
     parent = multiprocessing.parent_process()
-    if MARK_ENV in os.environ and parent is not None:
+    if WATCHER_ENV in os.environ and parent is not None:
         die_with_parent(parent.pid)

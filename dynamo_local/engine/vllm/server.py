@@ -28,7 +28,11 @@ _log = logging.getLogger(__name__)
 Middleware = Callable[[Any], Any]
 """Wraps an ASGI application."""
 
-_SAFE_DEFAULTS = {"disable-fastapi-docs": True, "disable-uvicorn-access-log": True, "uvicorn-log-level": "warning"}
+_SAFE_DEFAULTS = {
+    "disable-fastapi-docs": True,
+    "disable-uvicorn-access-log": True,
+    "uvicorn-log-level": "warning",
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,7 @@ class OpenAIServer:
     environment.py.
     """
 
-    def __init__(
-        self, config: dict[str, Any], private_dir: Path, dispatcher: Dispatcher, gate: Middleware
-    ) -> None:
+    def __init__(self, config: dict[str, Any], private_dir: Path, dispatcher: Dispatcher, gate: Middleware) -> None:
         self._config = {**_SAFE_DEFAULTS, **config}
         self._private_dir = private_dir
         self._dispatcher = dispatcher
@@ -106,7 +108,6 @@ class OpenAIServer:
 
     def _serve(self, args: Namespace, llm: Any, app: Any, listener: socket.socket) -> _Serving:
         import uvicorn
-
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
         config = uvicorn.Config(
@@ -139,7 +140,7 @@ def _parse(config: dict[str, Any]) -> Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args = parser.parse_args(to_argv(config, combine(engine_schema(), server_schema())))
+    args: Namespace = parser.parse_args(to_argv(config, combine(engine_schema(), server_schema())))
     try:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:

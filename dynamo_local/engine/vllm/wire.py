@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
@@ -127,9 +133,7 @@ def load_of(stats: SchedulerStats | None) -> Load | None:
     """The scheduler's word on the load, if the step came with one."""
     if stats is None:
         return None
-    return Load(
-        running=stats.num_running_reqs, waiting=stats.num_waiting_reqs, kv_usage=float(stats.kv_cache_usage)
-    )
+    return Load(running=stats.num_running_reqs, waiting=stats.num_waiting_reqs, kv_usage=float(stats.kv_cache_usage))
 
 
 def _prefill_stats(cached_tokens: int | None, prompt_tokens: int) -> PrefillStats | None:
@@ -164,7 +168,8 @@ def _tensors(logprobs: Logprobs | None) -> LogprobsTensors | None:
     if logprobs is None:
         return None
     # Copied: torch wants arrays that it may write to, the message's bytes are not.
-    return LogprobsTensors(*(torch.from_numpy(array.copy()) for array in _arrays(logprobs)))
+    token_ids, values, ranks = (torch.from_numpy(array.copy()) for array in _arrays(logprobs))
+    return LogprobsTensors(token_ids, values, ranks)
 
 
 def _numpy(tensor: torch.Tensor) -> NDArray[np.generic]:

@@ -1,7 +1,9 @@
 """Aggregated serving: the frontend spreads requests over workers that prefill and decode.
 
-    dynamo serve examples.llm.graphs.agg:Frontend -f examples/llm/configs/agg.yaml
+dynamo serve examples.llm.graphs.agg:Frontend -f examples/llm/configs/agg.yaml
 """
+
+from __future__ import annotations
 
 from components.frontend import Frontend
 from components.workers import VllmWorker

@@ -1,7 +1,9 @@
 """Aggregated serving with a router, which assigns the requests of all frontends.
 
-    dynamo serve examples.llm.graphs.agg_router:Frontend -f examples/llm/configs/agg_router.yaml
+dynamo serve examples.llm.graphs.agg_router:Frontend -f examples/llm/configs/agg_router.yaml
 """
+
+from __future__ import annotations
 
 from components.frontend import Frontend
 from components.router import Router

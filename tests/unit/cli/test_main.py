@@ -79,9 +79,7 @@ assert run(["serve", "{GRAPH}", "--dry-run"]) == 0
 print(sorted({{"torch", "transformers", "vllm"}} & set(sys.modules)))
 """
     environ = {**os.environ, "DYN_CPU_SLOTS": "2"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ
-    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
     assert result.stdout.splitlines()[-1] == "[]"
 
 

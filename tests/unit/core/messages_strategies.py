@@ -71,9 +71,7 @@ engine_infos = st.builds(
     kv_blocks=counts,
     max_num_seqs=counts,
 )
-loads = st.builds(
-    Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=st.none() | st.floats(0, 1)
-)
+loads = st.builds(Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=st.none() | st.floats(0, 1))
 presences = st.builds(
     Presence,
     watcher=text,
@@ -125,6 +123,4 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
 }
 """Every message that travels by itself, as its receiver decodes it."""
 
-any_message = st.sampled_from(list(BY_KIND)).flatmap(
-    lambda kind: st.tuples(st.just(kind), BY_KIND[kind])
-)
+any_message = st.sampled_from(list(BY_KIND)).flatmap(lambda kind: st.tuples(st.just(kind), BY_KIND[kind]))

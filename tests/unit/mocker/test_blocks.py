@@ -75,9 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_content_is_found_in_its_block(self) -> None:
-        assert {
-            self.pool.match([block_hash])[0]: block_hash for block_hash in self.content.values()
-        } == self.content
+        assert {self.pool.match([block_hash])[0]: block_hash for block_hash in self.content.values()} == self.content
 
     def referenced(self) -> set[int]:
         return {block for blocks in self.held for block in blocks}
@@ -138,9 +136,7 @@ def test_a_shared_block_is_free_only_when_nobody_refers_to_it() -> None:
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=32), st.data())
-def test_a_hash_names_tokens_their_order_and_what_precedes_them(
-    token_ids: list[int], data: st.DataObject
-) -> None:
+def test_a_hash_names_tokens_their_order_and_what_precedes_them(token_ids: list[int], data: st.DataObject) -> None:
     other = data.draw(st.permutations(token_ids))
     parent = root_hash(None)
     assert (chain_hash(parent, token_ids) == chain_hash(parent, other)) == (token_ids == other)

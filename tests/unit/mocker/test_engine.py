@@ -170,9 +170,7 @@ async def test_step_waits_for_work() -> None:
 
 
 async def test_others_run_while_steps_take_no_time() -> None:
-    free = replace(
-        SETTINGS, mocker_step_base_ms=0.0, mocker_prefill_us_per_token=0.0, mocker_decode_us_per_seq=0.0
-    )
+    free = replace(SETTINGS, mocker_step_base_ms=0.0, mocker_prefill_us_per_token=0.0, mocker_decode_us_per_seq=0.0)
     engine = MockerEngine(free)
     await engine.submit(work(max_tokens=50))
     cancelled = asyncio.create_task(engine.cancel([RequestEpoch("r", 1)]))
@@ -182,8 +180,6 @@ async def test_others_run_while_steps_take_no_time() -> None:
 
 
 def test_neither_vllm_nor_torch_nor_numpy_is_imported() -> None:
-    code = (
-        "import sys, dynamo_local.engine.mocker.engine; print({'vllm', 'torch', 'numpy'} & set(sys.modules))"
-    )
+    code = "import sys, dynamo_local.engine.mocker.engine; print({'vllm', 'torch', 'numpy'} & set(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == "set()"

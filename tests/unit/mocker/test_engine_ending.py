@@ -136,6 +136,8 @@ async def test_a_cancelled_call_of_step_loses_no_token() -> None:
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     time.release()
     deltas = deltas_of(await steps_until_finished(engine))
     assert [delta.position for delta in deltas] == [0, 1, 2, 3]

@@ -37,9 +37,7 @@ def prompts(limits: MockerSettings) -> st.SearchStrategy[list[int]]:
 
 @given(SETTINGS, st.data())
 def test_every_request_gets_exactly_its_tokens(limits: MockerSettings, data: st.DataObject) -> None:
-    requests = data.draw(
-        st.lists(st.tuples(prompts(limits), SAMPLINGS, PRIORITIES, SALTS), min_size=1, max_size=15)
-    )
+    requests = data.draw(st.lists(st.tuples(prompts(limits), SAMPLINGS, PRIORITIES, SALTS), min_size=1, max_size=15))
     watched = Watched(limits)
     sequences = [
         watched.submit(prompt, sampling, priority=priority, cache_salt=salt)

@@ -33,9 +33,7 @@ def test_a_context_can_be_absorbed_in_pieces(first: list[int], second: list[int]
 
 
 @given(PROMPTS, TOKEN_IDS, TOKEN_IDS, PROMPTS)
-def test_one_different_token_is_never_forgotten(
-    before: list[int], one: int, other: int, after: list[int]
-) -> None:
+def test_one_different_token_is_never_forgotten(before: list[int], one: int, other: int, after: list[int]) -> None:
     assert (absorb([*before, one, *after]) == absorb([*before, other, *after])) == (one == other)
 
 
@@ -57,8 +55,6 @@ def test_the_whole_vocabulary_is_drawn_about_evenly_and_without_a_cycle() -> Non
 
 def test_another_process_draws_the_same_tokens() -> None:
     # Workers of one fleet, and a test and the workers it checks, are different processes.
-    code = (
-        "from dynamo_local.engine.mocker.tokens import continuation; print(continuation([1, 2, 3], 8, 256))"
-    )
+    code = "from dynamo_local.engine.mocker.tokens import continuation; print(continuation([1, 2, 3], 8, 256))"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == str(continuation([1, 2, 3], 8, 256))

@@ -173,9 +173,7 @@ async def test_a_server_that_drains_takes_nothing_new() -> None:
     assert int(answer.headers["retry-after"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("house", "health"), [(House(), 200), (House(worker=False), 503), (House(draining=True), 503)]
-)
+@pytest.mark.parametrize(("house", "health"), [(House(), 200), (House(worker=False), 503), (House(draining=True), 503)])
 async def test_health_tells_whether_requests_are_served_and_life_whether_the_process_is(
     house: House, health: int
 ) -> None:

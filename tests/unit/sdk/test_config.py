@@ -101,9 +101,7 @@ def test_options_merge_deeply_into_mappings(graph: Graph, write: Any) -> None:
         "--Worker.extra='{e: 5}'".replace("'", ""),
         "--Worker.extra.a.f_g=x y",
     ]
-    assert config(resolve(graph, path, options)) == {
-        "extra": {"a": {"b": [4], "c": 2, "f_g": "x y"}, "d": 3, "e": 5}
-    }
+    assert config(resolve(graph, path, options)) == {"extra": {"a": {"b": [4], "c": 2, "f_g": "x y"}, "d": 3, "e": 5}}
 
 
 @pytest.mark.parametrize(

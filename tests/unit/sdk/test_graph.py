@@ -39,14 +39,10 @@ def test_linking_what_is_no_dependency_names_what_is() -> None:
     class Other(Service):
         pass
 
-    with pytest.raises(
-        GraphError, match="Other cannot be linked to Worker; Other depends on no other service"
-    ):
+    with pytest.raises(GraphError, match="Other cannot be linked to Worker; Other depends on no other service"):
         Other.link(import_service(f"{HERE}.services:Worker"))
     frontend = import_service(f"{HERE}.services:Frontend")
-    with pytest.raises(
-        GraphError, match="Frontend cannot be linked to Other; Frontend depends on Router, Worker"
-    ):
+    with pytest.raises(GraphError, match="Frontend cannot be linked to Other; Frontend depends on Router, Worker"):
         frontend.link(Other)  # type: ignore[attr-defined]
 
 
@@ -119,9 +115,7 @@ def acyclic(draw: st.DrawFn) -> dict[str, tuple[str, ...]]:
     """Edges from lower to higher numbers only."""
     count = draw(st.integers(1, 8))
     return {
-        str(n): tuple(
-            map(str, draw(st.lists(st.integers(n + 1, count - 1), unique=True)) if n + 1 < count else [])
-        )
+        str(n): tuple(map(str, draw(st.lists(st.integers(n + 1, count - 1), unique=True)) if n + 1 < count else []))
         for n in range(count)
     }
 

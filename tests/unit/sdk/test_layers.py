@@ -70,9 +70,7 @@ def test_merging_leaves_its_arguments_alone(base: dict[str, Any], over: dict[str
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(common=sections, own=sections, typed_common=sections, typed=sections)
-def test_a_later_layer_wins_key_by_key(
-    tmp_path: Path, common: Any, own: Any, typed_common: Any, typed: Any
-) -> None:
+def test_a_later_layer_wins_key_by_key(tmp_path: Path, common: Any, own: Any, typed_common: Any, typed: Any) -> None:
     path = tmp_path / "c.yaml"
     worker = {"common-configs": list(values), **own}
     path.write_text(json.dumps({"Common": common, "Worker": worker}))  # JSON is YAML

@@ -90,9 +90,7 @@ def test_an_overriding_method_without_the_mark_is_no_hook() -> None:
 
 
 def test_a_dependency_outside_of_a_graph_says_so() -> None:
-    with pytest.raises(
-        GraphError, match=r"Frontend\.backend.*running graph only; start it with `dynamo serve`"
-    ):
+    with pytest.raises(GraphError, match=r"Frontend\.backend.*running graph only; start it with `dynamo serve`"):
         _ = Frontend().backend
 
 

@@ -21,9 +21,7 @@ from state.store import StateStore
 from state.transitions import release, taken
 from tests.unit.state.builders import disaggregated, python, states
 
-WATCHERS = st.sets(
-    st.sampled_from(["dynamo_Frontend", "dynamo_VllmWorker", "dynamo_VllmWorker_1", "dynamo_Stray"])
-)
+WATCHERS = st.sets(st.sampled_from(["dynamo_Frontend", "dynamo_VllmWorker", "dynamo_VllmWorker_1", "dynamo_Stray"]))
 
 
 class TestReconcile:
@@ -168,17 +166,13 @@ class TestClearLeftovers:
         assert rest(paths) == before
         assert crashed.ended == []
 
-    def test_without_the_server_lock_nothing_is_touched(
-        self, paths: StatePaths, crashed: FakeProcesses
-    ) -> None:
+    def test_without_the_server_lock_nothing_is_touched(self, paths: StatePaths, crashed: FakeProcesses) -> None:
         with pytest.raises(StateError, match="under the server lock"):
             clear_leftovers(ServerLock(paths), crashed)
         assert crashed.ended == []
         assert StateStore(paths).read() == disaggregated()
 
-    def test_a_process_that_cannot_be_ended_keeps_its_claim(
-        self, paths: StatePaths, crashed: FakeProcesses
-    ) -> None:
+    def test_a_process_that_cannot_be_ended_keeps_its_claim(self, paths: StatePaths, crashed: FakeProcesses) -> None:
         crashed.stubborn = [7]
         with ServerLock(paths) as lock, pytest.raises(StateError, match="cannot be ended: 7"):
             clear_leftovers(lock, crashed)

@@ -81,9 +81,7 @@ class TestLife:
         assert paths.statefile.read_bytes() == before
         store.update(lambda state: log_level(state, "debug"))
 
-    def test_an_update_that_changes_nothing_does_not_write(
-        self, store: StateStore, paths: StatePaths
-    ) -> None:
+    def test_an_update_that_changes_nothing_does_not_write(self, store: StateStore, paths: StatePaths) -> None:
         store.create(disaggregated())
         before = paths.statefile.stat()
         store.update(lambda state: state)
@@ -99,9 +97,7 @@ class TestLife:
 
 class TestUnreadable:
     @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 1}'])
-    def test_it_is_reported_with_a_remedy_and_kept(
-        self, store: StateStore, paths: StatePaths, data: bytes
-    ) -> None:
+    def test_it_is_reported_with_a_remedy_and_kept(self, store: StateStore, paths: StatePaths, data: bytes) -> None:
         store.create(empty_state())
         paths.statefile.write_bytes(data)
         for operation in (store.read, lambda: store.update(lambda state: state)):
@@ -245,9 +241,7 @@ class TestCrash:
         store.update(lambda state: log_level(state, "after"))
         assert names(paths) == {"dynamo.json", "dynamo.json.lock"}
 
-    def test_a_kill_during_create_leaves_none_or_the_new_file(
-        self, store: StateStore, paths: StatePaths
-    ) -> None:
+    def test_a_kill_during_create_leaves_none_or_the_new_file(self, store: StateStore, paths: StatePaths) -> None:
         for last in range(100):
             dying = StateStore(paths, disk=DyingDisk(last))
             code = in_child(lambda dying=dying: dying.create(disaggregated()))  # type: ignore[misc]
@@ -273,9 +267,7 @@ class TestCrash:
 class TestConcurrency:
     @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.lists(st.sampled_from(["VllmWorker", "PrefillWorker"]), max_size=12), max_size=4))
-    def test_updates_of_several_processes_lose_nothing(
-        self, store: StateStore, work: list[list[str]]
-    ) -> None:
+    def test_updates_of_several_processes_lose_nothing(self, store: StateStore, work: list[list[str]]) -> None:
         """Each process claims as told; every claim is there afterwards and holds a device of its own."""
         store.remove()
         store.create(empty_state())
@@ -345,9 +337,7 @@ class TestLock:
         store.create(empty_state())
         ticks = iter(range(1000))
         slept: list[float] = []
-        waiting = StateStore(
-            paths, lock_timeout_s=10, clock=Clock(now=lambda: float(next(ticks)), sleep=slept.append)
-        )
+        waiting = StateStore(paths, lock_timeout_s=10, clock=Clock(now=lambda: float(next(ticks)), sleep=slept.append))
         code = f"""
 from pathlib import Path
 from state.locks import FileLock

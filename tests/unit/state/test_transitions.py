@@ -102,9 +102,7 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "claim in another namespace": lambda s: claim(s, "other_Router", role="", cmd=""),
     "claim of no watcher's name": lambda s: claim(s, "router", role="", cmd=""),
     "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
-    "lease for an emptied one": lambda s: set_lease(
-        release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1
-    ),
+    "lease for an emptied one": lambda s: set_lease(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1),
     "release of an unknown one": lambda s: release(s, "dynamo_Router"),
     "release of an emptied one": lambda s: release(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
     "removal of an unknown one": lambda s: remove(s, "dynamo_Router"),

@@ -52,9 +52,7 @@ def test_the_quick_start_model_is_put_in_and_keeps_its_name() -> None:
 
 
 def test_other_models_and_other_names_are_left_alone() -> None:
-    configs = quickstarted(
-        "--Named.model=quickstart", "--Named.served-model-name=[mine]", "--Plain.model=org/model"
-    )
+    configs = quickstarted("--Named.model=quickstart", "--Named.served-model-name=[mine]", "--Plain.model=org/model")
     assert configs == {
         "Named": {"model": "/made/here", "served-model-name": ["mine"]},
         "Plain": {"model": "org/model"},

@@ -96,7 +96,5 @@ def test_a_selector_is_a_service_a_watcher_or_the_arbiter(tmp_path: Path) -> Non
     assert select(tmp_path, "A") == ("ns_A", "ns_A_1")
     assert select(tmp_path, "ns_A_1") == ("ns_A_1",)
     assert select(tmp_path, "circusd") == ("circusd",)
-    with pytest.raises(
-        NotRunningError, match=r"no log of 'B'; there are circusd, ns_A, ns_A_1, ns_Ab, ns_Nats"
-    ):
+    with pytest.raises(NotRunningError, match=r"no log of 'B'; there are circusd, ns_A, ns_A_1, ns_Ab, ns_Nats"):
         select(tmp_path, "B")

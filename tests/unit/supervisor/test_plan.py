@@ -71,9 +71,7 @@ def test_gpus_are_named_to_cuda() -> None:
 
 
 def test_too_few_devices_name_the_worker() -> None:
-    with pytest.raises(
-        DeviceError, match=r"worker 2 of 2 of Worker needs 2 devices, 1 of 3 CPU slots is free"
-    ):
+    with pytest.raises(DeviceError, match=r"worker 2 of 2 of Worker needs 2 devices, 1 of 3 CPU slots is free"):
         plan(3, service("Worker", workers=2, gpu=2), service("Front"))
 
 

@@ -10,9 +10,7 @@ from tests.unit.supervisor.recording import RecordingReport
 ENGINE = EngineInfo("mocker", "tiny", 1024, 16, 100, 8)
 
 
-def presence(
-    watcher: str, state: ProcessState, detail: str = "", lease: str = "l", role: str = "service"
-) -> Presence:
+def presence(watcher: str, state: ProcessState, detail: str = "", lease: str = "l", role: str = "service") -> Presence:
     return Presence(watcher, watcher.split("_")[1], role, lease, 1, state, detail)
 
 

@@ -1,0 +1,57 @@
+"""One NATS server for all tests; each test has a namespace of its own on it, and connections that are closed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from tests.integration.nats_process import NatsProcess, running_nats
+
+_numbers = itertools.count(1)
+
+Connect = Callable[[], Awaitable[Bus]]
+
+
+@pytest.fixture(scope="session")
+def nats_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusAddress]:
+    with running_nats(tmp_path_factory.mktemp("nats")) as address:
+        yield address
+
+
+@pytest.fixture
+def subjects() -> Subjects:
+    """Of a namespace that no other test uses."""
+    return Subjects(f"test-{next(_numbers)}")
+
+
+@pytest.fixture
+async def connect(nats_address: BusAddress) -> AsyncIterator[Connect]:
+    """Opens connections, as many processes would."""
+    opened: list[Bus] = []
+
+    async def open_one() -> Bus:
+        opened.append(await Bus.connect(nats_address, name=f"test {len(opened)}"))
+        return opened[-1]
+
+    yield open_one
+    for bus in opened:
+        await bus.close()
+
+
+@pytest.fixture
+async def bus(connect: Connect) -> Bus:
+    return await connect()
+
+
+@pytest.fixture
+def own_nats(tmp_path: Path) -> Iterator[NatsProcess]:
+    """A server of the test's own, to be killed and started again."""
+    server = NatsProcess(tmp_path)
+    server.start()
+    yield server
+    server.end()

@@ -1,0 +1,163 @@
+"""A frontend's dispatcher on a real bus, and workers that do what a test tells them to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core import codec
+from dynamo_local.core.fleet import Change
+from dynamo_local.core.messages import (
+    Cancel,
+    LeaseRevoked,
+    Presence,
+    ProcessState,
+    RequestEpoch,
+    Submit,
+    TokenBatch,
+    TokenDelta,
+    Work,
+)
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.ports import Request
+from dynamo_local.runtime.assigner import Assigner, LocalAssigner
+from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.dispatcher import BusDispatcher
+from dynamo_local.runtime.presence import TICK_S, FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+
+DEADLINE_S = 20.0
+SAMPLING = msgspec.msgpack.encode({"max_tokens": 8})
+
+
+def request(request_id: str = "r1", prompt: tuple[int, ...] = (1, 2, 3), **more: Any) -> Request:
+    return Request(request_id, list(prompt), more.pop("sampling", lambda _: SAMPLING), arrival_time=1.0, **more)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what others do and no event tells of."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class FakeWorker:
+    """Takes work and waits to be told what to send."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, lease: str, *, watcher: str | None = None) -> None:
+        self.lease = lease
+        self._bus = bus
+        self._subjects = subjects
+        self._watcher = watcher or f"{subjects.namespace}_VllmWorker_{lease}"
+        self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
+        self._cancelled: asyncio.Queue[RequestEpoch] = asyncio.Queue()
+        self._seq = 0
+
+    async def start(self, state: ProcessState = "ready") -> FakeWorker:
+        await self._bus.subscribe(self._subjects.work(self.lease), self._on_work)
+        await self.announce(state)
+        return self
+
+    async def announce(self, state: ProcessState) -> None:
+        presence = Presence(self._watcher, "VllmWorker", "aggregated", self.lease, 1, state)
+        await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
+
+    async def submitted(self) -> Submit:
+        return await asyncio.wait_for(self._submitted.get(), DEADLINE_S)
+
+    async def cancelled(self) -> RequestEpoch:
+        return await asyncio.wait_for(self._cancelled.get(), DEADLINE_S)
+
+    @property
+    def untouched(self) -> bool:
+        return self._submitted.empty() and self._cancelled.empty()
+
+    async def send(self, work: Submit, position: int, *token_ids: int, **more: Any) -> None:
+        await self.send_all(work.frontend, TokenDelta(work.request_id, work.epoch, position, list(token_ids), **more))
+
+    async def refuse(self, work: Submit) -> None:
+        await self.send(work, 0, finish="error", error="not me", refused=True)
+
+    async def send_all(self, frontend: str, *deltas: TokenDelta) -> None:
+        self._seq += 1
+        batch = TokenBatch(self.lease, self._seq, 1.0, deltas)
+        await self._bus.publish(self._subjects.tokens(frontend), codec.encode(batch))
+
+    async def _on_work(self, message: Message) -> None:
+        work: Work = codec.decode(message.data, Work)
+        if isinstance(work, Submit):
+            self._submitted.put_nowait(work)
+        else:
+            assert isinstance(work, Cancel)
+            for cancelled in work.requests:
+                self._cancelled.put_nowait(cancelled)
+
+
+@dataclass
+class FakeFrontend:
+    """A dispatcher with all that surrounds it. Its clock stands still until `pass_silence`."""
+
+    bus: Bus
+    subjects: Subjects
+    lease: str = "f1"
+    placement_deadline_s: float = DEADLINE_S
+    assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
+    now: float = 100.0
+    tasks: TaskGuard = field(default_factory=TaskGuard)
+    changes: list[Change] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet = FleetWatch(self.bus, self.subjects, clock=lambda: self.now)
+        self.fleet.subscribe(self.changes.append)
+        self.local = LocalAssigner(self.fleet, self.lease)
+        self.dispatcher = BusDispatcher(
+            self.bus,
+            self.subjects,
+            self.lease,
+            self.fleet,
+            self.assigner_of(self, self.local),
+            self.tasks,
+            placement_deadline_s=self.placement_deadline_s,
+        )
+
+    async def start(self) -> FakeFrontend:
+        await self.dispatcher.start()
+        await self.fleet.start()
+        await self.bus.flush()
+        return self
+
+    async def knows(self, *workers: FakeWorker) -> None:
+        leases = sorted(worker.lease for worker in workers)
+        await until(lambda: sorted(p.lease for p in self.fleet.view.routable()) == leases)
+
+    async def output(self) -> TokenDelta:
+        """The next delta; the tests send so that each comes alone."""
+        outputs = await asyncio.wait_for(self.dispatcher.outputs(), DEADLINE_S)
+        (delta,) = outputs.deltas
+        return delta
+
+    @property
+    def silent(self) -> bool:
+        """Whether no output waits to be taken."""
+        return self.dispatcher._outputs.empty()
+
+    def pass_silence(self, seconds: float = 3.0) -> None:
+        """Nobody is heard for so long."""
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            self.fleet.tick()
+
+    async def revoke(self, worker: FakeWorker) -> None:
+        await self.bus.publish(self.subjects.revoked, codec.encode(LeaseRevoked(lease=worker.lease)))
+
+    async def close(self) -> None:
+        """Nothing may have gone wrong unnoticed."""
+        failed = asyncio.create_task(self.tasks.failed())
+        await asyncio.sleep(0)
+        assert not failed.done(), failed.exception()
+        failed.cancel()
+        assert await self.tasks.close() == []

@@ -1,0 +1,231 @@
+"""Presence on a real bus: ready is routable; draining, revoked or silent is not. The clock is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from dynamo_local.core import codec
+from dynamo_local.core.fleet import TTL_S, Change, Happened
+from dynamo_local.core.messages import LeaseRevoked, Load, Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.presence import TICK_S, Announcer, FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+from tests.integration.conftest import Connect
+from tests.integration.nats_process import NatsProcess
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 20.0
+NEVER_S = 3600.0
+"""Between beats, so that what is published has another cause."""
+
+
+class Observer:
+    """A fleet view on its own connection, by a clock that is put forward by hand."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self.now = 100.0
+        self.watch = FleetWatch(bus, subjects, clock=lambda: self.now)
+        self.changes: list[Change] = []
+        self._changed = asyncio.Event()
+        self.watch.subscribe(self._note)
+
+    def _note(self, change: Change) -> None:
+        self.changes.append(change)
+        self._changed.set()
+
+    def routable(self) -> list[str]:
+        return [presence.lease for presence in self.watch.view.routable()]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_routable(self, *leases: str) -> None:
+        await self.until(lambda: self.routable() == list(leases))
+
+    def pass_time(self, seconds: float) -> None:
+        """As the running watch would see it, tick by tick."""
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            self.watch.tick()
+
+
+@pytest.fixture
+async def observer(connect: Connect, subjects: Subjects) -> Observer:
+    observer = Observer(await connect(), subjects)
+    await observer.watch.start()
+    return observer
+
+
+@pytest.fixture
+def announcer(bus: Bus, subjects: Subjects) -> Callable[[str], Announcer]:
+    def make(lease: str) -> Announcer:
+        presence = Presence(
+            watcher=f"{subjects.namespace}_Worker_{lease}",
+            component="Worker",
+            role="aggregated",
+            lease=lease,
+            pid=1,
+            state="starting",
+        )
+        return Announcer(bus, subjects, presence, interval_s=NEVER_S)
+
+    return make
+
+
+async def test_a_worker_becomes_routable_once_it_is_ready_and_leaves_when_it_drains(
+    observer: Observer, announcer: Callable[[str], Announcer]
+) -> None:
+    worker, tasks = announcer("a1"), TaskGuard()
+    tasks.spawn("presence", worker.run())
+    await observer.until(lambda: bool(observer.watch.view.members()))
+    assert observer.routable() == []
+    worker.update(state="ready")
+    await observer.until_routable("a1")
+    worker.update(state="draining")
+    await observer.until_routable()
+    assert observer.watch.view.get("a1") is not None
+    await tasks.close()
+
+
+async def test_changes_are_published_at_once_and_loads_with_the_next_beat(
+    bus: Bus, subjects: Subjects, announcer: Callable[[str], Announcer]
+) -> None:
+    published: asyncio.Queue[Presence] = asyncio.Queue()
+
+    async def note(message: Message) -> None:
+        published.put_nowait(codec.decode(message.data, Presence))
+
+    await bus.subscribe(subjects.presences, note)
+    worker, tasks = announcer("a1"), TaskGuard()
+    tasks.spawn("presence", worker.run())
+    await published.get()
+    worker.observe_load(Load(running=3))
+    worker.update(state="starting")  # what it was: no change
+    for detail in ("one", "two"):
+        worker.update(detail=detail)
+        news = await asyncio.wait_for(published.get(), DEADLINE_S)
+        assert (news.detail, news.load) == (detail, Load(running=3))
+    await tasks.close()
+
+
+async def test_a_process_is_heard_again_and_again(bus: Bus, subjects: Subjects) -> None:
+    heard, enough = 0, asyncio.Event()
+
+    async def count(_: Message) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 3:
+            enough.set()
+
+    await bus.subscribe(subjects.presences, count)
+    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready")
+    tasks = TaskGuard()
+    tasks.spawn("presence", Announcer(bus, subjects, presence, interval_s=0.001).run())
+    await asyncio.wait_for(enough.wait(), DEADLINE_S)
+    await tasks.close()
+
+
+async def test_who_joins_late_asks_and_is_answered(
+    connect: Connect, subjects: Subjects, announcer: Callable[[str], Announcer]
+) -> None:
+    worker, tasks = announcer("a1"), TaskGuard()
+    worker.update(state="ready")
+    tasks.spawn("presence", worker.run())
+    for _ in range(2):
+        newcomer = Observer(await connect(), subjects)
+        await newcomer.watch.start()
+        await newcomer.until_routable("a1")
+    await tasks.close()
+
+
+async def test_a_revoked_worker_is_never_routable_again(
+    observer: Observer, bus: Bus, subjects: Subjects, announcer: Callable[[str], Announcer]
+) -> None:
+    worker, other = announcer("a1"), announcer("b2")
+    for each in (worker, other):
+        each.update(state="ready")
+        await each.announce()
+    await observer.until_routable("a1", "b2")
+    await bus.publish(subjects.revoked, codec.encode(LeaseRevoked(lease="a1")))
+    await observer.until_routable("b2")
+    await worker.announce()
+    other.update(detail="heard after the other")
+    await other.announce()
+    await observer.until(lambda: observer.watch.view.routable()[0].detail != "")
+    assert observer.routable() == ["b2"]
+    assert [c.presence.lease for c in observer.changes if c.what is Happened.REVOKED] == ["a1"]
+
+
+async def test_a_silent_worker_leaves_in_time_and_may_come_back(
+    observer: Observer, announcer: Callable[[str], Announcer]
+) -> None:
+    worker = announcer("a1")
+    worker.update(state="ready")
+    await worker.announce()
+    await observer.until_routable("a1")
+    observer.pass_time(TTL_S)
+    assert observer.routable() == ["a1"]
+    observer.pass_time(3.0 - TTL_S - TICK_S)
+    assert observer.routable() == []
+    assert observer.changes[-1].what is Happened.LEFT
+    await worker.announce()
+    await observer.until_routable("a1")
+
+
+async def test_a_process_that_stood_still_does_not_blame_the_others(
+    observer: Observer, announcer: Callable[[str], Announcer]
+) -> None:
+    """What they said meanwhile lies unread in its socket."""
+    worker = announcer("a1")
+    worker.update(state="ready")
+    await worker.announce()
+    await observer.until_routable("a1")
+    observer.pass_time(1.0)
+    observer.now += 60.0
+    observer.watch.tick()
+    assert observer.routable() == ["a1"]
+    observer.pass_time(TTL_S - 1.0 + 2 * TICK_S)
+    assert observer.routable() == []
+
+
+async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, subjects: Subjects) -> None:
+    bus = await Bus.connect(own_nats.address, name="test")
+    observer = Observer(bus, subjects)
+    await observer.watch.start()
+    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready")
+    await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
+    await observer.until_routable("a1")
+    own_nats.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while bus.connected:
+            await asyncio.sleep(0.01)
+    observer.pass_time(60.0)
+    assert observer.routable() == ["a1"]
+    own_nats.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while not bus.connected:
+            await asyncio.sleep(0.01)
+    observer.pass_time(TTL_S + 2 * TICK_S)
+    assert observer.routable() == []
+    await bus.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"{}", codec.encode(LeaseRevoked(lease="a1")) + b"x"])
+async def test_garbage_harms_nothing(
+    observer: Observer, bus: Bus, subjects: Subjects, announcer: Callable[[str], Announcer], garbage: bytes
+) -> None:
+    for subject in (subjects.presence("x"), subjects.revoked, subjects.probe):
+        await bus.publish(subject, garbage)
+    worker = announcer("a1")
+    worker.update(state="ready")
+    await worker.announce()
+    await observer.until_routable("a1")
+    assert len(observer.watch.view.members()) == 1
