@@ -14,6 +14,7 @@ from components.workers import VllmWorker
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, PortInUseError
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
+from dynamo_local.core.recovery import Patience
 from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
 from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigner
 from dynamo_local.runtime.context import ServiceContext
@@ -29,6 +30,12 @@ class FrontendSettings(Limits):
 
     api_key_file: Path | None = field(
         default=None, metadata={"help": "file with API keys, one a line; without it anybody may ask"}
+    )
+    request_timeout_s: float = field(
+        default=600.0, metadata={"help": "how long a request may take, from its arrival to its last token"}
+    )
+    recovery_timeout_s: float = field(
+        default=120.0, metadata={"help": "how long a request that lost its worker waits for another one"}
     )
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "how long requests under way may take to finish when the server ends"}
@@ -50,7 +57,13 @@ class Frontend(Service):
         self._settings = context.settings(FrontendSettings)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._dispatcher = BusDispatcher(
-            context.bus, context.subjects, context.lease, self._fleet, self._assigner(), context.tasks
+            context.bus,
+            context.subjects,
+            context.lease,
+            self._fleet,
+            self._assigner(),
+            context.tasks,
+            Patience(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
         )
         self._draining = False
         self._server: Any = None

@@ -1,7 +1,8 @@
 """A worker's duty: take submissions from the bus, put them to the engine, send every step's tokens back.
 
-Each step makes one message for each frontend concerned. A worker knows nothing of a request but its engine state and
-who asked for it; what it sends is stamped with request, epoch and position, and the frontend judges it.
+Each step makes one message for each frontend concerned. A worker knows nothing of a request but its engine state, who
+asked for it, and the tokens that the frontend has not acknowledged yet. What it sends is stamped with request, epoch
+and position, and the frontend judges it.
 """
 
 from __future__ import annotations
@@ -9,52 +10,80 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
 
+from components.workers.sender import TokenSender, error_delta
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
+from dynamo_local.core.errors import DecodeError, EngineError, RequestError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Cancel, RequestEpoch, Submit, TokenBatch, TokenDelta, Work
-from dynamo_local.core.ports import Engine
+from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, Submit, TokenDelta, Work
+from dynamo_local.core.outbox import Outbox
+from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import FleetWatch
 
 _log = logging.getLogger(__name__)
 
+FRONTEND_GRACE_S = 8.0
+"""How long a frontend may be unheard before its requests are dropped. (Its own workers it gives 2 s: they can be
+replaced, it cannot.)"""
+
+UNACKNOWLEDGED_S = 60.0
+"""How long the end of a request is kept for a frontend that is there and does not ask for it."""
+
+_LAST_WORDS_S = 2.0
+"""How long a worker that has drained waits for its last tokens to be acknowledged."""
+
+_LOOK_EVERY_S = 1.0
+
 
 class EngineDuty:
     """Joins one engine to the bus."""
 
-    def __init__(self, context: ServiceContext, engine: Engine) -> None:
+    def __init__(
+        self,
+        context: ServiceContext,
+        engine: Engine,
+        *,
+        stall_s: float = 120.0,
+        frontend_grace_s: float = FRONTEND_GRACE_S,
+    ) -> None:
         self._context = context
         self._engine = engine
-        self._owners: dict[RequestEpoch, str] = {}
-        self._sequence: Counter[str] = Counter()
+        self._stall_s = stall_s
+        self._frontend_grace_s = frontend_grace_s
+        self._outbox = Outbox()
+        self._sender = TokenSender(context)
+        self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._stepped_at = time.monotonic()
+        self._changed = asyncio.Event()
+        """Something has finished or been forgotten."""
 
     async def start(self) -> None:
         """Take work from now on."""
-        fleet = FleetWatch(self._context.bus, self._context.subjects)
-        fleet.subscribe(self._on_fleet_change)
-        await fleet.start()
-        self._context.tasks.spawn("fleet", fleet.run())
-        self._context.tasks.spawn("steps", self._pump())
-        await self._context.bus.subscribe(self._context.subjects.work(self._context.lease), self._on_work)
+        context = self._context
+        self._fleet.subscribe(self._on_fleet_change)
+        await self._fleet.start()
+        context.tasks.spawn("fleet", self._fleet.run())
+        context.tasks.spawn("steps", self._pump())
+        context.tasks.spawn("stalls", self._watch())
+        await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
-        """Refuse new work, let the requests under way finish, then fail those that did not."""
+        """Refuse new work and let the requests under way finish; those that do not may continue elsewhere."""
         self._draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), deadline_s)
-        except TimeoutError:
-            _log.warning("%d requests were still under way after %g s", len(self._owners), deadline_s)
-        left = dict(self._owners)
+        await self._until(lambda: not self._outbox.running(), deadline_s)
+        left = self._outbox.running()
+        if left:
+            _log.warning("%d requests were still under way after %g s", len(left), deadline_s)
         await self._drop(list(left))
         for request, frontend in left.items():
-            await self._answer_error(request, frontend, "the worker was shut down before the answer was complete")
+            await self._answer(request, frontend, "the worker was shut down", refused=True)
+        await self._until(lambda: len(self._outbox) == 0, _LAST_WORDS_S)
 
     # Work
 
@@ -64,112 +93,126 @@ class EngineDuty:
         except DecodeError as error:
             _log.warning("work refused: %s", error)
             return
-        if isinstance(work, Cancel):
-            await self._drop(list(work.requests))
-        else:
-            await self._take(work)
+        match work:
+            case Submit():
+                await self._take(work)
+            case Cancel():
+                await self._drop(list(work.requests))
+            case Ack():
+                self._trim(work)
+            case Resend():
+                await self._send_again(work)
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
         if self._draining:
-            await self._answer_error(request, work.frontend, "the worker is draining", refused=True)
+            await self._answer(request, work.frontend, "the worker is draining", refused=True)
             return
-        self._owners[request] = work.frontend
-        self._idle.clear()
+        if not self._outbox.open(request, work.frontend, work.position):
+            return
+        if len(self._outbox.running()) == 1:
+            # A stall is counted from the moment at which there is something to do.
+            self._stepped_at = time.monotonic()
         try:
             await self._engine.submit(work)
         except RequestError as error:
-            self._forget(request)
-            await self._answer_error(request, work.frontend, str(error))
+            self._forget([request])
+            await self._answer(request, work.frontend, str(error))
         except EngineError as error:
             # This process is about to end for it; another one may take the request.
-            self._forget(request)
-            await self._answer_error(request, work.frontend, str(error), refused=True)
+            self._forget([request])
+            await self._answer(request, work.frontend, str(error), refused=True)
         except Exception:  # noqa: BLE001
             # The boundary of a request: it fails alone, and its client is told.
             _log.exception("request %s could not be put to the engine", request)
-            self._forget(request)
-            await self._answer_error(request, work.frontend, "the engine could not take the request")
+            self._forget([request])
+            await self._answer(request, work.frontend, "the engine could not take the request")
+
+    def _trim(self, ack: Ack) -> None:
+        for progress in ack.progress:
+            kept = self._outbox.get(RequestEpoch(progress.request_id, progress.epoch))
+            if kept is not None:
+                kept.trim(progress.position)
+
+    async def _send_again(self, question: Resend) -> None:
+        deltas: list[TokenDelta] = []
+        for progress in question.progress:
+            request = RequestEpoch(progress.request_id, progress.epoch)
+            kept = self._outbox.get(request)
+            if kept is None:
+                deltas.append(error_delta(request, "the worker does not know the request", refused=True))
+            else:
+                deltas += kept.since(request, progress.position)
+        await self._publish(question.frontend, time.monotonic(), tuple(deltas))
 
     async def _drop(self, requests: list[RequestEpoch]) -> None:
-        known = [request for request in requests if request in self._owners]
-        for request in known:
-            self._forget(request)
-        if known:
-            await self._engine.cancel(known)
+        running = self._forget(requests)
+        if running:
+            await self._engine.cancel(running)
 
-    def _forget(self, request: RequestEpoch) -> None:
-        self._owners.pop(request, None)
-        if not self._owners:
-            self._idle.set()
+    def _forget(self, requests: list[RequestEpoch]) -> list[RequestEpoch]:
+        running = self._outbox.forget(requests)
+        self._changed.set()
+        return running
+
+    # Frontends
 
     def _on_fleet_change(self, change: Change) -> None:
-        """A frontend that is gone wants nothing any more."""
-        if change.what is Happened.LEFT:
-            lease = change.presence.lease
-            orphans = [request for request, owner in self._owners.items() if owner == lease]
-            if orphans:
-                _log.warning("dropping %d requests of a frontend that is gone", len(orphans))
-                self._context.tasks.spawn("drop orphans", self._disown(orphans, lease))
-            self._sequence.pop(lease, None)
+        if change.what is Happened.LEFT and self._outbox.of_frontend(change.presence.lease):
+            self._context.tasks.spawn("frontend gone", self._drop_unless_back(change.presence.lease))
 
-    async def _disown(self, requests: list[RequestEpoch], frontend: str) -> None:
-        """Drop requests, and say so: a frontend that was only unheard must not wait for them."""
-        await self._drop(requests)
-        for request in requests:
-            await self._answer_error(request, frontend, "the worker heard nothing of the frontend any more")
+    async def _drop_unless_back(self, frontend: str) -> None:
+        """A frontend that is gone wants nothing any more; one that was only unheard asks, and is refused then."""
+        await asyncio.sleep(self._frontend_grace_s)
+        if self._fleet.view.get(frontend) is None:
+            orphans = self._outbox.of_frontend(frontend)
+            _log.warning("dropping %d requests of a frontend that is gone", len(orphans))
+            await self._drop(orphans)
+            self._sender.forget(frontend)
 
     # Tokens
 
     async def _pump(self) -> None:
         while True:
             step = await self._engine.step()
+            self._stepped_at = time.monotonic()
             if step.load is not None:
                 self._context.announcer.observe_load(step.load)
-            await self._send(step.timestamp, step.deltas)
+            await self._send(step)
 
-    async def _send(self, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
+    async def _send(self, step: Step) -> None:
         by_frontend: defaultdict[str, list[TokenDelta]] = defaultdict(list)
-        for delta in deltas:
-            frontend = self._owners.get(RequestEpoch(delta.request_id, delta.epoch))
-            if frontend is not None:
-                by_frontend[frontend].append(delta)
+        for delta in step.deltas:
+            kept = self._outbox.get(RequestEpoch(delta.request_id, delta.epoch))
+            if kept is not None:
+                kept.add(delta, self._stepped_at)
+                by_frontend[kept.frontend].append(delta)
         for frontend, theirs in by_frontend.items():
-            await self._publish(frontend, timestamp, tuple(theirs))
-        # Only now: who waits for the last request to end must find its last tokens sent.
-        for delta in deltas:
-            if delta.finish is not None:
-                self._forget(RequestEpoch(delta.request_id, delta.epoch))
+            await self._publish(frontend, step.timestamp, tuple(theirs))
+        self._changed.set()
 
-    async def _answer_error(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
-        await self._publish(frontend, time.monotonic(), (_failure(request, why, refused=refused),))
+    async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
+        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused),))
 
     async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
-        data = self._encode(frontend, timestamp, deltas)
-        if len(data) > self._context.bus.max_payload:
-            for part in self._smaller(deltas):
-                await self._publish(frontend, timestamp, part)
-            return
-        self._sequence[frontend] += 1
-        try:
-            await self._context.bus.publish(self._context.subjects.tokens(frontend), data)
-        except BusError as error:
-            # The frontend notices the missing positions.
-            _log.warning("tokens for %s not sent: %s", frontend, error)
+        too_large = await self._sender.send(frontend, timestamp, deltas)
+        if too_large:
+            await self._drop(too_large)
 
-    def _encode(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> bytes:
-        return codec.encode(TokenBatch(self._context.lease, self._sequence[frontend] + 1, timestamp, deltas))
+    # Time
 
-    def _smaller(self, deltas: tuple[TokenDelta, ...]) -> list[tuple[TokenDelta, ...]]:
-        """For deltas that together are more than NATS takes: halves; for one alone, its failure."""
-        if len(deltas) > 1:
-            middle = len(deltas) // 2
-            return [deltas[:middle], deltas[middle:]]
-        request = RequestEpoch(deltas[0].request_id, deltas[0].epoch)
-        if deltas[0].finish is None:
-            self._context.tasks.spawn(f"drop {request}", self._drop([request]))
-        return [(_failure(request, "the log-probabilities asked for are more than can be sent"),)]
+    async def _watch(self) -> None:
+        """Notice an engine that hangs, and requests whose end nobody wants to hear. Raises EngineError."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = time.monotonic()
+            self._forget(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
+            if self._outbox.running() and now - self._stepped_at > self._stall_s:
+                raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
 
-
-def _failure(request: RequestEpoch, why: str, *, refused: bool = False) -> TokenDelta:
-    return TokenDelta(request.request_id, request.epoch, 0, [], finish="error", error=why, refused=refused)
+    async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()

@@ -19,6 +19,10 @@ class WorkerSettings:
     engine: Literal["vllm", "mocker"] = field(
         default="vllm", metadata={"help": "vllm, or mocker: no model, for tests of fleets and faults"}
     )
+    stall_timeout_s: float = field(
+        default=120.0,
+        metadata={"help": "an engine that makes no step for so long, with requests to work on, is started again"},
+    )
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "how long requests under way may take to finish when the worker ends"}
     )

@@ -20,7 +20,7 @@ class VllmWorker(Service):
         self._context = context
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
-        self._duty = EngineDuty(context, self._engine)
+        self._duty = EngineDuty(context, self._engine, stall_s=self._settings.stall_timeout_s)
 
     @async_on_start
     async def start(self) -> None:

@@ -19,7 +19,7 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ps(namespace: str, as_json: bool) -> None:
-    """Show the processes of a running server: pids, roles, devices, health."""
+    """Show the processes of a running server: pids, roles, devices, health, load."""
     import asyncio
 
     import msgspec
@@ -41,5 +41,16 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.pid is None else str(row.pid),
         ",".join(map(str, row.devices)) or "-",
         row.state,
-        row.url or row.detail,
+        row.url or row.detail or _load(row),
     )
+
+
+def _load(row: Row) -> str:
+    load = row.load
+    if load is None:
+        return ""
+    known = (("running", load.running), ("waiting", load.waiting))
+    words = [f"{number} {what}" for what, number in known if number is not None]
+    if load.kv_usage is not None:
+        words.append(f"KV {load.kv_usage:.0%}")
+    return ", ".join(words)

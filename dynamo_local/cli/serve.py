@@ -16,6 +16,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_READY_TIMEOUT_S = 600.0
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
+DEFAULT_RESTART_DELAY_MAX_S = 30.0
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -55,6 +56,14 @@ DEFAULT_DRAIN_TIMEOUT_S = 30.0
     metavar="SECONDS",
     help="How long each service may take to end by itself.",
 )
+@click.option(
+    "--restart-backoff-max",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_RESTART_DELAY_MAX_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a service that dies again and again waits to be started again, at most.",
+)
 def serve(
     arguments: tuple[str, ...],
     config: Path | None,
@@ -68,6 +77,7 @@ def serve(
     cpu_slots: int | None,
     ready_timeout: float,
     drain_timeout: float,
+    restart_backoff_max: float,
 ) -> None:
     """Serve the graph of services whose root is MODULE:SERVICE, until interrupted.
 
@@ -91,7 +101,9 @@ def serve(
         click.echo(dry_run_json(planned) if as_json else dry_run_text(planned))
         return
     launch = prepare(request, claim_address(host, port), os.environ, _quickstart_model)
-    settings = ServerSettings(ready_deadline_s=ready_timeout, drain_deadline_s=drain_timeout)
+    settings = ServerSettings(
+        ready_deadline_s=ready_timeout, drain_deadline_s=drain_timeout, restart_delay_max_s=restart_backoff_max
+    )
     run_server(launch, settings, Console())
 
 

@@ -23,3 +23,6 @@ class Survival:
 
     fidelity: Fidelity = Fidelity.EXACT
     because_of: str | None = None
+
+
+LOST = Survival(Fidelity.NONE)

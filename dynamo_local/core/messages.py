@@ -4,7 +4,7 @@
     operator, planner  -> all            LeaseRevoked    route nothing to this process any more
     frontend           -> router         AssignRequest   which worker?          (reply: Assignment)
     frontend           -> router         Released        this request has left its worker
-    frontend           -> worker         Submit, Cancel
+    frontend           -> worker         Submit, Cancel, Ack, Resend
     worker             -> frontend       TokenBatch      one an engine step, with all of that frontend's tokens
 
 Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based
@@ -127,9 +127,39 @@ class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop working on these and free their KV blocks. Unknown ones are ignored."""
+    """The frontend is done with these: it has all that it wants, or wants nothing any more.
+
+    The worker stops, frees their KV blocks, and forgets the tokens it has kept. Unknown ones are ignored.
+    """
 
     requests: tuple[RequestEpoch, ...]
+    v: int = VERSION
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """How far the frontend has got with an epoch: it has accepted all positions below `position`."""
+
+    request_id: str
+    epoch: int
+    position: int
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The worker need not keep tokens below these positions. Sent now and then, not for every step."""
+
+    progress: tuple[Progress, ...]
+    v: int = VERSION
+
+
+class Resend(msgspec.Struct, frozen=True, tag="resend"):
+    """Send again everything from these positions on. Asked after a gap, and after a silence.
+
+    The worker answers for each, at once: with the tokens, with an empty delta if there are none yet, or with a
+    refusal if it does not know the epoch (the submission was lost, or this process is another one).
+    """
+
+    frontend: str
+    progress: tuple[Progress, ...]
     v: int = VERSION
 
 
@@ -189,7 +219,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Why the request failed, for its client; only with finish == "error". A failure brings no tokens, and
     its position says nothing: a worker that gives a request up need not know how far it had come."""
     refused: bool = False
-    """With finish == "error": the worker never took the request; another one may."""
+    """With finish == "error": the worker does not have the request (it drains, or never got it); another one may."""
+    failed: bool = False
+    """With finish == "error": the worker is at fault, not the request; another one may do better."""
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int | None = None
@@ -208,4 +240,4 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
     v: int = VERSION
 
 
-Work = Submit | Cancel
+Work = Submit | Cancel | Ack | Resend

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_local.core.fidelity import LOST, Survival
 from dynamo_local.core.messages import EngineInfo, Load, RequestEpoch, Submit, TokenDelta
 
 Progress = Callable[[str], None]
@@ -61,6 +62,8 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     reasoning_ended: bool | None = None
+    survival: Survival = LOST
+    """How its output survives a new epoch; unless somebody knows better, not at all."""
 
 
 @dataclass(frozen=True)

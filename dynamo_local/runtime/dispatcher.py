@@ -1,8 +1,14 @@
 """The frontend's side of the bus: owns the log of every request, and decides who works on it.
 
-A request is placed (assigned to a worker under a new epoch), its tokens are taken in by its log, and accepted ones
-go to the OpenAI server. A request whose worker is lost, or refuses it, before its first token is placed anew; one
-that has already shown tokens fails. Failures are answers, given to the one request they concern.
+A request is placed (assigned to a worker under a new epoch), its tokens are judged by its log, and accepted ones go to
+the OpenAI server. Whatever goes wrong on the way comes to one of three things:
+
+    a gap or a silence     its worker is asked to send again what is missing
+    its worker is lost,    the request continues elsewhere from its log, under a new epoch, if its sampling survives
+    fails or refuses it    that (core/fidelity.py)
+    otherwise              it fails: an answer, given to this one request
+
+What an earlier epoch's worker still sends is fenced off by its log, and that worker is told to stop.
 """
 
 from __future__ import annotations
@@ -10,41 +16,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 
 from dynamo_local.core import codec
+from dynamo_local.core.breaker import Breakers
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import AssignRequest, Cancel, RequestEpoch, Submit, TokenBatch, TokenDelta
+from dynamo_local.core.messages import Ack, Cancel, Progress, RequestEpoch, Resend, TokenBatch, TokenDelta
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Outputs, Request
+from dynamo_local.core.recovery import Patience, verdict_after_loss
 from dynamo_local.core.request_log import RequestLog, Verdict
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.placing import LiveRequest, Placer
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
-PLACEMENT_DEADLINE_S = 10.0
-"""How long a request waits for a worker to become routable before it fails."""
+_LOOK_EVERY_S = 0.25
 
-_ASK_AGAIN_S = 0.5
-"""A waiting request asks again so often, though nothing changed here: the router may have heard of more."""
-
-MAX_EPOCHS = 5
-"""Assignments of one request before it is given up."""
-
-
-@dataclass
-class _Live:
-    request: Request
-    log: RequestLog
-    avoid: list[str] = field(default_factory=list)
+_ACK_EVERY = 256
+"""Tokens of one request between two acknowledgements."""
 
 
 class BusDispatcher:
@@ -58,8 +55,7 @@ class BusDispatcher:
         fleet: FleetWatch,
         assigner: Assigner,
         tasks: TaskGuard,
-        *,
-        placement_deadline_s: float = PLACEMENT_DEADLINE_S,
+        patience: Patience | None = None,
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -67,16 +63,17 @@ class BusDispatcher:
         self._fleet = fleet
         self._assigner = assigner
         self._tasks = tasks
-        self._live: dict[str, _Live] = {}
+        self._patience = patience or Patience()
+        self._breakers = Breakers()
+        self._placer = Placer(bus, subjects, lease, assigner, self._breakers, self._patience)
+        self._live: dict[str, LiveRequest] = {}
         self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
-        self._placement_deadline_s = placement_deadline_s
-        self._fleet_changed = asyncio.Event()
-        """Set at the next change of the fleet, and then replaced."""
 
     async def start(self) -> None:
         """Begin to listen. Call once, before the first request."""
         await self._bus.subscribe(self._subjects.tokens(self._lease), self._on_batch)
         self._fleet.subscribe(self._on_fleet_change)
+        self._tasks.spawn("silences", self._watch_silences())
 
     @property
     def live_requests(self) -> int:
@@ -84,98 +81,57 @@ class BusDispatcher:
         return len(self._live)
 
     async def submit(self, request: Request) -> None:
-        live = _Live(request, RequestLog(request.request_id, request.prompt_token_ids))
+        log = RequestLog(request.request_id, request.prompt_token_ids)
+        live = LiveRequest(request, log, born_at=time.monotonic())
         self._live[request.request_id] = live
-        self._start_placing(live)
+        self._tasks.spawn(f"place {request.request_id}", self._place(live))
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             live = self._live.pop(request_id, None)
             if live is not None:
-                await self._leave_worker(live, stop=True)
+                await self._leave_worker(live)
 
     async def outputs(self) -> Outputs:
         return await self._outputs.get()
 
     # Placing
 
-    def _start_placing(self, live: _Live) -> None:
-        self._tasks.spawn(f"place {live.request.request_id}", self._place_or_fail(live))
-
-    async def _place_or_fail(self, live: _Live) -> None:
+    async def _place(self, live: LiveRequest) -> None:
         try:
-            await self._place(live)
+            await self._try_to_place(live)
         except (BusError, DecodeError) as error:
             await self._fail(live, f"the request could not be handed to a worker: {error}")
         except Exception:  # noqa: BLE001
             # The boundary of a request: what is wrong with one must not end the process, and so all others.
-            _log.exception("request %s could not be placed", live.request.request_id)
+            _log.exception("request %s could not be placed", live.request_id)
             await self._fail(live, "the request could not be prepared for a worker")
 
-    async def _place(self, live: _Live) -> None:
-        if live.log.epoch >= MAX_EPOCHS:
-            await self._fail(live, f"gave up after {MAX_EPOCHS} workers had failed the request")
-            return
-        worker = await self._assign(live)
+    async def _try_to_place(self, live: LiveRequest) -> None:
+        worker = await self._placer.assign(live)
         if not self._is_live(live):
-            await self._assigner.release(live.request.request_id)
+            await self._assigner.release(live.request_id)
         elif worker is None:
             await self._fail(live, "no worker is ready to take the request; try again later")
         else:
-            await self._send(live, live.log.assign(worker))
+            current = live.log.assign(worker)
+            await self._placer.send(live, current, worker)
+            # A worker lost while the submission was being prepared took its LEFT notice with it.
+            if self._fleet.view.get(worker) is None:
+                await self._lose(live, current.epoch)
 
-    async def _assign(self, live: _Live) -> str | None:
-        """A worker, waiting for one if need be."""
-        wanted = AssignRequest(
-            request_id=live.request.request_id,
-            frontend=self._lease,
-            tokens=len(live.request.prompt_token_ids) + live.log.position,
-            avoid=tuple(live.avoid),
-        )
-        deadline = time.monotonic() + self._placement_deadline_s
-        while True:
-            # Taken before asking, so that no change between the answer and the wait is missed.
-            changed = self._fleet_changed
-            worker = await self._assigner.assign(wanted)
-            remaining = deadline - time.monotonic()
-            if worker is not None or remaining <= 0 or not self._is_live(live):
-                return worker
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(remaining, _ASK_AGAIN_S))
+    async def _leave_worker(self, live: LiveRequest) -> None:
+        """Free the worker of a request: it has been answered in full, or nobody wants the answer."""
+        await self._assigner.release(live.request_id)
+        if live.log.worker is not None:
+            await self._tell(live.log.worker, Cancel(requests=(live.log.current,)))
 
-    async def _send(self, live: _Live, current: RequestEpoch) -> None:
-        request, log = live.request, live.log
-        worker = log.worker
-        assert worker is not None
-        work = Submit(
-            request_id=current.request_id,
-            epoch=current.epoch,
-            frontend=self._lease,
-            token_ids=[*request.prompt_token_ids, *log.tokens],
-            sampling=msgspec.Raw(request.sampling(log.position)),
-            position=log.position,
-            arrival_time=request.arrival_time,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            reasoning_ended=request.reasoning_ended,
-        )
-        await self._bus.publish(self._subjects.work(worker), codec.encode(work))
-        # A worker lost while the submission was being prepared took its LEFT notice with it.
-        if self._fleet.view.get(worker) is None:
-            await self._lose(live, current.epoch)
-
-    async def _leave_worker(self, live: _Live, *, stop: bool) -> None:
-        """Free the worker of a request; with `stop`, it is still working on it and has to be told."""
-        await self._assigner.release(live.request.request_id)
-        if stop and live.log.worker is not None:
-            await self._stop(live.log.worker, live.log.current)
-
-    async def _stop(self, worker: str, request: RequestEpoch) -> None:
-        message = codec.encode(Cancel(requests=(request,)))
+    async def _tell(self, worker: str, message: Cancel | Ack | Resend) -> None:
+        """Say something that will be said again if it is lost."""
         try:
-            await self._bus.publish(self._subjects.work(worker), message)
+            await self._bus.publish(self._subjects.work(worker), codec.encode(message))
         except BusError as error:
-            _log.warning("cannot cancel %s: %s", request, error)
+            _log.warning("%s not told of %s: %s", worker, type(message).__name__, error)
 
     # Tokens
 
@@ -185,80 +141,139 @@ class BusDispatcher:
         except DecodeError as error:
             _log.warning("tokens ignored: %s", error)
             return
-        accepted = [delta for delta in map(self._take, batch.deltas) if delta is not None]
+        now = time.monotonic()
+        accepted = [delta for delta in (self._take(batch.worker, delta, now) for delta in batch.deltas) if delta]
         if accepted:
             self._outputs.put_nowait(Outputs(batch.timestamp, tuple(accepted)))
         for delta in accepted:
             if delta.finish is not None:
                 await self._finish(delta.request_id)
+        await self._acknowledge(batch.worker, accepted)
 
-    def _take(self, delta: TokenDelta) -> TokenDelta | None:
+    def _take(self, worker: str, delta: TokenDelta, now: float) -> TokenDelta | None:
         """The part of a delta that is news to the client."""
         live = self._live.get(delta.request_id)
-        if live is None:
+        if live is None or delta.epoch != live.log.epoch:
+            self._dismiss(worker, delta)
             return None
-        if delta.refused:
+        live.heard_at = now
+        if delta.refused or delta.failed:
+            if delta.failed:
+                self._breakers.failure(worker, now)
             self._tasks.spawn(f"replace {delta.request_id}", self._lose(live, delta.epoch))
             return None
+        continued = live.log.epoch > 1 and live.epoch_start > 0
         verdict, known = live.log.accept(delta)
         if verdict is Verdict.GAP:
-            why = f"tokens {live.log.position} to {delta.position - 1} were lost on the way"
-            self._tasks.spawn(f"fail {delta.request_id}", self._fail(live, why))
+            self._ask_for_missing(live, now)
         if verdict is not Verdict.ACCEPTED:
             return None
         if delta.finish == "error":
             return _failure(live.log, delta.error or "the worker gave no reason")
-        return _without_first(delta, known)
+        return _continuation(delta, known) if known or continued else delta
+
+    def _dismiss(self, worker: str, delta: TokenDelta) -> None:
+        """Nobody waits for these tokens: the request has ended, or is another worker's now."""
+        ghost = RequestEpoch(delta.request_id, delta.epoch)
+        if not delta.refused:
+            self._tasks.spawn(f"dismiss {ghost}", self._tell(worker, Cancel(requests=(ghost,))))
 
     async def _finish(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
         if live is not None:
-            await self._leave_worker(live, stop=False)
+            await self._leave_worker(live)
+
+    async def _acknowledge(self, worker: str, accepted: Sequence[TokenDelta]) -> None:
+        due = [
+            live
+            for delta in accepted
+            if (live := self._live.get(delta.request_id)) is not None and live.log.position - live.acked >= _ACK_EVERY
+        ]
+        if due:
+            await self._tell(worker, Ack(progress=tuple(map(_progress, due))))
+        for live in due:
+            live.acked = live.log.position
+
+    # Gaps and silences
+
+    def _ask_for_missing(self, live: LiveRequest, now: float) -> None:
+        if live.log.worker is not None and now - live.asked_at >= self._patience.gap_s:
+            live.asked_at = now
+            question = Resend(frontend=self._lease, progress=(_progress(live),))
+            self._tasks.spawn(f"resend {live.request_id}", self._tell(live.log.worker, question))
+
+    async def _watch_silences(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = time.monotonic()
+            for live in [live for live in self._live.values() if now - live.born_at > self._patience.request_s]:
+                await self._fail(live, f"the request took longer than {self._patience.request_s:g} s")
+            if self._bus.connected:
+                await self._ask_the_silent(now)
+
+    async def _ask_the_silent(self, now: float) -> None:
+        silent: defaultdict[str, list[LiveRequest]] = defaultdict(list)
+        for live in self._live.values():
+            if live.log.worker is not None and now - live.heard_at > self._patience.silence_s:
+                live.heard_at = now
+                silent[live.log.worker].append(live)
+        for worker, theirs in silent.items():
+            await self._tell(worker, Resend(frontend=self._lease, progress=tuple(map(_progress, theirs))))
 
     # Losses
 
     def _on_fleet_change(self, change: Change) -> None:
         if change.what in (Happened.APPEARED, Happened.UPDATED):
-            changed, self._fleet_changed = self._fleet_changed, asyncio.Event()
-            changed.set()
+            self._placer.fleet_changed()
         elif change.what is Happened.LEFT:
-            for live in [live for live in self._live.values() if live.log.worker == change.presence.lease]:
-                self._tasks.spawn(f"replace {live.request.request_id}", self._lose(live, live.log.epoch))
+            lost = change.presence.lease
+            self._breakers.forget(lost)
+            for live in [live for live in self._live.values() if live.log.worker == lost]:
+                self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
 
-    async def _lose(self, live: _Live, epoch: int) -> None:
-        """The worker of this epoch is gone or will not have the request."""
+    async def _lose(self, live: LiveRequest, epoch: int) -> None:
+        """The worker of this epoch is gone, failed the request, or will not have it."""
         worker = live.log.give_up(epoch) if self._is_live(live) else None
         if worker is None:
             return
-        live.avoid.append(worker)
+        live.lost(worker)
         # It may only be unheard, and at work.
-        await self._stop(worker, RequestEpoch(live.request.request_id, epoch))
-        if live.log.position > 0:
-            await self._fail(live, "the worker that generated the answer was lost")
+        await self._tell(worker, Cancel(requests=(RequestEpoch(live.request_id, epoch),)))
+        why = verdict_after_loss(live.log.position, live.request.survival, live.fruitless, self._patience)
+        if why is None:
+            await self._place(live)
         else:
-            await self._place_or_fail(live)
+            await self._fail(live, why)
 
-    async def _fail(self, live: _Live, why: str) -> None:
+    async def _fail(self, live: LiveRequest, why: str) -> None:
         if not self._is_live(live):
             return
-        del self._live[live.request.request_id]
-        _log.warning("request %s failed: %s", live.request.request_id, why)
+        del self._live[live.request_id]
+        _log.warning("request %s failed: %s", live.request_id, why)
         self._outputs.put_nowait(Outputs(time.monotonic(), (_failure(live.log, why),)))
-        await self._leave_worker(live, stop=True)
+        await self._leave_worker(live)
 
-    def _is_live(self, live: _Live) -> bool:
-        return self._live.get(live.request.request_id) is live
+    def _is_live(self, live: LiveRequest) -> bool:
+        return self._live.get(live.request_id) is live
+
+
+def _progress(live: LiveRequest) -> Progress:
+    return Progress(live.request_id, live.log.epoch, live.log.position)
 
 
 def _failure(log: RequestLog, why: str) -> TokenDelta:
     return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why)
 
 
-def _without_first(delta: TokenDelta, known: int) -> TokenDelta:
-    """The delta without its first `known` tokens and their logprobs."""
-    if known == 0:
-        return delta
+def _continuation(delta: TokenDelta, known: int) -> TokenDelta:
+    """The delta without its first `known` tokens, and without what is told of a request's beginning."""
     logprobs = None if delta.logprobs is None else delta.logprobs.without_first(known)
     return msgspec.structs.replace(
-        delta, position=delta.position + known, token_ids=delta.token_ids[known:], logprobs=logprobs
+        delta,
+        position=delta.position + known,
+        token_ids=delta.token_ids[known:],
+        logprobs=logprobs,
+        prompt_logprobs=None,
+        cached_tokens=None,
+        events=(),
     )

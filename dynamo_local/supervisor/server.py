@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import NAMESPACE_ENV, Subjects
+from dynamo_local.core.restarts import RestartLimits
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.processes import PARENT_PID_ENV
@@ -49,12 +50,13 @@ _SURVIVOR_KILL_S = 10.0
 class ServerSettings:
     """`bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model
     loads for minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for
-    circusd."""
+    circusd. `restart_delay_max_s`: a service that dies again and again waits no longer than this."""
 
     bus_deadline_s: float = 15.0
     ready_deadline_s: float = 600.0
     drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
+    restart_delay_max_s: float = RestartLimits.max_delay_s
 
 
 @dataclass
@@ -221,7 +223,8 @@ class Server:
 
     def _keeper(self, circus: CircusClient) -> Keeper:
         quiet = {plan.name for plan in self._planned()} - set(self._service_names())
-        return Keeper(circus, self._on_death, self._paths.log_file, self._report, quiet=quiet)
+        limits = RestartLimits(max_delay_s=self._settings.restart_delay_max_s)
+        return Keeper(circus, self._on_death, self._paths.log_file, self._report, quiet=quiet, limits=limits)
 
     async def _on_death(self, watcher: str, pid: int | None) -> bool:
         return await asyncio.to_thread(self._record_death, watcher, pid)

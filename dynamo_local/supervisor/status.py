@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
 from dynamo_local.core.fleet import Change
-from dynamo_local.core.messages import Presence
+from dynamo_local.core.messages import Load, Presence
 from dynamo_local.core.names import BUS_SERVICE, Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
@@ -39,6 +39,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     lease: str | None = None
     url: str | None = None
+    load: Load | None = None
+    """Of a worker, after its last engine step."""
 
 
 async def rows(paths: StatePaths) -> list[Row]:
@@ -75,6 +77,7 @@ def row(
         detail=detail,
         lease=component.lease,
         url=presence.url if presence is not None else None,
+        load=presence.load if presence is not None else None,
     )
 
 

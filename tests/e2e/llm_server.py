@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,12 @@ class LlmServer(ServerProcess):
         rows: list[dict[str, Any]] = json.loads(self.command("ps", "--json"))
         return rows
 
+    def await_workers(self, number: int) -> None:
+        """Wait until so many workers are ready."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while sum(row["role"] == "aggregated" and row["state"] == "ready" for row in self.ps()) != number:
+            assert time.monotonic() < deadline, self.ps()
+
     async def until(self, condition: Callable[[list[Presence]], bool], what: str) -> None:
         """Watch the workers' presences until they meet a condition."""
         bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="test")
@@ -76,7 +84,9 @@ class LlmServer(ServerProcess):
             async with asyncio.timeout(READY_WITHIN_S):
                 while not condition([p for p in watch.view.members() if p.role == "aggregated"]):
                     changed.clear()
-                    await changed.wait()
+                    # Looked at now and then in any case: a condition may depend on more than presences.
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), 0.5)
         except TimeoutError:
             raise AssertionError(f"{what}: {watch.view.members()}") from None
         finally:
@@ -97,8 +107,13 @@ def none_of(processes: dict[int, int]) -> bool:
     return not any(alive(pid, started) for pid, started in processes.items())
 
 
-def idle(workers: list[Presence]) -> bool:
-    """All workers are there, run nothing and hold no KV block."""
+def settled(workers: list[Presence]) -> bool:
+    """All workers are there, ready, run nothing and hold no KV block."""
     return len(workers) == 2 and all(
-        w.load is not None and w.load.running == 0 and w.load.waiting == 0 and w.load.kv_usage == 0 for w in workers
+        w.state == "ready"
+        and w.load is not None
+        and w.load.running == 0
+        and w.load.waiting == 0
+        and w.load.kv_usage == 0
+        for w in workers
     )

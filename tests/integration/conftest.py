@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.runtime.bus import Bus, BusAddress
+from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker
 from tests.integration.nats_process import NatsProcess, running_nats
 
 _numbers = itertools.count(1)
 
 Connect = Callable[[], Awaitable[Bus]]
+StartWorker = Callable[[str], Awaitable[FakeWorker]]
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +58,38 @@ def own_nats(tmp_path: Path) -> Iterator[NatsProcess]:
     server.start()
     yield server
     server.end()
+
+
+@pytest.fixture
+async def frontend(connect: Connect, subjects: Subjects) -> AsyncIterator[FakeFrontend]:
+    frontend = await FakeFrontend(await connect(), subjects).start()
+    yield frontend
+    await frontend.close()
+
+
+@pytest.fixture
+async def start_worker(bus: Bus, subjects: Subjects) -> StartWorker:
+    async def start(lease: str) -> FakeWorker:
+        return await FakeWorker(bus, subjects, lease).start()
+
+    return start
+
+
+@pytest.fixture
+async def pair(frontend: FakeFrontend, start_worker: StartWorker) -> tuple[FakeWorker, FakeWorker]:
+    """Two workers that the frontend knows. The first request goes to the first."""
+    workers = await start_worker("a"), await start_worker("b")
+    await frontend.knows(*workers)
+    return workers
+
+
+@pytest.fixture
+async def routed(connect: Connect, subjects: Subjects) -> AsyncIterator[FakeFrontend]:
+    """A frontend that asks a router."""
+
+    def by_router(frontend: FakeFrontend, local: LocalAssigner) -> RouterAssigner:
+        return RouterAssigner(frontend.bus, frontend.subjects, frontend.lease, local)
+
+    frontend = await FakeFrontend(await connect(), subjects, assigner_of=by_router).start()
+    yield frontend
+    await frontend.close()

@@ -16,7 +16,9 @@ from dynamo_local.core.messages import (
     LeaseRevoked,
     Presence,
     ProcessState,
+    Progress,
     RequestEpoch,
+    Resend,
     Submit,
     TokenBatch,
     TokenDelta,
@@ -24,6 +26,7 @@ from dynamo_local.core.messages import (
 )
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
+from dynamo_local.core.recovery import Patience
 from dynamo_local.runtime.assigner import Assigner, LocalAssigner
 from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.dispatcher import BusDispatcher
@@ -31,6 +34,10 @@ from dynamo_local.runtime.presence import TICK_S, FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 
 DEADLINE_S = 20.0
+PATIENT = Patience(
+    placement_s=DEADLINE_S, recovery_s=DEADLINE_S, silence_s=3600.0, ask_again_s=0.02, gap_s=0.0, fruitless_epochs=5
+)
+"""Of a frontend that does not ask after its requests by itself."""
 SAMPLING = msgspec.msgpack.encode({"max_tokens": 8})
 
 
@@ -41,7 +48,7 @@ def request(request_id: str = "r1", prompt: tuple[int, ...] = (1, 2, 3), **more:
 async def until(condition: Callable[[], bool]) -> None:
     """For what others do and no event tells of."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -55,6 +62,7 @@ class FakeWorker:
         self._watcher = watcher or f"{subjects.namespace}_VllmWorker_{lease}"
         self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
         self._cancelled: asyncio.Queue[RequestEpoch] = asyncio.Queue()
+        self._asked_again: asyncio.Queue[Progress] = asyncio.Queue()
         self._seq = 0
 
     async def start(self, state: ProcessState = "ready") -> FakeWorker:
@@ -71,6 +79,9 @@ class FakeWorker:
 
     async def cancelled(self) -> RequestEpoch:
         return await asyncio.wait_for(self._cancelled.get(), DEADLINE_S)
+
+    async def asked_again(self) -> Progress:
+        return await asyncio.wait_for(self._asked_again.get(), DEADLINE_S)
 
     @property
     def untouched(self) -> bool:
@@ -91,10 +102,12 @@ class FakeWorker:
         work: Work = codec.decode(message.data, Work)
         if isinstance(work, Submit):
             self._submitted.put_nowait(work)
-        else:
-            assert isinstance(work, Cancel)
+        elif isinstance(work, Cancel):
             for cancelled in work.requests:
                 self._cancelled.put_nowait(cancelled)
+        elif isinstance(work, Resend):
+            for progress in work.progress:
+                self._asked_again.put_nowait(progress)
 
 
 @dataclass
@@ -104,7 +117,7 @@ class FakeFrontend:
     bus: Bus
     subjects: Subjects
     lease: str = "f1"
-    placement_deadline_s: float = DEADLINE_S
+    patience: Patience = PATIENT
     assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
     now: float = 100.0
     tasks: TaskGuard = field(default_factory=TaskGuard)
@@ -121,7 +134,7 @@ class FakeFrontend:
             self.fleet,
             self.assigner_of(self, self.local),
             self.tasks,
-            placement_deadline_s=self.placement_deadline_s,
+            self.patience,
         )
 
     async def start(self) -> FakeFrontend:

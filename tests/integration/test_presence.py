@@ -15,6 +15,7 @@ from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.presence import TICK_S, Announcer, FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.integration.conftest import Connect
+from tests.integration.fleet_of_fakes import until
 from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration
@@ -204,15 +205,11 @@ async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, sub
     await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
     await observer.until_routable("a1")
     own_nats.kill()
-    async with asyncio.timeout(DEADLINE_S):
-        while bus.connected:
-            await asyncio.sleep(0.01)
+    await until(lambda: not bus.connected)
     observer.pass_time(60.0)
     assert observer.routable() == ["a1"]
     own_nats.start()
-    async with asyncio.timeout(DEADLINE_S):
-        while not bus.connected:
-            await asyncio.sleep(0.01)
+    await until(lambda: bus.connected)
     observer.pass_time(TTL_S + 2 * TICK_S)
     assert observer.routable() == []
     await bus.close()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -35,7 +35,7 @@ prepare_forks()
 def live(generations):
     if generations and os.fork() == 0:
         live(generations - 1)
-    print(os.getpid(), flush=True)
+    os.write(1, f"{{os.getpid()}}\\n".encode())  # in one piece, as others write too
     signal.pause()
 
 {start}
@@ -109,10 +109,8 @@ def watching(pids: Sequence[int]) -> Iterator[list[int]]:
         yield handles
     finally:
         for handle in handles:
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             os.close(handle)
 
 

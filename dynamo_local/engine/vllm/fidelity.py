@@ -37,9 +37,10 @@ WHEN_USED: dict[str, Fidelity] = {
     "seed": _NONE,
     "structured_outputs": _NONE,
     "watermarking": _NONE,
-    "_watermarking_skipped": _NONE,
     "trace_decode_token_ids": _NONE,
     "routed_experts_prompt_start": _NONE,
+    # Says that there is none.
+    "_watermarking_skipped": _EXACT,
     # For extensions; what they do with it is unknown.
     "extra_args": _NONE,
     # Where to end.
@@ -80,9 +81,14 @@ def survival_of(params: SamplingParams) -> Survival:
     for name in params.__struct_fields__:
         if name in ("temperature", "seed") and greedy:
             continue
-        if name != "temperature" and getattr(params, name) == getattr(_DEFAULTS, name):
+        if name != "temperature" and not _is_used(name, getattr(params, name)):
             continue
         fidelity = WHEN_USED.get(name, _NONE)
         if fidelity > worst.fidelity:
             worst = Survival(fidelity, name.lstrip("_"))
     return worst
+
+
+def _is_used(name: str, value: object) -> bool:
+    """Whether a field does anything. One that is off until asked for may be spelled None or False."""
+    return value is not False and value != getattr(_DEFAULTS, name)

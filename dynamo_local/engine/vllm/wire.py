@@ -26,6 +26,7 @@ from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages import Array, Load, Logprobs, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.messages import FinishReason as Finish
 from dynamo_local.core.ports import Request
+from dynamo_local.engine.vllm.fidelity import survival_of
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
@@ -47,6 +48,8 @@ def request_of(core_request: EngineCoreRequest) -> Request:
         raise RequestError("only generation from token prompts is supported")
     if core_request.mm_features:
         raise RequestError("multimodal prompts are not supported")
+    if params.prompt_logprob_token_ids is not None:
+        raise RequestError("prompt_logprob_token_ids is not supported")
     if core_request.lora_request is not None:
         raise RequestError("LoRA adapters are not supported")
     return Request(
@@ -57,6 +60,7 @@ def request_of(core_request: EngineCoreRequest) -> Request:
         priority=core_request.priority,
         cache_salt=core_request.cache_salt,
         reasoning_ended=core_request.reasoning_ended,
+        survival=survival_of(params),
     )
 
 
@@ -67,6 +71,8 @@ def _sampling_at(params: SamplingParams) -> Callable[[int], bytes]:
         rest = params.clone()
         rest.max_tokens = None if params.max_tokens is None else params.max_tokens - position
         rest.min_tokens = max(params.min_tokens - position, 0)
+        # Told by the first epoch, whose prompt was the client's.
+        rest.prompt_logprobs = None
         return _sampling_encoder.encode(rest)
 
     return encode
@@ -107,6 +113,7 @@ def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> 
         finish=finish,
         stop_reason=output.stop_reason,
         error="the engine failed the request" if finish == "error" else None,
+        failed=finish == "error",
         logprobs=None if output.new_logprobs is None else pack_logprobs(*output.new_logprobs[:3]),
         prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(_numpy, prompt_logprobs[:3])),
         cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,

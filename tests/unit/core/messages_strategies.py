@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages import (
+    Ack,
     Array,
     Assignment,
     AssignRequest,
@@ -18,11 +19,14 @@ from dynamo_local.core.messages import (
     Load,
     Logprobs,
     Presence,
+    Progress,
     Released,
     RequestEpoch,
+    Resend,
     Submit,
     TokenBatch,
     TokenDelta,
+    Work,
 )
 
 text = st.text(max_size=12)
@@ -57,6 +61,7 @@ deltas = st.builds(
     stop_reason=st.none() | st.integers(-(2**31), 2**31) | text,
     error=st.none() | text,
     refused=st.booleans(),
+    failed=st.booleans(),
     logprobs=st.none() | logprobs(),
     prompt_logprobs=st.none() | logprobs(),
     cached_tokens=st.none() | counts,
@@ -98,6 +103,9 @@ submits = st.builds(
     cache_salt=st.none() | text,
     reasoning_ended=st.none() | st.booleans(),
 )
+progress = st.lists(st.builds(Progress, request_id=text, epoch=counts, position=counts), max_size=4).map(tuple)
+acks = st.builds(Ack, progress=progress)
+resends = st.builds(Resend, frontend=text, progress=progress)
 cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
 
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
@@ -112,7 +120,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     ),
     Assignment: st.builds(Assignment, worker=st.none() | text),
     Released: st.builds(Released, request_id=text, frontend=text),
-    Submit | Cancel: submits | cancels,
+    Work: submits | cancels | acks | resends,
     TokenBatch: st.builds(
         TokenBatch,
         worker=text,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.messages import Array, Logprobs, TokenBatch
+from dynamo_local.core.messages import Array, Logprobs, TokenBatch, TokenDelta
 from tests.unit.core.messages_strategies import arrays, logprobs
 
 
@@ -52,6 +52,20 @@ def _ints(*shape: int, size: int) -> list[Any]:
     return ["int32", list(shape), bytes(size)]
 
 
+def _batch_with(logprobs: list[Any]) -> bytes:
+    delta = dict.fromkeys(TokenDelta.__struct_fields__)
+    delta |= {"request_id": "r", "epoch": 1, "position": 0, "token_ids": [7], "logprobs": logprobs}
+    delta |= {"refused": False, "failed": False, "events": []}
+    return msgspec.msgpack.encode(["w", 1, 0.0, [list(delta.values())]])
+
+
+def test_well_shaped_logprobs_arrive() -> None:
+    shapes = [_ints(1, 2, size=8), _ints(1, 2, size=8), _ints(1, size=4)]
+    (delta,) = codec.decode(_batch_with(shapes), TokenBatch).deltas
+    assert delta.logprobs is not None
+    assert delta.logprobs.token_ids.shape == (1, 2)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -62,6 +76,5 @@ def _ints(*shape: int, size: int) -> list[Any]:
     ],
 )
 def test_misshapen_logprobs_are_refused_where_they_arrive(shapes: list[Any]) -> None:
-    delta = ["r", 1, 0, [7], None, None, None, False, shapes]
     with pytest.raises(DecodeError):
-        codec.decode(msgspec.msgpack.encode(["w", 1, 0.0, [delta]]), TokenBatch)
+        codec.decode(_batch_with(shapes), TokenBatch)

@@ -64,7 +64,7 @@ async def test_other_methods_are_the_servers_to_refuse(path: str, method: str) -
 
 async def test_a_client_library_is_served() -> None:
     house = House()
-    transport = httpx.ASGITransport(app=house.gate)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=house.gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         assert (await client.post("/v1/completions", json={"prompt": "a"})).text == "served"
         assert (await client.post("/v1/completions", json={"n": 99})).status_code == 400
@@ -213,6 +213,7 @@ async def test_room_is_free_again_after_failures_and_cancellations() -> None:
 
 async def test_refused_requests_take_no_room() -> None:
     house = House()
-    for body in ({"n": 100}, {"kv_transfer_params": {}}, b"nothing"):
+    refused: list[Any] = [{"n": 100}, {"kv_transfer_params": {}}, b"nothing"]
+    for body in refused:
         assert (await house.post("/v1/completions", body)).status == 400
     assert await house.free_sequences() == 4

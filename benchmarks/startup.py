@@ -1,0 +1,139 @@
+"""How long until a worker takes requests, against vLLM's own server, and how fast each decodes afterwards.
+
+Each round starts the whole of ours, then kills its worker and times the next one (that is what a system that scales
+waits for), then starts vLLM's own server. Nothing is bound to cores: everything runs as it was started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accounting import read_stat
+from benchmarks.load import Shape, closed_loop
+from benchmarks.models import QUICKSTART, model_folder
+from benchmarks.presences import PresenceLog
+from benchmarks.report import Figures, progress, table
+from benchmarks.servers import Server, ServerError, add_override, parse_overrides, running, start_ours, start_vllm
+from benchmarks.spread import Interval, bootstrap, median
+
+SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
+ENGINE_CORE = 0
+_STREAMS = (1, 8)
+_TURN_S = 3.0
+_SHAPE = Shape(min_tokens=48, max_tokens=96)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, help="starts of each side (3)")
+    add_override(parser)
+
+
+async def run(arguments: argparse.Namespace) -> Figures:
+    """Measure, print, and return the figures."""
+    rounds = arguments.rounds or (1 if arguments.quick else 3)
+    model = str(model_folder(QUICKSTART))
+    ours, theirs = [], []
+    for number in range(rounds):
+        ours.append(await _start_ours(model, number, parse_overrides(arguments.override)))
+        progress(f"round {number + 1}, ours: {_told(ours[-1])}")
+        theirs.append(await _start_vllm(model, number))
+        progress(f"round {number + 1}, vLLM: {_told(theirs[-1])}")
+    return _report(ours, theirs)
+
+
+async def _start_ours(model: str, seed: int, overrides: dict[str, str]) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        server = start_ours(Path(scratch), model, "agg", overrides)
+        async with running(server), PresenceLog(server) as log:
+            all_s = await server.ready()
+            first = await log.ready_worker()
+            started = {"whole_s": all_s, "with_the_rest_s": _timings(log, first.lease, first.pid)["ready"]}
+            os.kill(first.pid, signal.SIGKILL)
+            second = await log.ready_worker(frozenset({first.lease}))
+            phases = _timings(log, second.lease, second.pid)
+            server.refresh()
+            await server.ready()
+            return started | {"worker_s": phases["ready"], "phases_s": phases, "step_s": await _steps(server, seed)}
+
+
+async def _start_vllm(model: str, seed: int) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        server = start_vllm(Path(scratch), model, ENGINE_CORE)
+        async with running(server):
+            return {"whole_s": await server.ready(), "step_s": await _steps(server, seed)}
+
+
+def _timings(log: PresenceLog, lease: str, pid: int) -> dict[str, float]:
+    """Seconds from the start of a worker's process to each stage that it told of."""
+    stat = read_stat(pid)
+    if stat is None:
+        raise ServerError("a worker was gone before it could be looked at")
+    return {stage: at - stat.started_s for stage, at in log.phases(lease).items()}
+
+
+async def _steps(server: Server, seed: int) -> dict[str, float]:
+    """Median time between two tokens of a stream."""
+    await closed_loop(server, streams=4, seconds=1.5, seed=-1, shape=_SHAPE)
+    steps = {}
+    for streams in _STREAMS:
+        load = await closed_loop(server, streams=streams, seconds=_TURN_S, seed=seed, shape=_SHAPE)
+        if load.failures or not load.gaps_s:
+            raise ServerError(f"{server.name} did not decode: {load.failures[:1]}")
+        steps[str(streams)] = median(load.gaps_s)
+    return steps
+
+
+def _told(figures: Figures) -> str:
+    steps = ", ".join(f"{1e3 * step:.1f} ms at {streams} streams" for streams, step in figures["step_s"].items())
+    worker = f"another worker {figures['worker_s']:.1f} s, " if "worker_s" in figures else ""
+    return f"all {figures['whole_s']:.1f} s, {worker}step {steps}"
+
+
+def _report(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
+    rows = {
+        "vLLM's own server": _estimate(theirs, "whole_s"),
+        "ours: everything (`dynamo serve` to /health)": _estimate(ours, "whole_s"),
+        "ours: its worker, started beside the rest": _estimate(ours, "with_the_rest_s"),
+        "ours: one more worker": _estimate(ours, "worker_s"),
+    }
+    ratio = bootstrap([mine["worker_s"] / other["whole_s"] for mine, other in zip(ours, theirs, strict=True)])
+    table("Seconds until ready", ("start of", "seconds [95 %]"), [[name, i.shown(1)] for name, i in rows.items()])
+    print(f"one more worker of ours / vLLM's own server: {ratio.shown(2)}")
+    stages = _stages(ours)
+    table("Stages of one more worker", ("until", "seconds [95 %]"), [[name, i.shown(1)] for name, i in stages.items()])
+    steps = {streams: _step_ratio(ours, theirs, streams) for streams in map(str, _STREAMS)}
+    table(
+        "Decode speed afterwards",
+        ("streams", "step ms vLLM", "ours", "ours / vLLM [95 %]"),
+        [[n, f"{1e3 * _step(theirs, n):.2f}", f"{1e3 * _step(ours, n):.2f}", i.shown(2)] for n, i in steps.items()],
+    )
+    return {
+        "ours": list(ours),
+        "vllm": list(theirs),
+        "worker_to_vllm": vars(ratio),
+        "step_ratio": {streams: vars(interval) for streams, interval in steps.items()},
+    }
+
+
+def _estimate(rounds: Sequence[Figures], key: str) -> Interval:
+    return bootstrap([figures[key] for figures in rounds])
+
+
+def _stages(ours: Sequence[Figures]) -> dict[str, Interval]:
+    names: dict[str, Any] = dict.fromkeys(stage for figures in ours for stage in figures["phases_s"])
+    return {name: bootstrap([f["phases_s"][name] for f in ours if name in f["phases_s"]]) for name in names}
+
+
+def _step(rounds: Sequence[Figures], streams: str) -> float:
+    return median([figures["step_s"][streams] for figures in rounds])
+
+
+def _step_ratio(ours: Sequence[Figures], theirs: Sequence[Figures], streams: str) -> Interval:
+    pairs = zip(ours, theirs, strict=True)
+    return bootstrap([mine["step_s"][streams] / other["step_s"][streams] for mine, other in pairs])

@@ -1,0 +1,82 @@
+"""What a worker keeps of its live requests, so that lost messages can be sent again. Pure.
+
+The bus may lose messages when a connection breaks. A worker therefore keeps the tokens of a request until its
+frontend has acknowledged them; the last ones until the frontend says that it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dynamo_local.core.messages import RequestEpoch, TokenDelta
+
+
+@dataclass
+class Kept:
+    """One epoch of one request: who wants it, and what has been produced and not acknowledged yet."""
+
+    frontend: str
+    position: int
+    """The next position to be produced."""
+    deltas: deque[TokenDelta] = field(default_factory=deque)
+    finished_at: float | None = None
+
+    def add(self, delta: TokenDelta, now: float) -> None:
+        self.deltas.append(delta)
+        self.position = delta.position + len(delta.token_ids)
+        if delta.finish is not None:
+            self.finished_at = now
+
+    def trim(self, below: int) -> None:
+        """Forget what lies wholly below a position; never the finish."""
+        while self.deltas and self.deltas[0].finish is None and _end(self.deltas[0]) <= below:
+            self.deltas.popleft()
+
+    def since(self, current: RequestEpoch, position: int) -> tuple[TokenDelta, ...]:
+        """Everything from a position on; an empty delta, a sign of life, if there is nothing yet."""
+        missing = tuple(d for d in self.deltas if _end(d) > position or d.finish is not None)
+        return missing or (TokenDelta(current.request_id, current.epoch, self.position, []),)
+
+
+class Outbox:
+    """All epochs that a worker has not been told to forget."""
+
+    def __init__(self) -> None:
+        self._kept: dict[RequestEpoch, Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def open(self, request: RequestEpoch, frontend: str, position: int) -> bool:
+        """Begin to keep a new epoch. False if it is there already: a submission that came twice."""
+        if request in self._kept:
+            return False
+        self._kept[request] = Kept(frontend, position)
+        return True
+
+    def get(self, request: RequestEpoch) -> Kept | None:
+        return self._kept.get(request)
+
+    def forget(self, requests: Iterable[RequestEpoch]) -> list[RequestEpoch]:
+        """Drop these. Returns those of them that were still running."""
+        dropped = [(request, self._kept.pop(request, None)) for request in requests]
+        return [request for request, kept in dropped if kept is not None and kept.finished_at is None]
+
+    def running(self) -> dict[RequestEpoch, str]:
+        """Unfinished epochs, with their frontends."""
+        return {request: kept.frontend for request, kept in self._kept.items() if kept.finished_at is None}
+
+    def of_frontend(self, frontend: str) -> list[RequestEpoch]:
+        return [request for request, kept in self._kept.items() if kept.frontend == frontend]
+
+    def finished_before(self, time: float) -> list[RequestEpoch]:
+        """Epochs whose end nobody has acknowledged since then."""
+        return [
+            request for request, kept in self._kept.items() if kept.finished_at is not None and kept.finished_at < time
+        ]
+
+
+def _end(delta: TokenDelta) -> int:
+    return delta.position + len(delta.token_ids)

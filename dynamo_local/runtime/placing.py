@@ -1,0 +1,114 @@
+"""Placing a request: have a worker assigned, waiting for one if need be, and hand it the request under a new epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dynamo_local.core import codec
+from dynamo_local.core.breaker import Breakers
+from dynamo_local.core.messages import AssignRequest, RequestEpoch, Submit
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.ports import Request
+from dynamo_local.core.recovery import Patience, backoff_s
+from dynamo_local.core.request_log import RequestLog
+from dynamo_local.runtime.assigner import Assigner
+from dynamo_local.runtime.bus import Bus
+
+_AVOIDED = 3
+"""How many of the workers that failed a request are remembered for it."""
+
+
+@dataclass
+class LiveRequest:
+    """A request under way, and what its frontend remembers of it. Times are CLOCK_MONOTONIC."""
+
+    request: Request
+    log: RequestLog
+    born_at: float
+    heard_at: float = 0.0
+    """When its worker last gave news of it, or was last asked for some."""
+    asked_at: float = 0.0
+    """When missing tokens were last asked for."""
+    avoid: list[str] = field(default_factory=list)
+    fruitless: int = 0
+    """Epochs in a row that brought no token."""
+    epoch_start: int = 0
+    """Position at which the current epoch began."""
+    acked: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def lost(self, worker: str) -> None:
+        """Note that `worker` lost the request or failed it."""
+        self.fruitless = 0 if self.log.position > self.epoch_start else self.fruitless + 1
+        self.avoid = [*self.avoid, worker][-_AVOIDED:]
+
+
+class Placer:
+    """Places the requests of one frontend."""
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, lease: str, assigner: Assigner, breakers: Breakers, patience: Patience
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._lease = lease
+        self._assigner = assigner
+        self._breakers = breakers
+        self._patience = patience
+        self._fleet_changed = asyncio.Event()
+        """Set at the next change of the fleet, and then replaced."""
+
+    def fleet_changed(self) -> None:
+        """Have requests that wait for a worker ask again."""
+        changed, self._fleet_changed = self._fleet_changed, asyncio.Event()
+        changed.set()
+
+    async def assign(self, live: LiveRequest) -> str | None:
+        """The worker to take the request; None if none became routable in time."""
+        await asyncio.sleep(backoff_s(live.fruitless))
+        patience_s = self._patience.placement_s if live.log.epoch == 0 else self._patience.recovery_s
+        deadline = time.monotonic() + patience_s
+        while True:
+            # Taken before asking, so that no change between the answer and the wait is missed.
+            changed = self._fleet_changed
+            worker = await self._assigner.assign(self._question(live))
+            remaining = deadline - time.monotonic()
+            if worker is not None or remaining <= 0:
+                return worker
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), min(remaining, self._patience.ask_again_s))
+
+    async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
+        """Hand the request over, from the end of its log on. Raises BusError."""
+        request, log = live.request, live.log
+        live.epoch_start = log.position
+        live.heard_at = time.monotonic()
+        work = Submit(
+            request_id=current.request_id,
+            epoch=current.epoch,
+            frontend=self._lease,
+            token_ids=[*request.prompt_token_ids, *log.tokens],
+            sampling=msgspec.Raw(request.sampling(log.position)),
+            position=log.position,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            reasoning_ended=request.reasoning_ended,
+        )
+        await self._bus.publish(self._subjects.work(worker), codec.encode(work))
+
+    def _question(self, live: LiveRequest) -> AssignRequest:
+        return AssignRequest(
+            request_id=live.request_id,
+            frontend=self._lease,
+            tokens=len(live.request.prompt_token_ids) + live.log.position,
+            avoid=(*live.avoid, *self._breakers.open(time.monotonic())),
+        )

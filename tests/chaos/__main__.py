@@ -1,0 +1,50 @@
+"""`python -m tests.chaos`: options, run, report. Ends with 1 if the run was not good."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.report import Report
+from tests.chaos.run import run_on_mockers
+from tests.chaos.settings import ChaosSettings
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    print(f"seed {options.seed}", flush=True)
+    logging.basicConfig(level=logging.ERROR)
+    directory = Path(options.keep) if options.keep else Path(tempfile.mkdtemp(prefix="chaos-"))
+    report = _run(options, directory)
+    print(json.dumps(report.as_dict(), indent=2) if options.json else report.as_text())
+    print(f"logs: {directory}", file=sys.stderr)
+    return 1 if report.defects else 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    defaults = ChaosSettings()
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long faults happen")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
+    parser.add_argument("--workers", type=int, default=None, help="default: 8 mockers, or 2 real ones")
+    parser.add_argument("--streams", type=int, default=None, help="requests at a time; default: 64, or 6 real ones")
+    parser.add_argument("--faults-per-s", type=float, default=None, help="as long as workers are left to be hit")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--keep", help="directory for the logs, if another than a new temporary one")
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace, directory: Path) -> Report:
+    given = {name: getattr(options, name) for name in ("seconds", "seed", "workers", "streams", "faults_per_s")}
+    settings = ChaosSettings(**{name: value for name, value in given.items() if value is not None})
+    return run_on_mockers(settings, directory / "state")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Judges what a request gets, delta by delta, against its right answer. Pure."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+
+from dynamo_local.core.messages import TokenDelta
+from tests.chaos.tasks import Task
+
+
+class Outcome(enum.Enum):
+    """How a request ended. The last three are failures of the run."""
+
+    RIGHT = "right tokens, once"
+    LEFT = "client left, right so far"
+    REFUSED = "invalid, refused"
+    STATE_LOST = "state lost, said so"
+    WRONG = "WRONG TOKENS"
+    ERROR = "ERROR"
+    FORGOTTEN = "FORGOTTEN"
+
+
+FAILURES = frozenset({Outcome.WRONG, Outcome.ERROR, Outcome.FORGOTTEN})
+
+REFUSAL = "max_tokens must be at least 1"
+STATE_LOST = "the worker that generated the answer was lost, and with it the state of"
+"""Documented errors: the beginnings of what clients are told."""
+
+
+@dataclass
+class Answer:
+    """What one request has got so far. Times are CLOCK_MONOTONIC."""
+
+    task: Task
+    asked_at: float
+    news_at: float = field(init=False)
+    longest_silence_s: float = 0.0
+    received: int = 0
+    outcome: Outcome | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.news_at = self.asked_at
+
+    def take(self, delta: TokenDelta, now: float) -> None:
+        """Judge what came. Sets the outcome when it is the end, or wrong."""
+        self.longest_silence_s = max(self.longest_silence_s, now - self.news_at)
+        self.news_at = now
+        if self.outcome is not None:
+            self._wrong(f"more came after the end ({self.outcome.value}): {delta}")
+        elif delta.finish == "error":
+            self._judge_error(delta.error or "")
+        else:
+            self._judge_tokens(delta)
+
+    def end(self, outcome: Outcome, reason: str = "") -> None:
+        self.outcome, self.reason = outcome, reason
+
+    def _judge_error(self, reason: str) -> None:
+        if not self.task.valid and reason.startswith(REFUSAL):
+            self.end(Outcome.REFUSED)
+        elif not self.task.survives and self.received and reason.startswith(STATE_LOST):
+            self.end(Outcome.STATE_LOST)
+        else:
+            self.end(Outcome.ERROR, reason)
+
+    def _judge_tokens(self, delta: TokenDelta) -> None:
+        mistake = self._mistake(delta)
+        if mistake is not None:
+            self._wrong(mistake)
+            return
+        self.received += len(delta.token_ids)
+        if delta.finish is not None:
+            self.end(Outcome.RIGHT)
+
+    def _mistake(self, delta: TokenDelta) -> str | None:
+        """What is wrong with the next tokens."""
+        task, start, end = self.task, self.received, self.received + len(delta.token_ids)
+        if not task.valid:
+            return "an answer to an invalid request"
+        if delta.position != start:
+            return f"position {delta.position} came where {start} was to come"
+        wanted = task.answer[start:end]
+        if delta.token_ids != wanted:
+            return f"from position {start} on: {delta.token_ids}, not {wanted}"
+        if task.logprobs is not None and chosen(delta) != delta.token_ids:
+            return f"log-probabilities of {chosen(delta)} with tokens {delta.token_ids}"
+        if delta.finish != (task.finish if end == len(task.answer) else None):
+            return f"finish {delta.finish} after {end} of {len(task.answer)} tokens"
+        return None
+
+    def _wrong(self, reason: str) -> None:
+        self.end(Outcome.WRONG, reason)
+
+
+def chosen(delta: TokenDelta) -> list[int]:
+    """The tokens that a delta's log-probabilities are about."""
+    if delta.logprobs is None:
+        return []
+    ids = delta.logprobs.token_ids
+    rows, width = ids.shape
+    values = struct.unpack(f"<{rows * width}{'q' if ids.dtype == 'int64' else 'i'}", ids.data)
+    return list(values[::width])

@@ -1,0 +1,139 @@
+"""A frontend without HTTP: the product's dispatcher, and clients that know what they are to get."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from dynamo_local.core.messages import Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.dispatcher import BusDispatcher
+from dynamo_local.runtime.presence import Announcer, FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+from tests.chaos.answers import Answer, Outcome
+from tests.chaos.tally import Tally
+from tests.chaos.tasks import Task, draw_task
+
+
+@dataclass
+class _Waiting:
+    """A client that waits for its answer."""
+
+    answer: Answer
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ChaosFrontend:
+    """Put together as components/frontend.py does, and announced as a frontend."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, watcher: str, stall_s: float) -> None:
+        self.lease = secrets.token_hex(8)
+        self.tasks = TaskGuard()
+        self.fleet = FleetWatch(bus, subjects)
+        self.local = LocalAssigner(self.fleet, self.lease)
+        router = RouterAssigner(bus, subjects, self.lease, self.local)
+        self.dispatcher = BusDispatcher(bus, subjects, self.lease, self.fleet, router, self.tasks)
+        self.tally = Tally()
+        presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
+        self._announcer = Announcer(bus, subjects, presence)
+        self._stall_s = stall_s
+        self._waiting: dict[str, _Waiting] = {}
+        self._numbers = itertools.count(1)
+        self._over = asyncio.Event()
+        self._streams: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Be there, and know who else is."""
+        await self.dispatcher.start()
+        await self.fleet.start()
+        self.tasks.spawn("fleet", self.fleet.run())
+        self.tasks.spawn("presence", self._announcer.run())
+        self.tasks.spawn("outputs", self._take_outputs())
+
+    def open_streams(self, count: int, seed: str) -> None:
+        """Have so many clients ask one request after the other."""
+        for number in range(count):
+            rng = random.Random(f"{seed} stream {number}")
+            self._streams.append(asyncio.create_task(self._ask_on_and_on(rng), name=f"stream {number}"))
+
+    async def close_streams(self, deadline_s: float) -> int:
+        """Ask no more, and wait for the answers to come. Returns how many did not."""
+        self._over.set()
+        if not self._streams:
+            return 0
+        done, pending = await asyncio.wait(self._streams, timeout=deadline_s)
+        for stream in done:
+            stream.result()
+        return len(pending)
+
+    def left_over(self) -> list[str]:
+        """What is still remembered though every request has ended."""
+        found = []
+        if self.dispatcher.live_requests:
+            found.append(f"{self.dispatcher.live_requests} requests live in the dispatcher: {self._live()}")
+        if self.local.ledger._charges:
+            found.append(f"{len(self.local.ledger._charges)} requests are charged in the frontend's ledger")
+        return found
+
+    async def _ask_on_and_on(self, rng: random.Random) -> None:
+        while not self._over.is_set():
+            # A frontend has ids of its own, like the OpenAI server.
+            await self._ask(draw_task(rng, f"{self.lease[:6]}-{next(self._numbers)}"))
+
+    async def _ask(self, task: Task) -> None:
+        answer = Answer(task, time.monotonic())
+        waiting = self._waiting[task.request_id] = _Waiting(answer)
+        await self.dispatcher.submit(task.request())
+        while answer.outcome is None:
+            waiting.news.clear()
+            await self._wait(waiting)
+        circumstances = self._circumstances(task.request_id)
+        if answer.outcome in (Outcome.LEFT, Outcome.FORGOTTEN, Outcome.WRONG):
+            await self.dispatcher.cancel([task.request_id])
+        # What was accepted before the client left may lie in the queue: it is judged and passed over.
+        del self._waiting[task.request_id]
+        self.tally.add(answer, circumstances)
+
+    async def _wait(self, waiting: _Waiting) -> None:
+        answer, now = waiting.answer, time.monotonic()
+        stalls_at = answer.news_at + self._stall_s
+        leaves_after_s = answer.task.leaves_after_s
+        leaves_at = stalls_at if leaves_after_s is None else answer.asked_at + leaves_after_s
+        try:
+            await asyncio.wait_for(waiting.news.wait(), max(min(stalls_at, leaves_at) - now, 0.001))
+        except TimeoutError:
+            now = time.monotonic()
+            if answer.outcome is not None:
+                return
+            if leaves_after_s is not None and now >= leaves_at:
+                answer.end(Outcome.LEFT)
+            elif now >= answer.news_at + self._stall_s:
+                answer.longest_silence_s = self._stall_s
+                answer.end(Outcome.FORGOTTEN, f"nothing for {self._stall_s:g} s")
+
+    async def _take_outputs(self) -> None:
+        while True:
+            outputs = await self.dispatcher.outputs()
+            now = time.monotonic()
+            for delta in outputs.deltas:
+                waiting = self._waiting.get(delta.request_id)
+                if waiting is not None:
+                    waiting.answer.take(delta, now)
+                    if waiting.answer.outcome is not None or delta.position == 0:
+                        waiting.news.set()
+
+    def _circumstances(self, request_id: str) -> str:
+        live = self.dispatcher._live.get(request_id)
+        ready = len(self.fleet.view.routable())
+        known = "not live" if live is None else f"epoch {live.log.epoch}, worker {live.log.worker}, avoid {live.avoid}"
+        return f"{known}, {ready} workers ready"
+
+    def _live(self) -> str:
+        return "; ".join(f"{name}: {self._circumstances(name)}" for name in list(self.dispatcher._live)[:5])

@@ -1,0 +1,75 @@
+"""Memory and open files of the processes that live through a whole run, now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tests.chaos.processes import open_files, resident_kb
+
+EVERY_S = 1.0
+SETTLED = 0.3
+"""Caches and pools have filled by this share of the run; growth counts from there."""
+
+ALLOWED_KB = 48 * 1024
+ALLOWED_FILES = 40
+
+
+@dataclass
+class _Series:
+    pid: int
+    kb: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Of one process: memory and open files when things had settled, and at the end."""
+
+    settled_mb: float
+    end_mb: float
+    settled_files: int
+    end_files: int
+
+    @property
+    def bounded(self) -> bool:
+        return (self.end_mb - self.settled_mb) * 1024 <= ALLOWED_KB and (
+            self.end_files - self.settled_files <= ALLOWED_FILES
+        )
+
+
+class MemoryWatch:
+    """Samples processes by name. One that is replaced by another starts a new series."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+
+    def sample(self, pids: dict[str, int]) -> None:
+        for name, pid in pids.items():
+            kb, files = resident_kb(pid), open_files(pid)
+            if kb is None or files is None:
+                continue
+            series = self._series.get(name)
+            if series is None or series.pid != pid:
+                series = self._series[name] = _Series(pid)
+            series.kb.append(kb)
+            series.files.append(files)
+
+    async def run(self, pids: dict[str, int]) -> None:
+        """Sample until cancelled."""
+        while True:
+            self.sample(pids)
+            await asyncio.sleep(EVERY_S)
+
+    def growth(self) -> dict[str, Growth]:
+        """Of each process, the smallest of three samples at either end: garbage comes and goes."""
+        found = {}
+        for name, series in self._series.items():
+            at = int(len(series.kb) * SETTLED)
+            found[name] = Growth(
+                settled_mb=round(min(series.kb[at : at + 3]) / 1024, 1),
+                end_mb=round(min(series.kb[-3:]) / 1024, 1),
+                settled_files=min(series.files[at : at + 3]),
+                end_files=min(series.files[-3:]),
+            )
+        return found

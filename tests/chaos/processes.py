@@ -1,0 +1,80 @@
+"""The processes of the server under fire: found by their marks, signalled through pidfds, measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from dynamo_local.core.names import WATCHER_ENV
+from state.paths import StatePaths
+from state.processes import Process, ProcFs, alive
+from state.reconcile import leftovers
+
+_PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+class ServerProcesses:
+    """Every process that `dynamo serve` has started, by watcher."""
+
+    def __init__(self, paths: StatePaths) -> None:
+        self._paths = paths
+
+    def by_watcher(self) -> dict[str, Process]:
+        """The process that circus started for each watcher, not what that one has forked."""
+        found: dict[str, Process] = {}
+        for process in leftovers(self._paths, ProcFs().snapshot()):
+            watcher = process.environ[WATCHER_ENV]
+            if watcher not in found or process.pid < found[watcher].pid:
+                found[watcher] = process
+        return found
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal that very process. Returns whether it was there."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not alive(process.pid, process.start_time):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def resident_kb(pid: int) -> int | None:
+    """Memory of a process; None if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_KB
+    except (OSError, IndexError):
+        return None
+
+
+def open_files(pid: int) -> int | None:
+    """File descriptors of a process; None if it is gone."""
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return None
+
+
+def shared_memory() -> frozenset[str]:
+    """Names in /dev/shm, ours or not."""
+    return frozenset(os.listdir("/dev/shm"))  # noqa: PTH208  # names
+
+
+def unused_shared_memory(names: frozenset[str]) -> frozenset[str]:
+    """Those that no live process maps."""
+    used: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                maps = (entry / "maps").read_text(errors="replace")
+                used.update(name for name in names if f"/dev/shm/{name}" in maps)
+    return names - used

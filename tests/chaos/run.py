@@ -1,0 +1,193 @@
+"""A run on mockers, from the start of the server to the last check that nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.fleet import WORKER_ROLES
+from dynamo_local.core.messages import Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.calls import CallClient
+from state.paths import Sockets
+from tests.chaos.cut import Wire
+from tests.chaos.frontend import ChaosFrontend
+from tests.chaos.graph import Router
+from tests.chaos.injector import BUS, PINNED, ROUTER, Injector
+from tests.chaos.memory import MemoryWatch
+from tests.chaos.processes import ServerProcesses, shared_memory, unused_shared_memory
+from tests.chaos.report import Report
+from tests.chaos.settings import NAMESPACE, ChaosSettings
+from tests.chaos.victim import Victim
+from tests.integration.server_process import ServerProcess
+
+RESTART_BACKOFF_MAX_S = 0.5
+_LOOK_EVERY_S = 0.1
+_OTHERS_MOMENT_S = 3.0
+
+
+def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
+    """Serve under `root`, which the server makes, and let chaos loose."""
+    report = Report("mocker", settings.seed, settings.seconds)
+    shared_before = shared_memory()
+    with ServerProcess(root, NAMESPACE, _arguments(settings)) as server:
+        server.line("all services ready", within_s=120)
+        sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
+        begun = time.monotonic()
+        asyncio.run(_Run(settings, server, report).run())
+        report.seconds = time.monotonic() - begun
+        if server.process.poll() is not None:
+            report.defects.append(f"the server ended by itself: {server.process.returncode}")
+        else:
+            server.signal(signal.SIGTERM)
+        code = server.end()
+        if code != 0:
+            report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
+        report.defects += _left_over(server, sockets, shared_before)
+    report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
+    return report
+
+
+def _arguments(settings: ChaosSettings) -> list[str]:
+    return [
+        *("-m", "dynamo_local.cli.main", "serve", "tests.chaos.graph:Router", f"--namespace={NAMESPACE}"),
+        *("--port=0", f"--cpu-slots={settings.workers}", f"--restart-backoff-max={RESTART_BACKOFF_MAX_S}"),
+        f"--VllmWorker.ServiceArgs.workers={settings.workers}",
+        "--VllmWorker.engine=mocker",
+        f"--VllmWorker.mocker-step-base-ms={settings.step_ms}",
+        # Little, so that blocks are evicted and requests preempted when few workers are left.
+        *("--VllmWorker.mocker-kv-blocks=512", "--VllmWorker.mocker-block-size=16"),
+        "--VllmWorker.drain-timeout-s=2",
+    ]
+
+
+def _left_over(server: ServerProcess, sockets: Path, shared_before: frozenset[str]) -> list[str]:
+    found = [f"process left: {process.pid}" for process in server.processes()]
+    root = server.paths.root
+    found += [f"file left: {path}" for path in root.iterdir() if path != server.paths.logs_dir]
+    if sockets.exists():
+        found.append(f"directory left: {sockets}")
+    new = shared_memory() - shared_before
+    if new:
+        # Other programs on the machine have some for a moment, too.
+        time.sleep(_OTHERS_MOMENT_S)
+        found += [f"shared memory left: {name}" for name in unused_shared_memory(new & shared_memory())]
+    return found
+
+
+class _Run:
+    """What happens while the server runs."""
+
+    def __init__(self, settings: ChaosSettings, server: ServerProcess, report: Report) -> None:
+        self._settings = settings
+        self._server = server
+        self._report = report
+        self._processes = ServerProcesses(server.paths)
+        self._victim = Victim(server.paths.bus_file, settings)
+        self._memory = MemoryWatch()
+
+    async def run(self) -> None:
+        subjects = Subjects(NAMESPACE)
+        async with Wire(BusAddress.load(self._server.paths.bus_file)) as wire:
+            bus = await Bus.connect(wire.address, name="chaos")
+            frontend = ChaosFrontend(bus, subjects, f"{NAMESPACE}_Frontend", self._settings.stall_s)
+            await frontend.start()
+            watching = asyncio.create_task(self._watch_memory())
+            failed = asyncio.create_task(frontend.tasks.failed())
+            try:
+                await self._under_fire(frontend, wire)
+                self._check_alive(failed)
+                await self._settle(frontend, bus, subjects)
+            finally:
+                watching.cancel()
+                failed.cancel()
+                self._report.memory = self._memory.growth()
+                await frontend.tasks.close()
+                await bus.close()
+        self._report.defects += [
+            f"{name} grows: {growth}" for name, growth in self._report.memory.items() if not growth.bounded
+        ]
+
+    async def _under_fire(self, frontend: ChaosFrontend, wire: Wire) -> None:
+        settings = self._settings
+        injector = Injector(self._processes, frontend, wire, self._victim, settings.seed)
+        await self._until(lambda: len(frontend.fleet.view.routable()) == settings.workers, lambda: "all ready")
+        victim = asyncio.create_task(self._victim.run())
+        frontend.open_streams(settings.streams, str(settings.seed))
+        try:
+            await injector.run(settings.seconds, settings.faults_per_s)
+        finally:
+            self._victim.end()
+            unanswered = await frontend.close_streams(settings.stall_s + settings.settle_s)
+            await asyncio.wait_for(victim, settings.stall_s + settings.settle_s)
+            self._report.faults = injector.counts
+            self._report.passed_over = sum(injector.passed_over.values())
+            self._report.tally = frontend.tally.plus(self._victim.tally)
+            if unanswered:
+                self._report.defects.append(f"{unanswered} requests got no answer")
+
+    async def _settle(self, frontend: ChaosFrontend, bus: Bus, subjects: Subjects) -> None:
+        """Nothing of the requests may be left anywhere."""
+        await self._until(lambda: self._idle(frontend) == [], lambda: f"all idle: {self._idle(frontend)}")
+        self._report.defects += frontend.left_over()
+        calls = CallClient(bus, subjects)
+        await calls.start()
+        running = asyncio.create_task(calls.run())
+        charges: dict[str, int] = {}
+        deadline = time.monotonic() + self._settings.settle_s
+        try:
+            while time.monotonic() < deadline:
+                charges = await calls.service(Router).charges()
+                if not charges:
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+            self._report.defects.append(f"still charged in the router's ledger: {charges} (this is {frontend.lease})")
+        except DynamoError as error:
+            self._report.defects.append(f"the router does not tell its charges: {error}")
+        finally:
+            running.cancel()
+            await calls.stop()
+
+    def _idle(self, frontend: ChaosFrontend) -> list[str]:
+        """Workers that are not there, or not idle."""
+        workers = frontend.fleet.view.routable(WORKER_ROLES)
+        busy = [f"{worker.watcher}: {worker.load}" for worker in workers if not _is_idle(worker)]
+        missing = self._settings.workers - len(workers)
+        return busy + ([f"{missing} not ready"] if missing else [])
+
+    async def _until(self, condition: Callable[[], bool], what: Callable[[], str]) -> None:
+        deadline = time.monotonic() + self._settings.settle_s
+        while not condition():
+            if time.monotonic() > deadline:
+                self._report.defects.append(f"not within {self._settings.settle_s:g} s: {what()}")
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _check_alive(self, failed: asyncio.Task[None]) -> None:
+        with suppress(asyncio.CancelledError):
+            if failed.done() and (error := failed.exception()) is not None:
+                self._report.defects.append(f"a task of the frontend died: {error!r}")
+
+    async def _watch_memory(self) -> None:
+        serve = self._server.process.pid
+        while True:
+            found = await asyncio.to_thread(self._processes.by_watcher)
+            pids = {name: found[name].pid for name in (PINNED, ROUTER, BUS) if name in found}
+            pids |= {"the harness's frontend": os.getpid(), "dynamo serve": serve}
+            with suppress(AssertionError, OSError):
+                pids["circusd"] = self._server.arbiter_pid()
+            self._memory.sample(pids)
+            await asyncio.sleep(1.0)
+
+
+def _is_idle(worker: Presence) -> bool:
+    load = worker.load
+    # A worker that has never worked has measured nothing.
+    return load is None or (load.running, load.waiting, load.kv_usage) in ((0, 0, 0.0), (None, None, None))

@@ -1,0 +1,66 @@
+"""What became of all requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from tests.chaos.answers import FAILURES, Answer, Outcome
+
+_DETAILS = 50
+"""Failures told one by one."""
+
+
+class Tally(msgspec.Struct):
+    """Counts, and the first failures in words. Sums up over frontends and processes."""
+
+    outcomes: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    tokens: int = 0
+    failures: list[str] = []
+    silences: dict[int, int] = {}
+    """Requests by their longest silence, in whole seconds."""
+
+    def add(self, answer: Answer, circumstances: str) -> None:
+        assert answer.outcome is not None
+        self._count(self.outcomes, answer.outcome.value)
+        self.tokens += answer.received
+        silence = int(answer.longest_silence_s)
+        self.silences[silence] = self.silences.get(silence, 0) + 1
+        if answer.outcome not in FAILURES:
+            return
+        self._count(self.reasons, answer.reason.partition(":")[0] or answer.outcome.value)
+        if len(self.failures) < _DETAILS:
+            task = answer.task
+            what = (
+                f"{task.request_id}: {answer.outcome.value} after {answer.received} of {task.max_tokens} tokens "
+                f"(prompt {len(task.prompt)}): {answer.reason} [{circumstances}]"
+            )
+            self.failures.append(what)
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally(
+            dict(Counter(self.outcomes) + Counter(other.outcomes)),
+            dict(Counter(self.reasons) + Counter(other.reasons)),
+            self.tokens + other.tokens,
+            [*self.failures, *other.failures],
+            dict(Counter(self.silences) + Counter(other.silences)),
+        )
+
+    @property
+    def requests(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(self.outcomes.get(outcome.value, 0) for outcome in FAILURES)
+
+    @property
+    def right(self) -> int:
+        return self.outcomes.get(Outcome.RIGHT.value, 0)
+
+    @staticmethod
+    def _count(counts: dict[str, int], key: str) -> None:
+        counts[key] = counts.get(key, 0) + 1

@@ -1,0 +1,119 @@
+"""A second frontend, in a process of its own that is killed now and then; and its keeper in the first."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.processes import die_with_parent
+from tests.chaos.frontend import ChaosFrontend
+from tests.chaos.settings import NAMESPACE, ChaosSettings
+from tests.chaos.tally import Tally
+
+STREAMS = 8
+WATCHER = f"{NAMESPACE}_Frontend_1"
+
+_TELL_EVERY_S = 0.5
+_START_AGAIN_S = 0.5
+_LINE_LIMIT = 1 << 22
+
+
+class Victim:
+    """Keeps a second frontend running, however often it is killed. What it has told of its requests counts."""
+
+    def __init__(self, bus_file: Path, settings: ChaosSettings) -> None:
+        self.tally = Tally()
+        self.deaths = 0
+        self._bus_file = bus_file
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+        self._told = Tally()
+        self._ending = False
+
+    def kill(self) -> bool:
+        """SIGKILL. Returns whether it was there, with requests under way."""
+        if self._process is None or not self._told.requests:
+            return False
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self.deaths += 1
+        # Noted only once: the next one must have told of something first.
+        self._count_told()
+        return True
+
+    async def run(self) -> None:
+        """Start it, again and again, until `end`."""
+        number = 0
+        while not self._ending:
+            number += 1
+            arguments = [str(self._bus_file), str(self._settings.stall_s), f"{self._settings.seed} victim {number}"]
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.chaos.victim",
+                *arguments,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=Path(__file__).parents[2],
+                limit=_LINE_LIMIT,
+            )
+            process = self._process
+            assert process.stdout is not None
+            while line := await process.stdout.readline():
+                with suppress(msgspec.DecodeError):
+                    self._told = msgspec.json.decode(line, type=Tally)
+            code = await process.wait()
+            self._process = None
+            self._count_told()
+            if code not in (0, -signal.SIGKILL):
+                self.tally.failures.append(f"the second frontend ended with {code}")
+            if not self._ending:
+                await asyncio.sleep(_START_AGAIN_S)
+
+    def end(self) -> None:
+        """Have it answer what is under way, then end."""
+        self._ending = True
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    def _count_told(self) -> None:
+        self.tally, self._told = self.tally.plus(self._told), Tally()
+
+
+async def _main(bus_file: Path, stall_s: float, seed: str) -> None:
+    ending = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+    bus = await Bus.connect(BusAddress.load(bus_file), name=WATCHER, deadline_s=60)
+    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s)
+    await frontend.start()
+    frontend.open_streams(STREAMS, seed)
+    failed = asyncio.create_task(frontend.tasks.failed())
+    while not ending.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), _TELL_EVERY_S)
+        if failed.done():
+            failed.result()
+        _tell(frontend.tally)
+    unanswered = await frontend.close_streams(stall_s)
+    frontend.tally.failures += [f"second frontend: {unanswered} unanswered"] if unanswered else []
+    frontend.tally.failures += [f"second frontend: {what}" for what in frontend.left_over()]
+    _tell(frontend.tally)
+    await frontend.tasks.close()
+    await bus.close()
+
+
+def _tell(tally: Tally) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,115 @@
+"""A worker's duty and the router, each on a connection of its own, without the process around them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from components.router import Router
+from components.workers.duty import EngineDuty
+from dynamo_local.core.messages import EngineInfo, Presence, RequestEpoch, Submit
+from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.core.ports import Engine, Progress, Step
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.runtime.presence import Announcer
+from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
+
+
+def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str) -> ServiceContext:
+    watcher = Watcher(subjects.namespace, service)
+    presence = Presence(f"{watcher}_{lease}", service, role, lease, 1, "starting")
+    resolved = ResolvedService(service, f"components:{service}", role, 1, 0, 0.0, {}, {}, ())
+    return ServiceContext(
+        watcher=watcher,
+        lease=lease,
+        graph=ResolvedGraph(resolved.target, subjects.namespace, (resolved,)),
+        service=resolved,
+        bus=bus,
+        announcer=Announcer(bus, subjects, presence),
+        private_dir=Path(tempfile.gettempdir()),
+        tasks=TaskGuard(),
+    )
+
+
+@dataclass
+class Part:
+    """Something that is announced and has tasks."""
+
+    context: ServiceContext
+
+    @property
+    def lease(self) -> str:
+        return self.context.lease
+
+    async def announce(self, state: str) -> None:
+        self.context.announcer.update(state=state)
+        await self.context.announcer.announce()
+
+    async def close(self) -> None:
+        """Nothing may have gone wrong unnoticed."""
+        failed = asyncio.create_task(self.context.tasks.failed())
+        await asyncio.sleep(0)
+        assert not failed.done(), failed.exception()
+        failed.cancel()
+        assert await self.context.tasks.close() == []
+
+
+@dataclass
+class Worker(Part):
+    """A duty with its engine. Its presence beats, unless a test ends that."""
+
+    engine: Engine
+    duty: EngineDuty = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.duty = EngineDuty(self.context, self.engine, frontend_grace_s=0.0)
+
+    async def start(self) -> Worker:
+        info = await self.engine.start(lambda _: None)
+        self.context.announcer.update(engine=info)
+        await self.duty.start()
+        self.context.announcer.update(state="ready")
+        self.context.tasks.spawn("presence", self.context.announcer.run())
+        return self
+
+
+async def start_router(context: ServiceContext) -> Part:
+    router = Router(context)
+    await router.start()
+    await context.bus.flush()
+    part = Part(context)
+    await part.announce("ready")
+    return part
+
+
+@dataclass
+class ScriptedEngine:
+    """An engine that does what a test says. Implements `core.ports.Engine`."""
+
+    submitted: asyncio.Queue[Submit] = field(default_factory=asyncio.Queue)
+    cancelled: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
+    steps: asyncio.Queue[Step] = field(default_factory=asyncio.Queue)
+    submit_raises: Exception | None = None
+
+    async def start(self, progress: Progress) -> EngineInfo:
+        return EngineInfo("scripted", "model", 100, 1, 100, 10)
+
+    async def submit(self, work: Submit) -> None:
+        if self.submit_raises is not None:
+            raise self.submit_raises
+        self.submitted.put_nowait(work)
+
+    async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
+        for request in requests:
+            self.cancelled.put_nowait(request)
+
+    async def step(self) -> Step:
+        return await self.steps.get()
+
+    async def close(self, deadline_s: float) -> None:
+        """Nothing to close."""

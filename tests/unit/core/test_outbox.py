@@ -1,0 +1,85 @@
+"""Whatever was lost on the way can be sent again, until the frontend says that it has it."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.messages import RequestEpoch, TokenDelta
+from dynamo_local.core.outbox import Outbox
+from dynamo_local.core.request_log import RequestLog
+
+R = RequestEpoch("r", 1)
+
+
+def produced(sizes: list[int], first: int = 0) -> list[TokenDelta]:
+    """Deltas of so many tokens each, the last one with the finish; the tokens are their positions."""
+    deltas, position = [], first
+    for size in sizes:
+        deltas.append(TokenDelta("r", 1, position, list(range(position, position + size))))
+        position += size
+    return [*deltas[:-1], msgspec.structs.replace(deltas[-1], finish="stop")]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.data())
+def test_a_log_that_lost_any_messages_is_completed_by_what_is_sent_again(sizes: list[int], data: st.DataObject) -> None:
+    outbox = Outbox()
+    assert outbox.open(R, "f", 0)
+    kept = outbox.get(R)
+    assert kept is not None
+    log = RequestLog("r", [1])
+    log.assign("w")
+    for delta in produced(sizes):
+        kept.add(delta, now=1.0)
+        if data.draw(st.booleans(), label="arrives"):
+            log.accept(delta)
+        if data.draw(st.booleans(), label="acknowledged"):
+            kept.trim(log.position)
+    for delta in kept.since(R, log.position):
+        log.accept(delta)
+    assert log.tokens == list(range(sum(sizes)))
+    assert log.finished
+
+
+def test_before_there_is_anything_there_is_a_sign_of_life() -> None:
+    outbox = Outbox()
+    outbox.open(R, "f", 7)
+    kept = outbox.get(R)
+    assert kept is not None
+    assert kept.since(R, 7) == (TokenDelta("r", 1, 7, []),)
+
+
+def test_what_is_acknowledged_is_not_kept() -> None:
+    outbox = Outbox()
+    outbox.open(R, "f", 0)
+    kept = outbox.get(R)
+    assert kept is not None
+    for delta in produced([2, 2, 2]):
+        kept.add(delta, now=1.0)
+    kept.trim(3)
+    assert [delta.position for delta in kept.deltas] == [2, 4]
+    kept.trim(6)
+    assert [delta.finish for delta in kept.deltas] == ["stop"]
+
+
+def test_a_submission_that_comes_twice_is_one() -> None:
+    outbox = Outbox()
+    assert outbox.open(R, "f", 0)
+    assert not outbox.open(R, "f", 0)
+
+
+def test_running_finished_and_forgotten() -> None:
+    outbox = Outbox()
+    other = RequestEpoch("s", 1)
+    outbox.open(R, "f", 0)
+    outbox.open(other, "g", 0)
+    kept = outbox.get(R)
+    assert kept is not None
+    kept.add(produced([1])[0], now=5.0)
+    assert outbox.running() == {other: "g"}
+    assert outbox.of_frontend("f") == [R]
+    assert outbox.finished_before(5.0) == []
+    assert outbox.finished_before(5.1) == [R]
+    assert outbox.forget([R, other, RequestEpoch("unknown", 1)]) == [other]
+    assert len(outbox) == 0
