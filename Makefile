@@ -2,6 +2,7 @@
 #
 #   make serve                      an OpenAI API on a real vLLM; MODEL=id-or-folder for another model
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
+#   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -14,7 +15,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve test lint format bench lock
+.PHONY: setup serve test lint format bench chaos lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -38,6 +39,10 @@ format: setup
 bench: setup
 	@if [ -e benchmarks/__main__.py ]; then exec $(BIN)/python -m benchmarks $(ARGS); \
 	else echo "There are no benchmarks yet: benchmarks/__main__.py is missing."; fi
+
+chaos: setup
+	@exec $(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)

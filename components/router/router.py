@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 
 from components.workers import VllmWorker
 from dynamo_local.core import codec
@@ -16,6 +18,11 @@ from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
 _log = logging.getLogger(__name__)
+
+CHARGE_AGE_S = 3600.0
+"""A charge of this age is a request whose end the router never heard of: the bus may lose a message."""
+
+EXPIRE_EVERY_S = 60.0
 
 
 @service(role="router")
@@ -37,6 +44,7 @@ class Router(Service):
         self._fleet.subscribe(self._on_change)
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
+        self._context.tasks.spawn("old charges", self._expire_charges())
         await self._context.bus.subscribe(subjects.assign, self._on_assign, queue="router")
         await self._context.bus.subscribe(subjects.released, self._on_released)
 
@@ -48,7 +56,7 @@ class Router(Service):
             return
         worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
         if worker is not None:
-            self._ledger.charge(request.frontend, request.request_id, worker, request.tokens)
+            self._ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
         await self._context.bus.publish(message.reply, codec.encode(Assignment(worker=worker)))
 
     async def _on_released(self, message: Message) -> None:
@@ -58,6 +66,11 @@ class Router(Service):
             _log.warning("release ignored: %s", error)
             return
         self._ledger.release(released.frontend, released.request_id)
+
+    async def _expire_charges(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            self._ledger.expire(time.monotonic() - CHARGE_AGE_S)
 
     def _on_change(self, change: Change) -> None:
         if change.what in (Happened.LEFT, Happened.REVOKED):

@@ -78,7 +78,3 @@ class EngineError(DynamoError):
 
 class RequestError(DynamoError):
     """One request cannot be carried on. Never affects another request."""
-
-
-class NoWorkerError(RequestError):
-    """No worker is routable."""

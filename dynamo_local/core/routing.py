@@ -19,6 +19,7 @@ from dynamo_local.core.messages import AssignRequest, Presence
 class _Charge:
     worker: str
     tokens: int
+    at: float
 
 
 class Ledger:
@@ -27,20 +28,27 @@ class Ledger:
     def __init__(self) -> None:
         self._charges: dict[tuple[str, str], _Charge] = {}
         self._outstanding: Counter[str] = Counter()
-        self._given: Counter[str] = Counter()
+        self._last_given: dict[str, int] = {}
+        self._turn = 0
 
-    def charge(self, frontend: str, request_id: str, worker: str, tokens: int) -> None:
+    def charge(self, frontend: str, request_id: str, worker: str, tokens: int, now: float = 0.0) -> None:
         """Note an assignment. One of the same request replaces the former: a request has one owner."""
         self.release(frontend, request_id)
-        self._charges[frontend, request_id] = _Charge(worker, tokens)
+        self._charges[frontend, request_id] = _Charge(worker, tokens, now)
         self._outstanding[worker] += tokens
-        self._given[worker] += 1
+        self._turn += 1
+        self._last_given[worker] = self._turn
 
     def release(self, frontend: str, request_id: str) -> None:
         """The request is done, or gone. Unknown ones are ignored."""
         charge = self._charges.pop((frontend, request_id), None)
         if charge is not None:
             self._outstanding[charge.worker] -= charge.tokens
+
+    def expire(self, before: float) -> None:
+        """Release what was charged before a time: word of its end must have been lost."""
+        for owner, request_id in [key for key, charge in self._charges.items() if charge.at < before]:
+            self.release(owner, request_id)
 
     def forget_frontend(self, frontend: str) -> None:
         """Release everything that a frontend, now gone, had assigned."""
@@ -52,15 +60,15 @@ class Ledger:
         for key in [key for key, charge in self._charges.items() if charge.worker == worker]:
             del self._charges[key]
         self._outstanding.pop(worker, None)
-        self._given.pop(worker, None)
+        self._last_given.pop(worker, None)
 
     def outstanding(self, worker: str) -> int:
         """Tokens of the worker's unfinished requests."""
         return self._outstanding[worker]
 
-    def given(self, worker: str) -> int:
-        """How many requests the worker has ever been given."""
-        return self._given[worker]
+    def last_given(self, worker: str) -> int:
+        """The turn at which the worker was last given a request; 0 if it never was."""
+        return self._last_given.get(worker, 0)
 
 
 class RoutingPolicy(Protocol):
@@ -70,7 +78,7 @@ class RoutingPolicy(Protocol):
 
 
 class LeastOutstandingTokens:
-    """Spread by load: the worker with the fewest outstanding tokens; among equals, the one given the least so far."""
+    """Spread by load: the worker with the fewest outstanding tokens; among equals, the one whose turn is longest ago."""
 
     def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None:
         """Leases in `request.avoid` are taken only if there is nobody else."""
@@ -82,7 +90,7 @@ class LeastOutstandingTokens:
             key=lambda p: (
                 p.lease in avoid,
                 ledger.outstanding(p.lease),
-                ledger.given(p.lease),
+                ledger.last_given(p.lease),
                 p.watcher,
                 p.lease,
             ),

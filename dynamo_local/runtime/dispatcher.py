@@ -108,7 +108,7 @@ class BusDispatcher:
             await self._fail(live, "the request could not be prepared for a worker")
 
     async def _try_to_place(self, live: LiveRequest) -> None:
-        worker = await self._placer.assign(live)
+        worker = await self._placer.assign(live, lambda: self._is_live(live))
         if not self._is_live(live):
             await self._assigner.release(live.request_id)
         elif worker is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -71,8 +72,8 @@ class Placer:
         changed, self._fleet_changed = self._fleet_changed, asyncio.Event()
         changed.set()
 
-    async def assign(self, live: LiveRequest) -> str | None:
-        """The worker to take the request; None if none became routable in time."""
+    async def assign(self, live: LiveRequest, is_wanted: Callable[[], bool]) -> str | None:
+        """The worker to take the request; None if none became routable in time, or nobody wants it any more."""
         await asyncio.sleep(backoff_s(live.fruitless))
         patience_s = self._patience.placement_s if live.log.epoch == 0 else self._patience.recovery_s
         deadline = time.monotonic() + patience_s
@@ -81,7 +82,7 @@ class Placer:
             changed = self._fleet_changed
             worker = await self._assigner.assign(self._question(live))
             remaining = deadline - time.monotonic()
-            if worker is not None or remaining <= 0:
+            if worker is not None or remaining <= 0 or not is_wanted():
                 return worker
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), min(remaining, self._patience.ask_again_s))

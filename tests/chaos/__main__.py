@@ -10,16 +10,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.chaos.faults import Kind
 from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers
+from tests.chaos.run_vllm import ON_VLLM, run_on_vllm
 from tests.chaos.settings import ChaosSettings
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     print(f"seed {options.seed}", flush=True)
-    logging.basicConfig(level=logging.ERROR)
     directory = Path(options.keep) if options.keep else Path(tempfile.mkdtemp(prefix="chaos-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    # What the product's parts in this process say, beside the logs of the server.
+    logging.basicConfig(
+        filename=directory / "frontend.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
     report = _run(options, directory)
     print(json.dumps(report.as_dict(), indent=2) if options.json else report.as_text())
     print(f"logs: {directory}", file=sys.stderr)
@@ -35,15 +41,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=None, help="default: 8 mockers, or 2 real ones")
     parser.add_argument("--streams", type=int, default=None, help="requests at a time; default: 64, or 6 real ones")
     parser.add_argument("--faults-per-s", type=float, default=None, help="as long as workers are left to be hit")
+    parser.add_argument("--only", nargs="+", choices=[kind.name for kind in Kind], help="kinds of faults")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--keep", help="directory for the logs, if another than a new temporary one")
     return parser.parse_args(arguments)
 
 
 def _run(options: argparse.Namespace, directory: Path) -> Report:
-    given = {name: getattr(options, name) for name in ("seconds", "seed", "workers", "streams", "faults_per_s")}
-    settings = ChaosSettings(**{name: value for name, value in given.items() if value is not None})
-    return run_on_mockers(settings, directory / "state")
+    names = ("seconds", "seed", "workers", "streams", "faults_per_s", "only")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.engine == "vllm":
+        return run_on_vllm(ChaosSettings(**{**ON_VLLM, **given}), directory / "state")
+    return run_on_mockers(ChaosSettings(**given), directory / "state")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
 FAILURES = frozenset({Outcome.WRONG, Outcome.ERROR, Outcome.FORGOTTEN})
 
 REFUSAL = "max_tokens must be at least 1"
-STATE_LOST = "the worker that generated the answer was lost, and with it the state of"
+STATE_LOST = "the worker that generated the answer was lost"
 """Documented errors: the beginnings of what clients are told."""
 
 
@@ -54,6 +54,10 @@ class Answer:
             self._judge_error(delta.error or "")
         else:
             self._judge_tokens(delta)
+
+    def __str__(self) -> str:
+        task = self.task
+        return f"{task.request_id}, {self.received} of {task.max_tokens} tokens, prompt {len(task.prompt)}"
 
     def end(self, outcome: Outcome, reason: str = "") -> None:
         self.outcome, self.reason = outcome, reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -12,6 +13,8 @@ class Kind(enum.Enum):
 
     KILL_WORKER = "worker killed"
     STOP_WORKER = "worker stopped for a while"
+    KILL_ENGINE = "worker's engine killed"
+    STOP_ENGINE = "worker's engine stopped for a while"
     DRAIN_WORKER = "worker told to end"
     KILL_ROUTER = "router killed"
     STOP_ROUTER = "router stopped for a while"
@@ -35,12 +38,26 @@ WEIGHTS = {
     Kind.KILL_FRONTEND: 4,
 }
 
-OF_WORKERS = frozenset({Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.DRAIN_WORKER})
+WEIGHTS_ON_VLLM = {
+    Kind.KILL_WORKER: 3,
+    Kind.KILL_ENGINE: 2,
+    Kind.STOP_WORKER: 4,
+    Kind.STOP_ENGINE: 3,
+    Kind.DRAIN_WORKER: 1,
+    Kind.KILL_ROUTER: 2,
+    Kind.STOP_ROUTER: 1,
+    Kind.KILL_BUS: 2,
+    Kind.STOP_BUS: 2,
+}
+"""A worker takes half a minute to come back there, and it has an engine of its own."""
+
+OF_WORKERS = frozenset({Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.KILL_ENGINE, Kind.STOP_ENGINE, Kind.DRAIN_WORKER})
+OF_ENGINES = frozenset({Kind.KILL_ENGINE, Kind.STOP_ENGINE})
+PASSING = frozenset({Kind.STOP_WORKER, Kind.STOP_ENGINE, Kind.STOP_ROUTER, Kind.STOP_BUS})
+"""The process is stopped, and goes on afterwards."""
+
 OF_THE_BUS = frozenset({Kind.KILL_BUS, Kind.STOP_BUS, Kind.SEVER_FRONTEND, Kind.SILENCE_FRONTEND})
 """One at a time: each takes everything down for a while."""
-
-LEAST_WORKERS = 2
-"""So many are left alone, ready and running, whatever is drawn."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +70,11 @@ class Draw:
     seconds: float
 
 
-def draw_fault(rng: random.Random, faults_per_s: float) -> Draw:
+def draw_fault(rng: random.Random, faults_per_s: float, weights: Mapping[Kind, int]) -> Draw:
     """The pauses are exponential, the lengths mostly short: 0.2 to 6 s."""
-    kinds = list(WEIGHTS)
     return Draw(
         pause_s=rng.expovariate(faults_per_s),
-        kind=rng.choices(kinds, weights=[WEIGHTS[kind] for kind in kinds])[0],
+        kind=rng.choices(list(weights), weights=list(weights.values()))[0],
         target=rng.random(),
         seconds=0.2 + 5.8 * rng.random() ** 2,
     )

@@ -99,7 +99,8 @@ class ChaosFrontend:
             await self.dispatcher.cancel([task.request_id])
         # What was accepted before the client left may lie in the queue: it is judged and passed over.
         del self._waiting[task.request_id]
-        self.tally.add(answer, circumstances)
+        what = f"{answer}; {circumstances}"
+        self.tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
 
     async def _wait(self, waiting: _Waiting) -> None:
         answer, now = waiting.answer, time.monotonic()

@@ -11,19 +11,28 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_local.core.fleet import WORKER_ROLES
+from dynamo_local.runtime.presence import FleetWatch
 from state.processes import Process
 from tests.chaos.cut import Wire
-from tests.chaos.faults import LEAST_WORKERS, OF_THE_BUS, OF_WORKERS, Draw, Kind, draw_fault
-from tests.chaos.frontend import ChaosFrontend
-from tests.chaos.processes import ServerProcesses, send
-from tests.chaos.settings import NAMESPACE
+from tests.chaos.faults import OF_ENGINES, OF_THE_BUS, OF_WORKERS, PASSING, Draw, Kind, draw_fault
+from tests.chaos.processes import ServerProcesses, children, send
+from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
 
-ROUTER, BUS, PINNED = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats", f"{NAMESPACE}_VllmWorker"
-"""The pinned worker is only ever stopped for a while, so that it would show if its memory grew."""
+ROUTER, BUS, FIRST_WORKER = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats", f"{NAMESPACE}_VllmWorker"
 
 _NO_TARGET_PAUSE_S = 0.05
+_BUS = "bus"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which faults, and what is spared: `least_workers` are left ready and running at any time; a pinned first
+    worker is never ended, only stopped for a while, so that it would show if its memory grew."""
+
+    weights: Mapping[Kind, int]
+    least_workers: int
+    pinned: bool
 
 
 @dataclass(frozen=True)
@@ -37,104 +46,97 @@ class Done:
 
 
 class Injector:
-    """Faults in one running server."""
+    """Faults in one running server. Without a wire and a victim, those that need them find no target."""
 
     def __init__(
-        self, processes: ServerProcesses, frontend: ChaosFrontend, wire: Wire, victim: Victim, seed: int
+        self,
+        settings: ChaosSettings,
+        rules: Rules,
+        processes: ServerProcesses,
+        fleet: FleetWatch,
+        wire: Wire | None = None,
+        victim: Victim | None = None,
     ) -> None:
         self.done: list[Done] = []
-        self.passed_over: Counter[str] = Counter()
+        self.passed_over = 0
+        self._settings = settings
+        self._rules = rules
         self._processes = processes
-        self._frontend = frontend
+        self._fleet = fleet
         self._wire = wire
         self._victim = victim
-        self._rng = random.Random(f"{seed} faults")
+        self._rng = random.Random(f"{settings.seed} faults")
+        only = [Kind[name] for name in settings.only]
+        self._weights = {kind: weight for kind, weight in rules.weights.items() if not only or kind in only}
         self._busy: set[str] = set()
-        """Watchers that a fault has its hands on, and "bus" while one of those is under way."""
+        """Watchers that a lasting fault has its hands on, and `_BUS` while one of those is under way."""
         self._lasting: set[asyncio.Task[None]] = set()
 
     @property
     def counts(self) -> dict[str, int]:
         return dict(Counter(fault.kind for fault in self.done))
 
-    async def run(self, seconds: float, faults_per_s: float) -> None:
-        """Faults for so long; returns when the last of them is over."""
+    async def run(self) -> None:
+        """Faults for as long as is set; returns when the last of them is over."""
         begun = time.monotonic()
-        while time.monotonic() - begun < seconds:
-            draw = draw_fault(self._rng, faults_per_s)
+        while time.monotonic() - begun < self._settings.seconds:
+            draw = draw_fault(self._rng, self._settings.faults_per_s, self._weights)
             await asyncio.sleep(draw.pause_s)
-            if not self._do(draw, time.monotonic() - begun):
-                self.passed_over[draw.kind.value] += 1
+            target = self._do(draw)
+            if target is None:
+                self.passed_over += 1
                 await asyncio.sleep(_NO_TARGET_PAUSE_S)
+            else:
+                self.done.append(Done(time.monotonic() - begun, draw.kind.value, target, draw.seconds))
         while self._lasting:
             await asyncio.wait(self._lasting)
 
-    def last(self, count: int) -> list[str]:
-        """The last faults, in words."""
-        return [f"{fault.at:.1f} s {fault.target}: {fault.kind}" for fault in self.done[-count:]]
-
-    def _do(self, draw: Draw, at: float) -> bool:
-        """Returns whether there was something to do it to."""
+    def _do(self, draw: Draw) -> str | None:
+        """Returns what it was done to; None if there is nothing that it may be done to now."""
         if draw.kind in OF_THE_BUS:
-            return self._trouble_the_bus(draw, at)
+            return None if _BUS in self._busy else self._trouble_the_bus(draw)
         if draw.kind is Kind.KILL_FRONTEND:
-            return self._victim.kill() and self._note(draw, at, "second frontend")
+            return "second frontend" if self._victim is not None and self._victim.kill() else None
         processes = self._processes.by_watcher()
-        target = self._target(draw, processes)
-        if target is None or not self._hit(draw, processes[target]):
-            return False
-        if draw.kind in (Kind.STOP_WORKER, Kind.STOP_ROUTER):
-            self._last(self._resume(processes[target], draw.seconds), target)
-        return self._note(draw, at, target)
-
-    def _trouble_the_bus(self, draw: Draw, at: float) -> bool:
-        if "bus" in self._busy:
-            return False
-        match draw.kind:
-            case Kind.SEVER_FRONTEND:
-                self._last(self._wire.sever(draw.seconds / 2), "bus")
-                return self._note(draw, at, "frontend")
-            case Kind.SILENCE_FRONTEND:
-                self._last(self._wire.go_dead(draw.seconds), "bus")
-                return self._note(draw, at, "frontend")
-            case _:
-                process = self._processes.by_watcher().get(BUS)
-                if process is None or not self._hit(draw, process):
-                    return False
-                if draw.kind is Kind.STOP_BUS:
-                    self._last(self._resume(process, draw.seconds), "bus")
-                return self._note(draw, at, BUS)
-
-    def _target(self, draw: Draw, processes: Mapping[str, Process]) -> str | None:
-        if draw.kind not in OF_WORKERS:
-            return ROUTER if ROUTER in processes and ROUTER not in self._busy else None
-        candidates = [name for name in sorted(processes) if name.startswith(PINNED) and name not in self._busy]
-        if draw.kind is not Kind.STOP_WORKER:
-            candidates = [name for name in candidates if name != PINNED]
-        if not candidates:
+        target = self._worker(draw, processes) if draw.kind in OF_WORKERS else ROUTER
+        if target is None or target in self._busy or target not in processes:
             return None
-        target = candidates[int(draw.target * len(candidates))]
-        return target if len(self._unharmed(processes) - {target}) >= LEAST_WORKERS else None
+        return target if self._hit(draw, processes[target], busy=target) else None
+
+    def _trouble_the_bus(self, draw: Draw) -> str | None:
+        if draw.kind in (Kind.KILL_BUS, Kind.STOP_BUS):
+            process = self._processes.by_watcher().get(BUS)
+            return BUS if process is not None and self._hit(draw, process, busy=_BUS) else None
+        if self._wire is None:
+            return None
+        severed = draw.kind is Kind.SEVER_FRONTEND
+        self._last(self._wire.sever(draw.seconds / 2) if severed else self._wire.go_dead(draw.seconds), _BUS)
+        return "first frontend"
+
+    def _worker(self, draw: Draw, processes: Mapping[str, Process]) -> str | None:
+        spared = {FIRST_WORKER} if self._rules.pinned and draw.kind not in PASSING else set()
+        workers = {name for name in processes if name.startswith(FIRST_WORKER)} - self._busy - spared
+        if not workers:
+            return None
+        target = sorted(workers)[int(draw.target * len(workers))]
+        left = self._unharmed(processes) - {target}
+        return target if len(left) >= self._rules.least_workers else None
 
     def _unharmed(self, processes: Mapping[str, Process]) -> set[str]:
         """Workers that could take a request now."""
-        ready = {(p.watcher, p.pid) for p in self._frontend.fleet.view.routable(WORKER_ROLES)}
-        return {name for name, process in processes.items() if (name, process.pid) in ready and name not in self._busy}
+        ready = {(presence.watcher, presence.pid) for presence in self._fleet.view.routable()}
+        return {name for name, process in processes.items() if (name, process.pid) in ready} - self._busy
 
-    def _hit(self, draw: Draw, process: Process) -> bool:
-        match draw.kind:
-            case Kind.STOP_WORKER | Kind.STOP_ROUTER | Kind.STOP_BUS:
-                return send(process, signal.SIGSTOP)
-            case Kind.DRAIN_WORKER:
-                return send(process, signal.SIGTERM)
-            case _:
-                return send(process, signal.SIGKILL)
-
-    async def _resume(self, process: Process, seconds: float) -> None:
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            send(process, signal.SIGCONT)
+    def _hit(self, draw: Draw, process: Process, busy: str) -> bool:
+        targets = children(process.pid) if draw.kind in OF_ENGINES else [process]
+        if draw.kind is Kind.STOP_WORKER:
+            targets += children(process.pid)
+        number = signal.SIGTERM if draw.kind is Kind.DRAIN_WORKER else signal.SIGKILL
+        if draw.kind in PASSING:
+            number = signal.SIGSTOP
+            self._last(_resume(targets, draw.seconds), busy)
+        # All of them, not until the first that is there.
+        return sum(send(target, number) for target in targets) > 0
 
     def _last(self, fault: Coroutine[Any, Any, None], busy: str) -> None:
         """Let a fault go on, and touch what it is about no more until it is over."""
@@ -150,6 +152,10 @@ class Injector:
         self._lasting.add(task)
         task.add_done_callback(self._lasting.discard)
 
-    def _note(self, draw: Draw, at: float, target: str) -> bool:
-        self.done.append(Done(at, draw.kind.value, target, draw.seconds))
-        return True
+
+async def _resume(processes: list[Process], seconds: float) -> None:
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        for process in processes:
+            send(process, signal.SIGCONT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from tests.chaos.processes import open_files, resident_kb
@@ -54,12 +53,6 @@ class MemoryWatch:
                 series = self._series[name] = _Series(pid)
             series.kb.append(kb)
             series.files.append(files)
-
-    async def run(self, pids: dict[str, int]) -> None:
-        """Sample until cancelled."""
-        while True:
-            self.sample(pids)
-            await asyncio.sleep(EVERY_S)
 
     def growth(self) -> dict[str, Growth]:
         """Of each process, the smallest of three samples at either end: garbage comes and goes."""

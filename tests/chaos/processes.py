@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 from dynamo_local.core.names import WATCHER_ENV
 from state.paths import StatePaths
-from state.processes import Process, ProcFs, alive
+from state.processes import Process, ProcFs, alive, start_time
 from state.reconcile import leftovers
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -29,6 +28,16 @@ class ServerProcesses:
             if watcher not in found or process.pid < found[watcher].pid:
                 found[watcher] = process
         return found
+
+
+def children(pid: int) -> list[Process]:
+    """What a process has started or forked, its engine for one; not their own children."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        pids = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+    return [Process(child, started, {}) for child in pids if (started := start_time(child)) is not None]
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -62,19 +71,3 @@ def open_files(pid: int) -> int | None:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
         return None
-
-
-def shared_memory() -> frozenset[str]:
-    """Names in /dev/shm, ours or not."""
-    return frozenset(os.listdir("/dev/shm"))  # noqa: PTH208  # names
-
-
-def unused_shared_memory(names: frozenset[str]) -> frozenset[str]:
-    """Those that no live process maps."""
-    used: set[str] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                maps = (entry / "maps").read_text(errors="replace")
-                used.update(name for name in names if f"/dev/shm/{name}" in maps)
-    return names - used

@@ -22,7 +22,7 @@ class Report:
     """Draws for which there was no target: too few workers were left."""
     memory: dict[str, Growth] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
-    last_faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def fault_count(self) -> int:
@@ -44,6 +44,7 @@ class Report:
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
             "defects": self.defects,
+            "notes": self.notes,
         }
 
     def as_text(self) -> str:
@@ -51,6 +52,7 @@ class Report:
         lines = [
             f"chaos on {self.engine}, seed {self.seed}: {self.fault_count} faults in {self.seconds:.0f} s, "
             f"{tally.requests} requests, {tally.tokens} tokens",
+            *self.notes,
             "",
             *_table("fault", self.faults),
             "",

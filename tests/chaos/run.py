@@ -18,19 +18,21 @@ from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.calls import CallClient
 from state.paths import Sockets
 from tests.chaos.cut import Wire
+from tests.chaos.faults import WEIGHTS
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
-from tests.chaos.injector import BUS, PINNED, ROUTER, Injector
-from tests.chaos.memory import MemoryWatch
-from tests.chaos.processes import ServerProcesses, shared_memory, unused_shared_memory
+from tests.chaos.injector import BUS, FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.leftovers import files_left, shared_memory, shared_memory_left
+from tests.chaos.memory import EVERY_S, MemoryWatch
+from tests.chaos.processes import ServerProcesses
 from tests.chaos.report import Report
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
 
 RESTART_BACKOFF_MAX_S = 0.5
+RULES = Rules(WEIGHTS, least_workers=2, pinned=True)
 _LOOK_EVERY_S = 0.1
-_OTHERS_MOMENT_S = 3.0
 
 
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
@@ -50,7 +52,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         code = server.end()
         if code != 0:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
-        report.defects += _left_over(server, sockets, shared_before)
+        report.defects += files_left(server, sockets) + shared_memory_left(shared_before)
     report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
     return report
 
@@ -66,20 +68,6 @@ def _arguments(settings: ChaosSettings) -> list[str]:
         *("--VllmWorker.mocker-kv-blocks=512", "--VllmWorker.mocker-block-size=16"),
         "--VllmWorker.drain-timeout-s=2",
     ]
-
-
-def _left_over(server: ServerProcess, sockets: Path, shared_before: frozenset[str]) -> list[str]:
-    found = [f"process left: {process.pid}" for process in server.processes()]
-    root = server.paths.root
-    found += [f"file left: {path}" for path in root.iterdir() if path != server.paths.logs_dir]
-    if sockets.exists():
-        found.append(f"directory left: {sockets}")
-    new = shared_memory() - shared_before
-    if new:
-        # Other programs on the machine have some for a moment, too.
-        time.sleep(_OTHERS_MOMENT_S)
-        found += [f"shared memory left: {name}" for name in unused_shared_memory(new & shared_memory())]
-    return found
 
 
 class _Run:
@@ -117,18 +105,18 @@ class _Run:
 
     async def _under_fire(self, frontend: ChaosFrontend, wire: Wire) -> None:
         settings = self._settings
-        injector = Injector(self._processes, frontend, wire, self._victim, settings.seed)
+        injector = Injector(settings, RULES, self._processes, frontend.fleet, wire, self._victim)
         await self._until(lambda: len(frontend.fleet.view.routable()) == settings.workers, lambda: "all ready")
         victim = asyncio.create_task(self._victim.run())
         frontend.open_streams(settings.streams, str(settings.seed))
         try:
-            await injector.run(settings.seconds, settings.faults_per_s)
+            await injector.run()
         finally:
             self._victim.end()
             unanswered = await frontend.close_streams(settings.stall_s + settings.settle_s)
             await asyncio.wait_for(victim, settings.stall_s + settings.settle_s)
             self._report.faults = injector.counts
-            self._report.passed_over = sum(injector.passed_over.values())
+            self._report.passed_over = injector.passed_over
             self._report.tally = frontend.tally.plus(self._victim.tally)
             if unanswered:
                 self._report.defects.append(f"{unanswered} requests got no answer")
@@ -179,12 +167,12 @@ class _Run:
         serve = self._server.process.pid
         while True:
             found = await asyncio.to_thread(self._processes.by_watcher)
-            pids = {name: found[name].pid for name in (PINNED, ROUTER, BUS) if name in found}
+            pids = {name: found[name].pid for name in (FIRST_WORKER, ROUTER, BUS) if name in found}
             pids |= {"the harness's frontend": os.getpid(), "dynamo serve": serve}
             with suppress(AssertionError, OSError):
                 pids["circusd"] = self._server.arbiter_pid()
             self._memory.sample(pids)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(EVERY_S)
 
 
 def _is_idle(worker: Presence) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from tests.chaos.answers import FAILURES, Answer, Outcome
+from tests.chaos.answers import FAILURES, Outcome
 
 _DETAILS = 50
 """Failures told one by one."""
@@ -22,22 +22,16 @@ class Tally(msgspec.Struct):
     silences: dict[int, int] = {}
     """Requests by their longest silence, in whole seconds."""
 
-    def add(self, answer: Answer, circumstances: str) -> None:
-        assert answer.outcome is not None
-        self._count(self.outcomes, answer.outcome.value)
-        self.tokens += answer.received
-        silence = int(answer.longest_silence_s)
+    def add(self, outcome: Outcome, tokens: int, longest_silence_s: float, reason: str, what: str) -> None:
+        """Count a request. `what` describes it, for a failure."""
+        self._count(self.outcomes, outcome.value)
+        self.tokens += tokens
+        silence = int(longest_silence_s)
         self.silences[silence] = self.silences.get(silence, 0) + 1
-        if answer.outcome not in FAILURES:
-            return
-        self._count(self.reasons, answer.reason.partition(":")[0] or answer.outcome.value)
-        if len(self.failures) < _DETAILS:
-            task = answer.task
-            what = (
-                f"{task.request_id}: {answer.outcome.value} after {answer.received} of {task.max_tokens} tokens "
-                f"(prompt {len(task.prompt)}): {answer.reason} [{circumstances}]"
-            )
-            self.failures.append(what)
+        if outcome in FAILURES:
+            self._count(self.reasons, reason.partition(":")[0] or outcome.value)
+            if len(self.failures) < _DETAILS:
+                self.failures.append(f"{outcome.value}: {reason} [{what}]")
 
     def plus(self, other: Tally) -> Tally:
         """Both together."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.fidelity import LOST, Fidelity, Survival
+from dynamo_local.core.fidelity import Fidelity, Survival
 from dynamo_local.core.messages import FinishReason
 from dynamo_local.core.ports import Request
 from dynamo_local.engine.mocker.tokens import continuation
 from tests.chaos.settings import VOCAB_SIZE
 
 LONGEST_PROMPT = 1500
+_LOST = Survival(Fidelity.NONE, "seed")
 _SHARED_PREFIX = [(7 * index) % VOCAB_SIZE for index in range(200)]
 
 
@@ -88,6 +89,6 @@ def draw_task(rng: random.Random, request_id: str) -> Task:
         min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.2 else 0,
         stop_token=rng.randrange(VOCAB_SIZE) if rng.random() < 0.3 else None,
         logprobs=rng.randint(0, 3) if rng.random() < 0.1 else None,
-        survival=LOST if 0.01 <= odd < 0.06 else Survival(),
+        survival=_LOST if 0.01 <= odd < 0.06 else Survival(),
         leaves_after_s=rng.uniform(0, 3) if rng.random() < 0.1 else None,
     )

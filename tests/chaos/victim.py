@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import suppress
@@ -116,4 +117,5 @@ def _tell(tally: Tally) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    logging.basicConfig(level=logging.ERROR)
     asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

@@ -10,12 +10,9 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.llm_server import LlmServer
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 KEY = "test-key"
-
-PATIENCE_S = 240.0
-"""For one answer, on a machine that has other things to do."""
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,16 +13,15 @@ from typing import Any
 import openai
 import pytest
 
-from dynamo_local.core.messages import Presence
-from tests.e2e.llm_server import LlmServer, settled
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 
 MODEL = "quickstart"
 PROMPTS = [f"story number {number}: " for number in range(4)]
 TOKENS = 700
 
 
-def tell(client: openai.OpenAI, prompt: str, **options: Any) -> list[str]:
-    """The pieces of an answer as they come."""
+def tell(client: openai.OpenAI, prompt: str, begun: threading.Event, **options: Any) -> str:
+    """An answer, taken as it comes; says when it has begun."""
     stream = client.completions.create(
         model=MODEL,
         prompt=prompt,
@@ -29,14 +30,19 @@ def tell(client: openai.OpenAI, prompt: str, **options: Any) -> list[str]:
         extra_body={"ignore_eos": True},
         **{"temperature": 0, **options},
     )
-    return [chunk.choices[0].text for chunk in stream if chunk.choices]
+    text = ""
+    for chunk in stream:
+        begun.set()
+        text += chunk.choices[0].text
+    return text
 
 
 @pytest.fixture
 def undisturbed(client: openai.OpenAI) -> dict[str, str]:
     """What greedy answers are when nothing happens."""
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(PROMPTS, pool.map(lambda prompt: "".join(tell(client, prompt)), PROMPTS), strict=True))
+        streams = {prompt: pool.submit(tell, client, prompt, threading.Event()) for prompt in PROMPTS}
+        return {prompt: stream.result() for prompt, stream in streams.items()}
 
 
 @pytest.fixture
@@ -46,25 +52,22 @@ def all_well(served: LlmServer) -> Iterator[None]:
     served.await_workers(2)
 
 
-def working(watcher: str) -> Any:
-    def condition(workers: list[Presence]) -> bool:
-        return any(w.watcher == watcher and w.load is not None and w.load.running for w in workers)
-
-    return condition
-
-
-def start(pool: ThreadPoolExecutor, client: openai.OpenAI) -> dict[str, Future[list[str]]]:
-    return {prompt: pool.submit(tell, client, prompt) for prompt in PROMPTS}
+async def in_the_middle(pool: ThreadPoolExecutor, client: openai.OpenAI, **options: Any) -> dict[str, Future[str]]:
+    """Streams that have all begun, two on each worker."""
+    begun = {prompt: threading.Event() for prompt in PROMPTS}
+    streams = {prompt: pool.submit(tell, client, prompt, begun[prompt], **options) for prompt in PROMPTS}
+    for event in begun.values():
+        assert await asyncio.to_thread(event.wait, PATIENCE_S)
+    return streams
 
 
 async def test_streams_go_on_when_their_worker_is_killed(
     served: LlmServer, client: openai.OpenAI, undisturbed: dict[str, str], all_well: None
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
-        streams = start(pool, client)
-        await served.until(working("e2e_VllmWorker_1"), "the worker has nothing to do")
+        streams = await in_the_middle(pool, client)
         os.kill(served.pid("VllmWorker_1"), signal.SIGKILL)
-        answers = {prompt: "".join(stream.result()) for prompt, stream in streams.items()}
+        answers = {prompt: stream.result() for prompt, stream in streams.items()}
     assert answers == undisturbed
 
 
@@ -73,11 +76,10 @@ async def test_streams_go_on_when_their_worker_hangs(
 ) -> None:
     hung = served.pid("VllmWorker")
     with ThreadPoolExecutor(4) as pool:
-        streams = start(pool, client)
-        await served.until(working("e2e_VllmWorker"), "the worker has nothing to do")
+        streams = await in_the_middle(pool, client)
         os.kill(hung, signal.SIGSTOP)
         try:
-            answers = {prompt: "".join(stream.result()) for prompt, stream in streams.items()}
+            answers = {prompt: stream.result() for prompt, stream in streams.items()}
         finally:
             os.kill(hung, signal.SIGCONT)
     assert answers == undisturbed
@@ -89,10 +91,9 @@ async def test_streams_survive_the_bus(
     served: LlmServer, client: openai.OpenAI, undisturbed: dict[str, str], all_well: None
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
-        streams = start(pool, client)
-        await served.until(working("e2e_VllmWorker"), "the worker has nothing to do")
+        streams = await in_the_middle(pool, client)
         os.kill(served.pid("Nats"), signal.SIGKILL)
-        answers = {prompt: "".join(stream.result()) for prompt, stream in streams.items()}
+        answers = {prompt: stream.result() for prompt, stream in streams.items()}
     assert answers == undisturbed
 
 
@@ -100,9 +101,8 @@ async def test_what_cannot_be_continued_ends_in_an_error_not_in_something_else(
     served: LlmServer, client: openai.OpenAI, all_well: None
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
-        streams = [pool.submit(tell, client, prompt, temperature=1.0, seed=1) for prompt in PROMPTS]
-        await served.until(working("e2e_VllmWorker"), "the worker has nothing to do")
+        streams = await in_the_middle(pool, client, temperature=1.0, seed=1)
         os.kill(served.pid("VllmWorker"), signal.SIGKILL)
-        failures = [str(error) for stream in streams if (error := stream.exception()) is not None]
+        failures = [str(error) for stream in streams.values() if (error := stream.exception()) is not None]
     assert failures
     assert all("lost, and with it the state of seed" in failure for failure in failures)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.errors import EngineError
+from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Progress, Step
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
@@ -38,6 +38,7 @@ class VllmEngine:
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
+        self._max_model_len = 0
 
     async def start(self, progress: Progress) -> EngineInfo:
         loop = asyncio.get_running_loop()
@@ -49,11 +50,17 @@ class VllmEngine:
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+        self._max_model_len = info.max_model_len
         return info
 
     async def submit(self, work: Submit) -> None:
         from dynamo_local.engine.vllm.wire import core_request_of
 
+        if len(work.token_ids) >= self._max_model_len:
+            # The frontend goes by the model's configuration; an engine may have settled for less, by its memory.
+            raise RequestError(
+                f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
+            )
         request = core_request_of(work)
         self._live[request.request_id] = _Live(RequestEpoch(work.request_id, work.epoch), work.position)
         await self._core.add_request_async(request)

@@ -140,4 +140,26 @@ def test_unknown_things_are_released_without_ado() -> None:
     ledger.release("f", "r")
     ledger.forget_frontend("f")
     ledger.forget_worker("a")
-    assert ledger.outstanding("a") == ledger.given("a") == 0
+    assert ledger.outstanding("a") == ledger.last_given("a") == 0
+
+
+def test_a_charge_whose_end_was_never_heard_of_expires() -> None:
+    ledger = Ledger()
+    ledger.charge("f", "old", "a", 10, now=1.0)
+    ledger.charge("f", "young", "a", 5, now=2.0)
+    ledger.expire(before=2.0)
+    assert ledger.outstanding("a") == 5
+
+
+def test_a_new_worker_is_not_given_everything_that_comes_one_by_one() -> None:
+    ledger, policy = Ledger(), LeastOutstandingTokens()
+    takers = []
+    for number in range(6):
+        request = AssignRequest(request_id=str(number), frontend="f", tokens=1)
+        candidates = [worker("a"), worker("b")] if number > 1 else [worker("a")]
+        taker = policy.choose(request, candidates, ledger)
+        assert taker is not None
+        ledger.charge("f", request.request_id, taker, 1)
+        ledger.release("f", request.request_id)
+        takers.append(taker)
+    assert takers == ["a", "a", "b", "a", "b", "a"]

@@ -1,0 +1,154 @@
+"""Clients of the OpenAI API that know what they are to get: what they got before anything went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.chaos.answers import Outcome
+from tests.chaos.tally import Tally
+
+MODEL = "quickstart"
+PROMPTS = 16
+_LONGEST_ANSWER = 400
+
+
+@dataclass(frozen=True)
+class Question:
+    """A greedy request."""
+
+    prompt: str
+    max_tokens: int
+
+
+@dataclass
+class _Got:
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    news_at: float = field(default_factory=time.monotonic)
+    longest_silence_s: float = 0.0
+
+
+class HttpClients:
+    """Asks over HTTP, streaming, and compares token for token."""
+
+    def __init__(self, url: str, seed: int, stall_s: float) -> None:
+        self.tally = Tally()
+        self._http = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(stall_s))
+        self._seed = seed
+        self._stall_s = stall_s
+        rng = random.Random(f"{seed} questions")
+        self._questions = [
+            Question(f"question {number}: " + "word " * rng.randint(0, 60), rng.randint(20, _LONGEST_ANSWER))
+            for number in range(PROMPTS)
+        ]
+        self._answers: dict[Question, list[int]] = {}
+        self._over = asyncio.Event()
+        self._streams: list[asyncio.Task[None]] = []
+
+    async def learn_answers(self) -> int:
+        """Ask everything twice, in different company. Returns how many questions have one answer: the margin between
+        the first and the second choice of a token is no wider than the arithmetic is exact for the others."""
+        first = [await self._ask(question) for question in self._questions]
+        second = await asyncio.gather(*(self._ask(question) for question in self._questions))
+        pairs = zip(self._questions, first, second, strict=True)
+        self._answers = {question: once.tokens for question, once, again in pairs if once.tokens == again.tokens}
+        return len(self._answers)
+
+    def open_streams(self, count: int) -> None:
+        """Have so many clients ask one request after the other."""
+        for number in range(count):
+            rng = random.Random(f"{self._seed} stream {number}")
+            self._streams.append(asyncio.create_task(self._ask_on_and_on(rng)))
+
+    async def close_streams(self, deadline_s: float) -> int:
+        """Ask no more, and wait for the answers to come. Returns how many did not."""
+        self._over.set()
+        done, pending = await asyncio.wait(self._streams, timeout=deadline_s)
+        for stream in done:
+            stream.result()
+        for stream in pending:
+            stream.cancel()
+        await self._http.aclose()
+        return len(pending)
+
+    async def _ask_on_and_on(self, rng: random.Random) -> None:
+        questions = list(self._answers)
+        while not self._over.is_set():
+            leaves_after = rng.randint(1, 50) if rng.random() < 0.1 else None
+            await self._ask_and_judge(rng.choice(questions), leaves_after)
+
+    async def _ask_and_judge(self, question: Question, leaves_after: int | None) -> None:
+        got = _Got()
+        try:
+            await self._read(question, got, leaves_after)
+            outcome, reason = self._judge(question, got, leaves_after)
+        except httpx.ReadTimeout:
+            got.longest_silence_s = self._stall_s
+            outcome, reason = Outcome.FORGOTTEN, f"nothing for {self._stall_s:g} s"
+        except (httpx.HTTPError, RuntimeError) as error:
+            outcome, reason = Outcome.ERROR, f"{type(error).__name__} {error}"
+        what = f"{question.prompt[:14]!r}, {len(got.tokens)} of {question.max_tokens} tokens"
+        self.tally.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
+
+    def _judge(self, question: Question, got: _Got, leaves_after: int | None) -> tuple[Outcome, str]:
+        wanted = self._answers[question]
+        if got.tokens != wanted[: len(got.tokens)]:
+            at = next(index for index, token in enumerate(got.tokens) if wanted[index : index + 1] != [token])
+            return Outcome.WRONG, f"from position {at} on: {got.tokens[at : at + 5]}, not {wanted[at : at + 5]}"
+        if got.finish is None and leaves_after is not None:
+            return Outcome.LEFT, ""
+        if len(got.tokens) < len(wanted):
+            return Outcome.WRONG, f"{got.finish} after {len(got.tokens)} of {len(wanted)} tokens"
+        return Outcome.RIGHT, ""
+
+    async def _ask(self, question: Question) -> _Got:
+        got = _Got()
+        await self._read(question, got, None)
+        return got
+
+    async def _read(self, question: Question, got: _Got, leaves_after: int | None) -> None:
+        body = {
+            "model": MODEL,
+            "prompt": question.prompt,
+            "max_tokens": question.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        async with (
+            self._http.stream("POST", "/v1/completions", json=body) as response,
+            aclosing(_events(response)) as events,
+        ):
+            async for event in events:
+                now = time.monotonic()
+                got.longest_silence_s = max(got.longest_silence_s, now - got.news_at)
+                got.news_at = now
+                for choice in event.get("choices", ()):
+                    got.tokens += choice.get("token_ids") or []
+                    got.finish = choice.get("finish_reason") or got.finish
+                if leaves_after is not None and len(got.tokens) >= leaves_after:
+                    return
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a stream. Raises RuntimeError with what the server says instead."""
+    if response.status_code != httpx.codes.OK:
+        raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}")
+    async for line in response.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data == line or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RuntimeError(f"error in the stream: {event['error']}")
+        yield event

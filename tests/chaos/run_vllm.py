@@ -1,0 +1,110 @@
+"""A run on two real vLLM workers, through the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+from state.paths import Sockets
+from tests.chaos.faults import WEIGHTS_ON_VLLM
+from tests.chaos.http_clients import PROMPTS, HttpClients
+from tests.chaos.injector import FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.leftovers import files_left, shared_memory, shared_memory_left
+from tests.chaos.memory import EVERY_S, MemoryWatch
+from tests.chaos.processes import ServerProcesses
+from tests.chaos.report import Report
+from tests.chaos.settings import NAMESPACE, ChaosSettings
+from tests.e2e.llm_server import LlmServer, none_of
+from tests.integration.server_process import eventually
+
+ON_VLLM = {"workers": 2, "streams": 6, "faults_per_s": 0.2, "stall_s": 180.0, "settle_s": 240.0}
+"""Settings of a run unless others are given: a worker takes half a minute to start."""
+
+RULES = Rules(WEIGHTS_ON_VLLM, least_workers=1, pinned=False)
+_LOOK_EVERY_S = 0.2
+
+
+def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
+    """Serve under `root`, which the server makes, and let chaos loose."""
+    report = Report("vllm", settings.seed, settings.seconds)
+    shared_before = shared_memory()
+    options = [
+        "examples.llm.graphs.agg_router:Frontend",
+        "--file=examples/llm/configs/agg_router.yaml",
+        f"--cpu-slots={settings.workers}",
+        f"--VllmWorker.ServiceArgs.workers={settings.workers}",
+        "--VllmWorker.dtype=float32",
+        "--restart-backoff-max=0.5",
+    ]
+    with LlmServer(root, NAMESPACE, options) as server:
+        server.await_ready()
+        sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
+        begun = time.monotonic()
+        asyncio.run(_run(settings, server, report))
+        report.seconds = time.monotonic() - begun
+        tree = server.tree()
+        server.signal(signal.SIGTERM)
+        code = server.end()
+        if code != 0:
+            report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
+        try:
+            eventually(lambda: none_of(tree), "processes")
+        except AssertionError:
+            report.defects.append(f"processes left: {tree}")
+        report.defects += files_left(server, sockets) + shared_memory_left(shared_before)
+    report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
+    return report
+
+
+async def _run(settings: ChaosSettings, server: LlmServer, report: Report) -> None:
+    tasks = TaskGuard()
+    bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="chaos")
+    fleet = FleetWatch(bus, Subjects(NAMESPACE))
+    await fleet.start()
+    tasks.spawn("fleet", fleet.run())
+    processes, memory = ServerProcesses(server.paths), MemoryWatch()
+    tasks.spawn("memory", _watch_memory(server, processes, memory))
+    clients = HttpClients(server.url, settings.seed, settings.stall_s)
+    try:
+        known = await clients.learn_answers()
+        report.notes.append(f"{known} of {PROMPTS} questions have one greedy answer and are asked")
+        injector = Injector(settings, RULES, processes, fleet)
+        clients.open_streams(settings.streams)
+        await injector.run()
+        report.faults, report.passed_over = injector.counts, injector.passed_over
+        unanswered = await clients.close_streams(settings.stall_s + settings.settle_s)
+        report.tally = clients.tally
+        if unanswered:
+            report.defects.append(f"{unanswered} requests got no answer")
+        await _settle(settings, fleet, report)
+    finally:
+        report.memory = memory.growth()
+        await tasks.close()
+        await bus.close()
+
+
+async def _settle(settings: ChaosSettings, fleet: FleetWatch, report: Report) -> None:
+    """All workers are back, and hold nothing."""
+    deadline = time.monotonic() + settings.settle_s
+    while time.monotonic() < deadline:
+        workers = fleet.view.routable()
+        loads = [worker.load for worker in workers]
+        idle = all(load is None or not (load.running or load.waiting or load.kv_usage) for load in loads)
+        if len(workers) == settings.workers and idle:
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
+    report.defects.append(f"not idle within {settings.settle_s:g} s: {fleet.view.members()}")
+
+
+async def _watch_memory(server: LlmServer, processes: ServerProcesses, memory: MemoryWatch) -> None:
+    while True:
+        found = await asyncio.to_thread(processes.by_watcher)
+        names = (f"{NAMESPACE}_Frontend", ROUTER, FIRST_WORKER)
+        memory.sample({name: found[name].pid for name in names if name in found} | {"dynamo serve": server.process.pid})
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,21 @@
+"""A short run of the chaos harness. `make chaos` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import run_on_mockers
+from tests.chaos.settings import ChaosSettings
+
+pytestmark = pytest.mark.integration
+
+
+def test_every_request_is_accounted_for_and_nothing_is_left_over(tmp_path: Path) -> None:
+    settings = ChaosSettings(seconds=10, seed=7, workers=4, streams=16)
+    report = run_on_mockers(settings, tmp_path / "state")
+    assert report.defects == [], report.as_text()
+    # Otherwise nothing was tried.
+    assert report.fault_count >= 5, report.as_text()
+    assert report.tally.right >= 20, report.as_text()

@@ -1,0 +1,54 @@
+"""The client's reading of streamed answers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.client import Answer, ChunkedBody
+from benchmarks.recovery import Stream
+
+EVENTS = [b'data: {"choices":[{"text":"a"}]}', b"data: x", b"data: [DONE]"]
+
+
+def chunked(body: bytes, cuts: list[int]) -> bytes:
+    """The body in chunks that end at the cuts."""
+    edges = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
+    chunks = [body[start:end] for start, end in itertools.pairwise(edges)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+@given(st.lists(st.integers(0, 200), max_size=6), st.lists(st.integers(0, 300), max_size=8))
+def test_events_are_whole_however_they_are_cut(chunk_cuts: list[int], packet_cuts: list[int]) -> None:
+    wire = chunked(b"".join(event + b"\n\n" for event in EVENTS), chunk_cuts)
+    edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in packet_cuts)})
+    body = ChunkedBody()
+    found = [event for start, end in itertools.pairwise(edges) for event in body.feed(wire[start:end])]
+    assert found == EVENTS
+    assert body.complete
+
+
+def test_bytes_that_are_no_chunk_are_an_error() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        ChunkedBody().feed(b"not a size\r\n")
+
+
+def test_tokens_of_a_time_are_a_share_of_all() -> None:
+    answer = Answer(0.0, times=[1.0, 2.0, 3.0, 4.0], tokens=8)
+    assert answer.tokens_between(2.0, 4.0) == 4.0
+    assert Answer(0.0).tokens_between(0.0, 1.0) == 0.0
+    assert answer.ttft_s == 1.0
+
+
+def test_recovery_ends_with_the_longest_silence_after_the_kill() -> None:
+    # Killed at 10: one token was on its way, the next came from another worker.
+    stream = Stream("", Answer(0.0, times=[2.0, 9.9, 10.1, 12.5, 12.6]))
+    assert stream.recovery_s(10.0) == 2.5
+    assert Stream("", Answer(0.0, times=[1.0, 9.9])).recovery_s(10.0) is None
+
+
+def test_the_text_of_kept_events() -> None:
+    assert Answer(0.0, events=[b'data: {"choices":[{"text":"a"}]}', b'data: {"choices":[{"text":"b"}]}']).text() == "ab"
