@@ -31,7 +31,8 @@ from dynamo_local.core.messages import Presence, TokenBatch
 SUMMARY = "a worker is killed: time to the next token of its streams, and to the first of new requests"
 WORKERS = 2
 _STREAMS = 8
-_STREAM_TOKENS = 600
+_STREAM_TOKENS = 3000
+"""Enough to be under way for longer than a kill and its recovery take."""
 _ARRIVALS_PER_S = 4.0
 _ARRIVING_S = 6.0
 _ARRIVAL_TOKENS = 8

@@ -183,12 +183,17 @@ async def running(*servers: Server) -> AsyncIterator[None]:
 
 
 def spread_over_cores(servers: list[Server], engine_core: int) -> None:
-    """The same place for both sides: their model runners on one core, all else (and this client) on the others."""
+    """The same place for both sides: their engines on one core, all else (and this client) on the others.
+
+    vLLM's EngineCore waits for its Worker by polling. On the Worker's core it yields to it; on another core it would
+    use that up, at the cost of everything else there.
+    """
     rest = os.sched_getaffinity(0) - {engine_core} or {engine_core}
     for server in servers:
-        runners = server.of_role("Worker")
-        bind(runners, {engine_core})
-        bind((process for process in server.processes if process not in runners), rest)
+        engine = {*server.of_role("EngineCore"), *server.of_role("Worker")}
+        bind(engine, {engine_core})
+        bind((process for process in server.processes if process not in engine), rest)
+    os.sched_setaffinity(0, rest)
 
 
 def _start(name: str, argv: list[str], environ: Mapping[str, str], log: Path, port: int) -> Server:

@@ -78,7 +78,7 @@ class RoutingPolicy(Protocol):
 
 
 class LeastOutstandingTokens:
-    """Spread by load: the worker with the fewest outstanding tokens; among equals, the one whose turn is longest ago."""
+    """Spread by load: the worker with the fewest outstanding tokens, among equals the one longest without a request."""
 
     def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None:
         """Leases in `request.avoid` are taken only if there is nobody else."""

@@ -31,7 +31,7 @@ WEIGHTS = {
     Kind.DRAIN_WORKER: 6,
     Kind.KILL_ROUTER: 4,
     Kind.STOP_ROUTER: 3,
-    Kind.KILL_BUS: 2,
+    Kind.KILL_BUS: 4,
     Kind.STOP_BUS: 3,
     Kind.SEVER_FRONTEND: 3,
     Kind.SILENCE_FRONTEND: 3,

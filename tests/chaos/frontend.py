@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import random
 import secrets
@@ -15,11 +16,26 @@ from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.dispatcher import BusDispatcher
+from dynamo_local.runtime.placing import LiveRequest
 from dynamo_local.runtime.presence import Announcer, FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
 from tests.chaos.tally import Tally
 from tests.chaos.tasks import Task, draw_task
+
+_log = logging.getLogger(__name__)
+
+
+class LoggedDispatcher(BusDispatcher):
+    """The product's, which here also says which workers requests lose, and when."""
+
+    async def _lose(self, live: LiveRequest, epoch: int) -> None:
+        _log.info(
+            "%s#%d loses %s at %d (began at %d, %d fruitless; %s)",
+            *(live.request_id, epoch, live.log.worker, live.log.position, live.epoch_start, live.fruitless),
+            "known" if live.log.worker and self._fleet.view.get(live.log.worker) else "unknown",
+        )
+        await super()._lose(live, epoch)
 
 
 @dataclass
@@ -39,7 +55,7 @@ class ChaosFrontend:
         self.fleet = FleetWatch(bus, subjects)
         self.local = LocalAssigner(self.fleet, self.lease)
         router = RouterAssigner(bus, subjects, self.lease, self.local)
-        self.dispatcher = BusDispatcher(bus, subjects, self.lease, self.fleet, router, self.tasks)
+        self.dispatcher = LoggedDispatcher(bus, subjects, self.lease, self.fleet, router, self.tasks)
         self.tally = Tally()
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import signal
 import time
@@ -15,11 +16,13 @@ from dynamo_local.runtime.presence import FleetWatch
 from state.processes import Process
 from tests.chaos.cut import Wire
 from tests.chaos.faults import OF_ENGINES, OF_THE_BUS, OF_WORKERS, PASSING, Draw, Kind, draw_fault
-from tests.chaos.processes import ServerProcesses, children, send
+from tests.chaos.processes import ServerProcesses, children, descendants, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
 
 ROUTER, BUS, FIRST_WORKER = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats", f"{NAMESPACE}_VllmWorker"
+
+_log = logging.getLogger(__name__)
 
 _NO_TARGET_PAUSE_S = 0.05
 _BUS = "bus"
@@ -88,6 +91,7 @@ class Injector:
                 await asyncio.sleep(_NO_TARGET_PAUSE_S)
             else:
                 self.done.append(Done(time.monotonic() - begun, draw.kind.value, target, draw.seconds))
+                _log.info("%s: %s (%.1f s)", target, draw.kind.value, draw.seconds)
         while self._lasting:
             await asyncio.wait(self._lasting)
 
@@ -130,7 +134,7 @@ class Injector:
     def _hit(self, draw: Draw, process: Process, busy: str) -> bool:
         targets = children(process.pid) if draw.kind in OF_ENGINES else [process]
         if draw.kind is Kind.STOP_WORKER:
-            targets += children(process.pid)
+            targets += descendants(process.pid)
         number = signal.SIGTERM if draw.kind is Kind.DRAIN_WORKER else signal.SIGKILL
         if draw.kind in PASSING:
             number = signal.SIGSTOP

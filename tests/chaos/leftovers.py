@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from tests.integration.server_process import ServerProcess
 
-_OTHERS_MOMENT_S = 3.0
+_DIRECTORY = Path("/dev/shm")
 
 
 def files_left(server: ServerProcess, sockets: Path) -> list[str]:
@@ -21,25 +21,18 @@ def files_left(server: ServerProcess, sockets: Path) -> list[str]:
     return found
 
 
-def shared_memory() -> frozenset[str]:
-    """Names in /dev/shm, ours or not."""
-    return frozenset(os.listdir("/dev/shm"))  # noqa: PTH208  # names
+class SharedMemoryWatch:
+    """Shared memory that a server's processes were seen to map. Other programs on the machine have some, too."""
 
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
 
-def shared_memory_left(before: frozenset[str]) -> list[str]:
-    """What has come since and is used by no live process, in words."""
-    new = shared_memory() - before
-    if new:
-        # Other programs on the machine have some for a moment, too.
-        time.sleep(_OTHERS_MOMENT_S)
-    return [f"shared memory left: {name}" for name in sorted(_unused(new & shared_memory()))]
-
-
-def _unused(names: frozenset[str]) -> frozenset[str]:
-    used: set[str] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    def sample(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             with suppress(OSError):
-                maps = (entry / "maps").read_text(errors="replace")
-                used.update(name for name in names if f"/dev/shm/{name}" in maps)
-    return names - used
+                maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+                self._seen.update(re.findall(rf"{_DIRECTORY}/(\S+)", maps))
+
+    def left(self) -> list[str]:
+        """What of it is still there, in words."""
+        return [f"shared memory left: {name}" for name in sorted(self._seen) if (_DIRECTORY / name).exists()]

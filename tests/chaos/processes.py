@@ -40,6 +40,12 @@ def children(pid: int) -> list[Process]:
     return [Process(child, started, {}) for child in pids if (started := start_time(child)) is not None]
 
 
+def descendants(pid: int) -> list[Process]:
+    """Children, their children, and so on."""
+    found = children(pid)
+    return found + [process for child in found for process in descendants(child.pid)]
+
+
 def send(process: Process, number: signal.Signals) -> bool:
     """Signal that very process. Returns whether it was there."""
     try:

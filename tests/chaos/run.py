@@ -22,9 +22,9 @@ from tests.chaos.faults import WEIGHTS
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
 from tests.chaos.injector import BUS, FIRST_WORKER, ROUTER, Injector, Rules
-from tests.chaos.leftovers import files_left, shared_memory, shared_memory_left
+from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.memory import EVERY_S, MemoryWatch
-from tests.chaos.processes import ServerProcesses
+from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
@@ -38,12 +38,12 @@ _LOOK_EVERY_S = 0.1
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("mocker", settings.seed, settings.seconds)
-    shared_before = shared_memory()
     with ServerProcess(root, NAMESPACE, _arguments(settings)) as server:
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
-        asyncio.run(_Run(settings, server, report).run())
+        run = _Run(settings, server, report)
+        asyncio.run(run.run())
         report.seconds = time.monotonic() - begun
         if server.process.poll() is not None:
             report.defects.append(f"the server ended by itself: {server.process.returncode}")
@@ -52,7 +52,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         code = server.end()
         if code != 0:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
-        report.defects += files_left(server, sockets) + shared_memory_left(shared_before)
+        report.defects += files_left(server, sockets) + run.shared.left()
     report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
     return report
 
@@ -80,6 +80,7 @@ class _Run:
         self._processes = ServerProcesses(server.paths)
         self._victim = Victim(server.paths.bus_file, settings)
         self._memory = MemoryWatch()
+        self.shared = SharedMemoryWatch()
 
     async def run(self) -> None:
         subjects = Subjects(NAMESPACE)
@@ -172,6 +173,7 @@ class _Run:
             with suppress(AssertionError, OSError):
                 pids["circusd"] = self._server.arbiter_pid()
             self._memory.sample(pids)
+            self.shared.sample(process.pid for process in descendants(serve))
             await asyncio.sleep(EVERY_S)
 
 

@@ -15,9 +15,9 @@ from state.paths import Sockets
 from tests.chaos.faults import WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import PROMPTS, HttpClients
 from tests.chaos.injector import FIRST_WORKER, ROUTER, Injector, Rules
-from tests.chaos.leftovers import files_left, shared_memory, shared_memory_left
+from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.memory import EVERY_S, MemoryWatch
-from tests.chaos.processes import ServerProcesses
+from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.2
 def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("vllm", settings.seed, settings.seconds)
-    shared_before = shared_memory()
+    shared = SharedMemoryWatch()
     options = [
         "examples.llm.graphs.agg_router:Frontend",
         "--file=examples/llm/configs/agg_router.yaml",
@@ -46,7 +46,7 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
         server.await_ready()
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
-        asyncio.run(_run(settings, server, report))
+        asyncio.run(_run(settings, server, report, shared))
         report.seconds = time.monotonic() - begun
         tree = server.tree()
         server.signal(signal.SIGTERM)
@@ -57,19 +57,19 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
             eventually(lambda: none_of(tree), "processes")
         except AssertionError:
             report.defects.append(f"processes left: {tree}")
-        report.defects += files_left(server, sockets) + shared_memory_left(shared_before)
+        report.defects += files_left(server, sockets) + shared.left()
     report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
     return report
 
 
-async def _run(settings: ChaosSettings, server: LlmServer, report: Report) -> None:
+async def _run(settings: ChaosSettings, server: LlmServer, report: Report, shared: SharedMemoryWatch) -> None:
     tasks = TaskGuard()
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="chaos")
     fleet = FleetWatch(bus, Subjects(NAMESPACE))
     await fleet.start()
     tasks.spawn("fleet", fleet.run())
     processes, memory = ServerProcesses(server.paths), MemoryWatch()
-    tasks.spawn("memory", _watch_memory(server, processes, memory))
+    tasks.spawn("memory", _watch_memory(server, processes, memory, shared))
     clients = HttpClients(server.url, settings.seed, settings.stall_s)
     try:
         known = await clients.learn_answers()
@@ -102,9 +102,12 @@ async def _settle(settings: ChaosSettings, fleet: FleetWatch, report: Report) ->
     report.defects.append(f"not idle within {settings.settle_s:g} s: {fleet.view.members()}")
 
 
-async def _watch_memory(server: LlmServer, processes: ServerProcesses, memory: MemoryWatch) -> None:
+async def _watch_memory(
+    server: LlmServer, processes: ServerProcesses, memory: MemoryWatch, shared: SharedMemoryWatch
+) -> None:
     while True:
         found = await asyncio.to_thread(processes.by_watcher)
         names = (f"{NAMESPACE}_Frontend", ROUTER, FIRST_WORKER)
         memory.sample({name: found[name].pid for name in names if name in found} | {"dynamo serve": server.process.pid})
+        shared.sample(process.pid for process in descendants(server.process.pid))
         await asyncio.sleep(EVERY_S)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from dynamo_local.runtime.processes import PARENT_PID_ENV
 from state.model import State
 from state.paths import StatePaths
 from state.processes import Process, ProcFs
@@ -39,9 +40,11 @@ class ServerProcess:
         }
         for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
             environ.pop(name, None)
+        environ[PARENT_PID_ENV] = str(os.getpid())
         self.environ: Mapping[str, str] = environ
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            # Should the test run itself be killed, its servers go with it.
+            [sys.executable, "-m", "dynamo_local.runtime.guarded", "--", sys.executable, *arguments],
             cwd=cwd or repository,
             env=environ,
             stdout=subprocess.PIPE,
