@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accounting import Usage, add, bind
+from benchmarks.calm import Patience
 from benchmarks.load import Load, Shape, closed_loop, pooled_gaps
 from benchmarks.models import QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
@@ -25,6 +26,7 @@ from benchmarks.spread import Interval, bootstrap, median, quantile
 SUMMARY = "requests and tokens per second that one frontend carries, on the mocker"
 FRONTEND_CORE = 0
 _SETTLE_S = 0.5
+_PATIENCE_S = 60.0
 
 _MOCKER: Mapping[str, Any] = {
     "VllmWorker.engine": "mocker",
@@ -86,16 +88,19 @@ async def run(arguments: argparse.Namespace) -> Figures:
     rounds = arguments.rounds or (1 if arguments.quick else 4)
     model = str(model_folder(QUICKSTART))
     results = []
+    patience = Patience(0 if arguments.quick else _PATIENCE_S)
     for step_ms in sorted({case.step_ms for case in CASES}):
         cases = [case for case in CASES if case.step_ms == step_ms]
-        loads = await _measure(model, step_ms, cases, rounds, arguments.seconds)
+        loads = await _measure(model, step_ms, cases, rounds, arguments.seconds, patience)
         results += [_summary(case, turns) for case, turns in zip(cases, loads, strict=True)]
     table("One frontend on one core", _HEADERS, [_row(result) for result in results])
     _cpu_table(results)
     return {"cases": results}
 
 
-async def _measure(model: str, step_ms: float, cases: Sequence[Case], rounds: int, seconds: float) -> list[list[Load]]:
+async def _measure(
+    model: str, step_ms: float, cases: Sequence[Case], rounds: int, seconds: float, patience: Patience
+) -> list[list[Load]]:
     """The turns of each case, all on one server."""
     turns: list[list[Load]] = [[] for _ in cases]
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -109,6 +114,7 @@ async def _measure(model: str, step_ms: float, cases: Sequence[Case], rounds: in
             for number in range(rounds):
                 for case, mine in zip(cases, turns, strict=True):
                     await asyncio.sleep(_SETTLE_S)
+                    await patience.wait(server.processes)
                     load = await closed_loop(
                         server, streams=case.streams, seconds=seconds, seed=number, shape=case.shape
                     )

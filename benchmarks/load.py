@@ -62,6 +62,15 @@ class Load:
         return [a.ttft_s for a in self.answers if a.times and a.sent_at >= self.begin]
 
     @property
+    def steps_s(self) -> list[float]:
+        """Mean time between two tokens, of each answer. (Events may arrive in bursts: gaps say less.)"""
+        return [
+            (answer.times[-1] - answer.times[0]) / (answer.tokens - 1)
+            for answer in self.answers
+            if answer.tokens > 1 and answer.times and answer.times[0] >= self.begin and not answer.error
+        ]
+
+    @property
     def gaps_s(self) -> list[float]:
         """Between two events of an answer."""
         return [

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accounting import CLIENT, add
+from benchmarks.calm import CALM_CORES, Patience
 from benchmarks.load import Load, Shape, closed_loop, pooled_gaps
 from benchmarks.models import HEAVY, MODELS, QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
@@ -37,8 +38,7 @@ _SHAPES = {QUICKSTART: Shape(), HEAVY: Shape(prompt_words=1, min_tokens=8, max_t
 _ROUNDS = {QUICKSTART: 6, HEAVY: 4}
 
 
-CALM_CORES = 0.25
-"""A round is calm while others use less than this, the kernel's own work included."""
+_PATIENCE_S = 60.0
 _SETTLE_S = 1.2
 """Between turns: vLLM's engine goes on spinning for a second after its last step."""
 
@@ -51,7 +51,7 @@ _HEADERS = (
     "TTFT ms vLLM",
     "ours",
     "added ms [95 %]",
-    "step p50/p99 ms vLLM",
+    "step / p99 gap ms vLLM",
     "ours",
     "foreign cores",
     "failed vLLM/ours",
@@ -107,7 +107,8 @@ async def run(arguments: argparse.Namespace) -> Figures:
             await asyncio.gather(theirs.ready(), ours.ready())
             spread_over_cores([theirs, ours], ENGINE_CORE)
             await _warm_up(theirs, ours)
-            pairs = {n: await _pairs(ours, theirs, n, rounds, arguments) for n in arguments.streams}
+            patience = Patience(0 if arguments.quick else _PATIENCE_S)
+            pairs = {n: await _pairs(ours, theirs, n, rounds, patience, arguments) for n in arguments.streams}
     return _report(arguments.model, pairs)
 
 
@@ -117,7 +118,9 @@ async def _warm_up(*servers: Server) -> None:
         await asyncio.sleep(_SETTLE_S)
 
 
-async def _pairs(ours: Server, theirs: Server, streams: int, rounds: int, arguments: argparse.Namespace) -> list[Pair]:
+async def _pairs(
+    ours: Server, theirs: Server, streams: int, rounds: int, patience: Patience, arguments: argparse.Namespace
+) -> list[Pair]:
     """The calmest rounds of as many as it takes, half as many again at most."""
     seconds = arguments.seconds or _turn_s(arguments.model, streams)
     shape = _SHAPES[arguments.model]
@@ -126,6 +129,7 @@ async def _pairs(ours: Server, theirs: Server, streams: int, rounds: int, argume
         if sum(pair.foreign_cores < CALM_CORES for pair in pairs) >= rounds:
             break
         loads: dict[str, Load] = {}
+        await patience.wait((*ours.processes, *theirs.processes))
         # ABBA: whatever drifts favours neither side.
         for server in (ours, theirs) if number % 2 else (theirs, ours):
             seed = 1000 * streams + number
@@ -175,8 +179,9 @@ def _compare(pairs: Sequence[Pair]) -> Figures:
 
 
 def _gaps(loads: Sequence[Load]) -> Figures:
-    gaps = pooled_gaps(loads)
-    return {"p50": quantile(gaps, 0.5), "p99": quantile(gaps, 0.99)} if gaps else {}
+    """Seconds between tokens: the mean of a stream, in the median, and the longest but one in a hundred."""
+    gaps, steps = pooled_gaps(loads), [step for load in loads for step in load.steps_s]
+    return {"step": median(steps), "p99": quantile(gaps, 0.99)} if gaps and steps else {}
 
 
 def _cpu_per_token(loads: Sequence[Load]) -> dict[str, float]:
@@ -190,7 +195,7 @@ def _row(streams: int, result: Figures) -> list[str]:
     rates, ttfts, failures = result["tokens_per_s"], result["ttft_s"], result["failures"]
     added = Interval(**{key: value * 1e3 for key, value in result["added_ttft_s"].items()})
     gaps = [
-        f"{milliseconds(gap.get('p50'))} / {milliseconds(gap.get('p99'))}"
+        f"{milliseconds(gap.get('step'))} / {milliseconds(gap.get('p99'))}"
         for gap in (result["gap_s"]["vllm"], result["gap_s"]["ours"])
     ]
     return [

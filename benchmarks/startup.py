@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import read_stat
+from benchmarks.accounting import descendants, read_stat
+from benchmarks.calm import Patience
 from benchmarks.load import Shape, closed_loop
 from benchmarks.models import QUICKSTART, model_folder
 from benchmarks.presences import PresenceLog
@@ -25,6 +26,7 @@ from benchmarks.spread import Interval, bootstrap, median
 SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
 ENGINE_CORE = 0
 _STREAMS = (1, 8)
+_PATIENCE_S = 60.0
 _TURN_S = 3.0
 _SHAPE = Shape(min_tokens=48, max_tokens=96)
 
@@ -39,7 +41,9 @@ async def run(arguments: argparse.Namespace) -> Figures:
     rounds = arguments.rounds or (1 if arguments.quick else 3)
     model = str(model_folder(QUICKSTART))
     ours, theirs = [], []
+    patience = Patience(0 if arguments.quick else _PATIENCE_S)
     for number in range(rounds):
+        await patience.wait()
         ours.append(await _start_ours(model, number, parse_overrides(arguments.override)))
         progress(f"round {number + 1}, ours: {_told(ours[-1])}")
         theirs.append(await _start_vllm(model, number))
@@ -53,20 +57,26 @@ async def _start_ours(model: str, seed: int, overrides: dict[str, str]) -> Figur
         async with running(server), PresenceLog(server) as log:
             all_s = await server.ready()
             first = await log.ready_worker()
-            started = {"whole_s": all_s, "with_the_rest_s": _timings(log, first.lease, first.pid)["ready"]}
+            started: Figures = {"whole_s": all_s, "with_the_rest_s": _timings(log, first.lease, first.pid)["ready"]}
             os.kill(first.pid, signal.SIGKILL)
             second = await log.ready_worker(frozenset({first.lease}))
             phases = _timings(log, second.lease, second.pid)
-            server.refresh()
+            started |= {"worker_s": phases["ready"], "worker_cpu_s": _cpu_s(second.pid), "phases_s": phases}
             await server.ready()
-            return started | {"worker_s": phases["ready"], "phases_s": phases, "step_s": await _steps(server, seed)}
+            return started | {"step_s": await _steps(server, seed)}
 
 
 async def _start_vllm(model: str, seed: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_vllm(Path(scratch), model, ENGINE_CORE)
         async with running(server):
-            return {"whole_s": await server.ready(), "step_s": await _steps(server, seed)}
+            started = {"whole_s": await server.ready(), "cpu_s": _cpu_s(server.popen.pid)}
+            return started | {"step_s": await _steps(server, seed)}
+
+
+def _cpu_s(root: int) -> float:
+    """CPU seconds that a process and its descendants have used. Other work on the machine hardly changes them."""
+    return sum(stat.cpu_s for process in descendants(root) if (stat := read_stat(process.pid)) is not None)
 
 
 def _timings(log: PresenceLog, lease: str, pid: int) -> dict[str, float]:
@@ -83,9 +93,9 @@ async def _steps(server: Server, seed: int) -> dict[str, float]:
     steps = {}
     for streams in _STREAMS:
         load = await closed_loop(server, streams=streams, seconds=_TURN_S, seed=seed, shape=_SHAPE)
-        if load.failures or not load.gaps_s:
+        if load.failures or not load.steps_s:
             raise ServerError(f"{server.name} did not decode: {load.failures[:1]}")
-        steps[str(streams)] = median(load.gaps_s)
+        steps[str(streams)] = median(load.steps_s)
     return steps
 
 
@@ -105,6 +115,8 @@ def _report(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
     ratio = bootstrap([mine["worker_s"] / other["whole_s"] for mine, other in zip(ours, theirs, strict=True)])
     table("Seconds until ready", ("start of", "seconds [95 %]"), [[name, i.shown(1)] for name, i in rows.items()])
     print(f"one more worker of ours / vLLM's own server: {ratio.shown(2)}")
+    cpu = {"vLLM's own server": _estimate(theirs, "cpu_s"), "ours: one more worker": _estimate(ours, "worker_cpu_s")}
+    table("CPU seconds until ready", ("start of", "CPU s [95 %]"), [[name, i.shown(1)] for name, i in cpu.items()])
     stages = _stages(ours)
     table("Stages of one more worker", ("until", "seconds [95 %]"), [[name, i.shown(1)] for name, i in stages.items()])
     steps = {streams: _step_ratio(ours, theirs, streams) for streams in map(str, _STREAMS)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -10,7 +9,7 @@ from components.workers import VllmWorker
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Assignment, AssignRequest, Released
+from dynamo_local.core.messages import Assignment, AssignRequest, Charges, Released
 from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
@@ -19,10 +18,9 @@ from dynamo_local.sdk import Service, async_on_start, depends, service
 
 _log = logging.getLogger(__name__)
 
-CHARGE_AGE_S = 3600.0
-"""A charge of this age is a request whose end the router never heard of: the bus may lose a message."""
 
-EXPIRE_EVERY_S = 60.0
+UNDER_WAY_S = 3.0
+"""An assignment younger than this may not have reached its frontend when that told of its charges."""
 
 
 @service(role="router")
@@ -44,9 +42,9 @@ class Router(Service):
         self._fleet.subscribe(self._on_change)
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
-        self._context.tasks.spawn("old charges", self._expire_charges())
         await self._context.bus.subscribe(subjects.assign, self._on_assign, queue="router")
         await self._context.bus.subscribe(subjects.released, self._on_released)
+        await self._context.bus.subscribe(subjects.charges, self._on_charges)
 
     async def _on_assign(self, message: Message) -> None:
         try:
@@ -67,10 +65,16 @@ class Router(Service):
             return
         self._ledger.release(released.frontend, released.request_id)
 
-    async def _expire_charges(self) -> None:
-        while True:
-            await asyncio.sleep(EXPIRE_EVERY_S)
-            self._ledger.expire(time.monotonic() - CHARGE_AGE_S)
+    async def _on_charges(self, message: Message) -> None:
+        try:
+            told = codec.decode(message.data, Charges)
+        except DecodeError as error:
+            _log.warning("charges ignored: %s", error)
+            return
+        # Of workers that are gone, nothing is kept.
+        charges = [charge for charge in told.charges if self._fleet.view.get(charge.worker) is not None]
+        now = time.monotonic()
+        self._ledger.settle(told.frontend, charges, now - UNDER_WAY_S, now)
 
     def _on_change(self, change: Change) -> None:
         if change.what in (Happened.LEFT, Happened.REVOKED):

@@ -4,6 +4,7 @@
     operator, planner  -> all            LeaseRevoked    route nothing to this process any more
     frontend           -> router         AssignRequest   which worker?          (reply: Assignment)
     frontend           -> router         Released        this request has left its worker
+    frontend           -> router         Charges         all of its requests that are with workers
     frontend           -> worker         Submit, Cancel, Ack, Resend
     worker             -> frontend       TokenBatch      one an engine step, with all of that frontend's tokens
 
@@ -84,6 +85,22 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """The router's answer. None: no worker is routable."""
 
     worker: str | None
+    v: int = VERSION
+
+
+class Charge(msgspec.Struct, frozen=True, array_like=True):
+    """A request that burdens a worker."""
+
+    request_id: str
+    worker: str
+    tokens: int
+
+
+class Charges(msgspec.Struct, frozen=True):
+    """All that a frontend has with workers now; told now and then, so that words that were lost do no lasting harm."""
+
+    frontend: str
+    charges: tuple[Charge, ...]
     v: int = VERSION
 
 

@@ -114,6 +114,11 @@ class Subjects:
         """Tells the router that a request left its worker."""
         return f"{self._root}.router.released"
 
+    @property
+    def charges(self) -> str:
+        """Tells the router everything that a frontend has with workers."""
+        return f"{self._root}.router.charges"
+
     def call(self, service: str, endpoint: str) -> str:
         """Starts a call of a service's endpoint; the instances of the service form a queue group."""
         return f"{self._root}.call.{service}.{endpoint}"

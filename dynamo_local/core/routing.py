@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_local.core.messages import AssignRequest, Presence
+from dynamo_local.core.messages import AssignRequest, Charge, Presence
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,24 @@ class Ledger:
         if charge is not None:
             self._outstanding[charge.worker] -= charge.tokens
 
-    def expire(self, before: float) -> None:
-        """Release what was charged before a time: word of its end must have been lost."""
-        for owner, request_id in [key for key, charge in self._charges.items() if charge.at < before]:
-            self.release(owner, request_id)
+    def of_frontend(self, frontend: str) -> tuple[Charge, ...]:
+        """What a frontend has been charged with."""
+        return tuple(
+            Charge(request_id, charge.worker, charge.tokens)
+            for (owner, request_id), charge in self._charges.items()
+            if owner == frontend
+        )
+
+    def settle(self, frontend: str, charges: Sequence[Charge], since: float, now: float) -> None:
+        """Take over what a frontend says of itself. What was charged after `since` it may not know yet."""
+        told = {charge.request_id for charge in charges}
+        for key in [key for key, charge in self._charges.items() if key[0] == frontend and charge.at < since]:
+            if key[1] not in told:
+                self.release(*key)
+        for charge in charges:
+            known = self._charges.get((frontend, charge.request_id))
+            if known is None or (known.worker, known.tokens) != (charge.worker, charge.tokens):
+                self.charge(frontend, charge.request_id, charge.worker, charge.tokens, now)
 
     def forget_frontend(self, frontend: str) -> None:
         """Release everything that a frontend, now gone, had assigned."""

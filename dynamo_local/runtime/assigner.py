@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Assignment, AssignRequest, Released
+from dynamo_local.core.messages import Assignment, AssignRequest, Charges, Released
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.runtime.bus import Bus
@@ -18,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _ROUTER_TIMEOUT_S = 1.0
 
+_TELL_CHARGES_EVERY_S = 5.0
+
 
 class Assigner(Protocol):
     """Assigns requests to workers."""
@@ -26,7 +29,10 @@ class Assigner(Protocol):
         """The lease of the worker to take the request, None if no worker is routable."""
 
     async def release(self, request_id: str) -> None:
-        """The request has left its worker. Never raises: at worst, a load is overestimated."""
+        """The request has left its worker. Never raises: at worst, a load is overestimated for a while."""
+
+    async def run(self) -> None:
+        """What is to be done besides, until cancelled."""
 
 
 class LocalAssigner:
@@ -47,6 +53,13 @@ class LocalAssigner:
 
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)
+
+    async def run(self) -> None:
+        return
+
+    def knows(self, worker: str) -> bool:
+        """Whether the worker is there, as far as this process has heard."""
+        return self._fleet.view.get(worker) is not None
 
     def _on_change(self, change: Change) -> None:
         if change.what in (Happened.LEFT, Happened.REVOKED):
@@ -71,7 +84,14 @@ class RouterAssigner:
             self._note_router(False, str(error))
             return await self._fallback.assign(request)
         self._note_router(True)
-        return assignment.worker
+        worker = assignment.worker
+        if worker is None:
+            return None
+        if not self._fallback.knows(worker):
+            # The router's view is older than ours: it has just started, or come back from a hang.
+            return await self._fallback.assign(request)
+        self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens)
+        return worker
 
     async def release(self, request_id: str) -> None:
         await self._fallback.release(request_id)
@@ -80,6 +100,16 @@ class RouterAssigner:
             await self._bus.publish(self._subjects.released, message)
         except BusError as error:
             _log.warning("the router is not told that %s left its worker: %s", request_id, error)
+
+    async def run(self) -> None:
+        """Tell the router now and then what is charged: it may have missed something, or be another one."""
+        while True:
+            await asyncio.sleep(_TELL_CHARGES_EVERY_S)
+            charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
+            try:
+                await self._bus.publish(self._subjects.charges, codec.encode(charges))
+            except BusError as error:
+                _log.warning("the router is not told what is charged: %s", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

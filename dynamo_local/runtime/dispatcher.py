@@ -74,6 +74,7 @@ class BusDispatcher:
         await self._bus.subscribe(self._subjects.tokens(self._lease), self._on_batch)
         self._fleet.subscribe(self._on_fleet_change)
         self._tasks.spawn("silences", self._watch_silences())
+        self._tasks.spawn("assigner", self._assigner.run())
 
     @property
     def live_requests(self) -> int:

@@ -13,6 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
+_TRACKER = b"multiprocessing.resource_tracker"
+_ROUNDS = 100
+"""Against a process that forks while it is being killed."""
 
 
 def members(group: int) -> tuple[int, ...]:
@@ -21,13 +24,28 @@ def members(group: int) -> tuple[int, ...]:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL every process of the group. Harmless when none is left."""
+    """SIGKILL every process of the group. Harmless when none is left.
+
+    Only Python's resource trackers are spared: they end by themselves once those that they serve are dead, and remove
+    the shared memory which these have left.
+    """
     if group <= 1:
         raise ValueError(f"{group} is not the process group of a service")
-    # Only a group that has members: its number cannot have been given to another one then.
-    if members(group):
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+    for _ in range(_ROUNDS):
+        # Only a group that has members: its number cannot have been given to another one then.
+        victims = [pid for pid in members(group) if not _is_resource_tracker(pid)]
+        if not victims:
+            return
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        return _TRACKER in (_PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _groups() -> Iterator[tuple[int, int]]:

@@ -122,13 +122,14 @@ async def test_the_router_spreads_what_several_frontends_ask(
     engines = [ScriptedEngine(), ScriptedEngine()]
     for number, engine in enumerate(engines):
         await work_for(engine, f"w{number}")
-    await until(lambda: len(routed.fleet.view.routable()) == 2)
-    for number in range(10):
-        await routed.dispatcher.submit(request(f"r{number}"))
-    for engine in engines:
-        for _ in range(5):
-            await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
-    assert routed.local.ledger.last_given("w0") == 0, "the router was not asked"
+    other = await FakeFrontend(await connect(), subjects, "f2", assigner_of=routed.assigner_of).start()
+    for number, frontend in enumerate((routed, other)):
+        await until(lambda frontend=frontend: len(frontend.fleet.view.routable()) == 2)  # type: ignore[misc]
+        await frontend.dispatcher.submit(request(f"r{number}"))
+        await until(lambda: sum(engine.submitted.qsize() for engine in engines) > number)  # noqa: B023
+    # Each frontend for itself would have begun with the same worker.
+    assert [engine.submitted.qsize() for engine in engines] == [1, 1]
+    await other.close()
     await router.close()
 
 

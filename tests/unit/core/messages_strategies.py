@@ -14,6 +14,8 @@ from dynamo_local.core.messages import (
     Assignment,
     AssignRequest,
     Cancel,
+    Charge,
+    Charges,
     EngineInfo,
     LeaseRevoked,
     Load,
@@ -33,6 +35,7 @@ text = st.text(max_size=12)
 counts = st.integers(0, 2**31)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 tokens = st.lists(st.integers(0, 2**31), max_size=6)
+charges = st.builds(Charge, request_id=text, worker=text, tokens=counts)
 request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
 
 
@@ -119,6 +122,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         avoid=st.lists(text, max_size=3).map(tuple),
     ),
     Assignment: st.builds(Assignment, worker=st.none() | text),
+    Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
     Work: submits | cancels | acks | resends,
     TokenBatch: st.builds(

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages import AssignRequest, Presence
+from dynamo_local.core.messages import AssignRequest, Charge, Presence
 from dynamo_local.core.routing import LeastOutstandingTokens, Ledger
 
 WORKERS = "abcd"
@@ -143,12 +143,19 @@ def test_unknown_things_are_released_without_ado() -> None:
     assert ledger.outstanding("a") == ledger.last_given("a") == 0
 
 
-def test_a_charge_whose_end_was_never_heard_of_expires() -> None:
+def test_what_a_frontend_says_of_itself_settles_what_was_missed() -> None:
     ledger = Ledger()
-    ledger.charge("f", "old", "a", 10, now=1.0)
-    ledger.charge("f", "young", "a", 5, now=2.0)
-    ledger.expire(before=2.0)
-    assert ledger.outstanding("a") == 5
+    ledger.charge("f", "ended unheard", "a", 10, now=1.0)
+    ledger.charge("f", "going on", "a", 5, now=1.0)
+    ledger.charge("f", "just assigned", "a", 2, now=9.0)
+    ledger.charge("g", "another's", "a", 1, now=1.0)
+    told = [Charge("going on", "a", 5), Charge("never heard of", "b", 7)]
+    ledger.settle("f", told, since=8.0, now=10.0)
+    assert {charge.request_id for charge in ledger.of_frontend("f")} == {"going on", "just assigned", "never heard of"}
+    assert (ledger.outstanding("a"), ledger.outstanding("b")) == (5 + 2 + 1, 7)
+    before = ledger.of_frontend("f")
+    ledger.settle("f", told, since=8.0, now=10.0)
+    assert ledger.of_frontend("f") == before
 
 
 def test_a_new_worker_is_not_given_everything_that_comes_one_by_one() -> None:
