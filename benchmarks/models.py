@@ -26,7 +26,7 @@ _SEED = 7
 _SIZES = {
     "hidden_size": 768,
     "intermediate_size": 2048,
-    "num_hidden_layers": 24,
+    "num_hidden_layers": 30,
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "head_dim": 64,

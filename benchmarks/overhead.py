@@ -39,8 +39,7 @@ _ROUNDS = {QUICKSTART: 6, HEAVY: 4}
 
 
 _PATIENCE_S = 60.0
-_SETTLE_S = 1.2
-"""Between turns: vLLM's engine goes on spinning for a second after its last step."""
+_SETTLE_S = 0.6
 
 
 _HEADERS = (
@@ -60,7 +59,7 @@ _HEADERS = (
 
 def _turn_s(model: str, streams: int) -> float:
     """Long enough for several requests of each stream."""
-    return 2.5 if model == QUICKSTART else 4.0 + streams / 10
+    return 2.5 if model == QUICKSTART else 3.0 + streams / 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

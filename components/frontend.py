@@ -94,6 +94,7 @@ class Frontend(Service):
         self._draining = True
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
+        await self._dispatcher.cancel_all()
 
     def _assigner(self) -> Assigner:
         local = LocalAssigner(self._fleet, self._context.lease)

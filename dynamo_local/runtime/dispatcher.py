@@ -93,6 +93,10 @@ class BusDispatcher:
             if live is not None:
                 await self._leave_worker(live)
 
+    async def cancel_all(self) -> None:
+        """Forget everything: nobody is left to answer to."""
+        await self.cancel(list(self._live))
+
     async def outputs(self) -> Outputs:
         return await self._outputs.get()
 

@@ -28,13 +28,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
         "--Frontend.max-requests=24",
         "--Frontend.max-body-bytes=200000",
         "--VllmWorker.dtype=float32",
+        # A drain is over when the streams are; on a busy machine they take long.
+        f"--drain-timeout={PATIENCE_S}",
+        f"--Frontend.drain-timeout-s={PATIENCE_S}",
+        f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
     ]
     with LlmServer(root / "state", "e2e", options) as server:
         server.await_ready()
         yield server
         if server.process.poll() is None:
             server.signal(signal.SIGTERM)
-            server.end()
+            server.end(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

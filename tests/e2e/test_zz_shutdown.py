@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 
-from tests.e2e.llm_server import LlmServer, none_of
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of
 from tests.integration.server_process import eventually
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,7 +41,7 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
         tokens += 1
         finish = chunk.choices[0].finish_reason
     assert finish == "length"
-    assert served.end() == 0
+    assert served.end(PATIENCE_S) == 0
     assert none_of(processes)
     served.assert_nothing_left()
 

@@ -83,9 +83,9 @@ class ServerProcess:
             if all(part in line for part in parts):
                 return line
 
-    def end(self) -> int:
+    def end(self, within_s: float = PATIENCE_S) -> int:
         """Wait for the process to end by itself; returns its exit code."""
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(within_s)
         while (line := self._queue.get(timeout=PATIENCE_S)) is not None:
             self.lines.append(line)
         return code

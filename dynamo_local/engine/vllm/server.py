@@ -102,7 +102,11 @@ class OpenAIServer:
         from vllm.entrypoints.launchers.app import build_app
 
         tasks = await llm.get_supported_tasks()
+        root = logging.getLogger()
+        level = root.level
         app = build_app(args, tasks, llm.model_config)
+        # A library that vLLM calls there raises the level of all logging, ours included.
+        root.setLevel(level)
         await init_app_state(llm, app.state, args, tasks)
         return app
 
