@@ -54,7 +54,7 @@ async def test_load_spreads_over_both_workers(served: LlmServer, client: openai.
             for _ in range(4)
         ]
         await served.until(finished, "four requests did not end")
-    # Presences are samples, and a router that is late is done without: two and two is not certain, one for all is wrong.
+    # Presences are samples, and a router that is late is done without: two each is likely, one for all is wrong.
     assert set(most_running) == {"e2e_VllmWorker", "e2e_VllmWorker_1"}
     assert set(most_running.values()) <= {1, 2, 3}
 
