@@ -71,6 +71,11 @@ class Load:
         ]
 
     @property
+    def tokens_took_s(self) -> list[float]:
+        """Time for each token of an answer, from the request to its last token. Never 0, however bursty the server."""
+        return [(a.times[-1] - a.sent_at) / a.tokens for a in self.answers if a.times and not a.error]
+
+    @property
     def gaps_s(self) -> list[float]:
         """Between two events of an answer."""
         return [

@@ -1,7 +1,7 @@
 """How long until a worker takes requests, against vLLM's own server, and how fast each decodes afterwards.
 
 Each round starts the whole of ours, then kills its worker and times the next one (that is what a system that scales
-waits for), then starts vLLM's own server. Nothing is bound to cores: everything runs as it was started.
+waits for), then starts vLLM's own server. Nothing is bound to cores until it is ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from benchmarks.load import Shape, closed_loop
 from benchmarks.models import QUICKSTART, model_folder
 from benchmarks.presences import PresenceLog
 from benchmarks.report import Figures, progress, table
-from benchmarks.servers import Server, ServerError, add_override, parse_overrides, running, start_ours, start_vllm
+from benchmarks.servers import (
+    Server,
+    ServerError,
+    add_override,
+    parse_overrides,
+    running,
+    spread_over_cores,
+    start_ours,
+    start_vllm,
+)
 from benchmarks.spread import Interval, bootstrap, median
 
 SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
@@ -88,21 +97,23 @@ def _timings(log: PresenceLog, lease: str, pid: int) -> dict[str, float]:
 
 
 async def _steps(server: Server, seed: int) -> dict[str, float]:
-    """Median time between two tokens of a stream."""
+    """Median time for a token of a stream, with both sides' engines in the same place."""
+    server.refresh()
+    spread_over_cores([server], ENGINE_CORE)
     await closed_loop(server, streams=4, seconds=1.5, seed=-1, shape=_SHAPE)
     steps = {}
     for streams in _STREAMS:
         load = await closed_loop(server, streams=streams, seconds=_TURN_S, seed=seed, shape=_SHAPE)
-        if load.failures or not load.steps_s:
+        if load.failures or not load.tokens_took_s:
             raise ServerError(f"{server.name} did not decode: {load.failures[:1]}")
-        steps[str(streams)] = median(load.steps_s)
+        steps[str(streams)] = median(load.tokens_took_s)
     return steps
 
 
 def _told(figures: Figures) -> str:
     steps = ", ".join(f"{1e3 * step:.1f} ms at {streams} streams" for streams, step in figures["step_s"].items())
     worker = f"another worker {figures['worker_s']:.1f} s, " if "worker_s" in figures else ""
-    return f"all {figures['whole_s']:.1f} s, {worker}step {steps}"
+    return f"all {figures['whole_s']:.1f} s, {worker}a token {steps}"
 
 
 def _report(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
@@ -122,7 +133,7 @@ def _report(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
     steps = {streams: _step_ratio(ours, theirs, streams) for streams in map(str, _STREAMS)}
     table(
         "Decode speed afterwards",
-        ("streams", "step ms vLLM", "ours", "ours / vLLM [95 %]"),
+        ("streams", "ms a token vLLM", "ours", "ours / vLLM [95 %]"),
         [[n, f"{1e3 * _step(theirs, n):.2f}", f"{1e3 * _step(ours, n):.2f}", i.shown(2)] for n, i in steps.items()],
     )
     return {
