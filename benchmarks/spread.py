@@ -44,6 +44,9 @@ def bootstrap(values: Sequence[float], estimator: Callable[[Sequence[float]], fl
 
     For paired measurements pass one value a pair (a ratio, a difference): that keeps the pairs together. Raises
     ValueError without values.
+
+    Few values promise more than they hold: the median of n lies outside their whole range with probability
+    2 ** (1 - n), so that the interval of 3 rounds holds it in 75 % of all cases at best, that of 4 in 88 %.
     """
     if not values:
         raise ValueError("no values, no estimate")
