@@ -54,9 +54,12 @@ async def test_load_spreads_over_both_workers(served: LlmServer, client: openai.
             for _ in range(4)
         ]
         await served.until(finished, "four requests did not end")
-    # Presences are samples, and a router that is late is done without: two each is likely, one for all is wrong.
-    assert set(most_running) == {"e2e_VllmWorker", "e2e_VllmWorker_1"}
-    assert set(most_running.values()) <= {1, 2, 3}
+    # How many each got is the policy's to say (tests/unit/core/test_routing.py), and on a busy machine a worker that is
+    # not heard of for two seconds loses its requests to the other: one may well have had all four, but not from the start.
+    assert {watcher for watcher, running in most_running.items() if running > 0} == {
+        "e2e_VllmWorker",
+        "e2e_VllmWorker_1",
+    }
 
 
 async def test_a_client_that_leaves_frees_the_blocks(served: LlmServer, client: openai.OpenAI) -> None:

@@ -14,7 +14,7 @@ from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Progress, Step
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
-from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.environment import CPU_CORES_ENV, prepare_environment
 from dynamo_local.runtime.processes import prepare_forks
 
 
@@ -118,6 +118,9 @@ def _launch(config: dict[str, Any], progress: Progress) -> tuple[Any, EngineInfo
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
         # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        if cores := os.environ.get(CPU_CORES_ENV):
+            # Of this thread, and so of the engine's processes, which are forked from it: vLLM binds spawned ones only.
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     prepare_forks()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(

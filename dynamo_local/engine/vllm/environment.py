@@ -26,5 +26,7 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     # "auto" would bind every engine of the machine to the same first core.
     if cores := environ.get(CPU_CORES_ENV):
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        # Forked engine processes inherit this process's OpenMP, which has read its settings already.
+        defaults["OMP_NUM_THREADS"] = str(len(cores.split(",")))
     for name, value in defaults.items():
         environ.setdefault(name, value)
