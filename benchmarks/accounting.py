@@ -24,6 +24,7 @@ _ROLES = (
     ("--service Frontend", "frontend"),
     ("--service Router", "router"),
     ("--service VllmWorker", "worker host"),
+    ("--service PrefillWorker", "prefill host"),
     ("nats-server", "nats"),
     ("circusd", "circusd"),
     ("dynamo_local.cli.main serve", "dynamo serve"),

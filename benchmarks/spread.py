@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-RESAMPLES = 2000
-CONFIDENCE = 0.95
+from dynamo_local.load import quantiles
+from dynamo_local.load.quantiles import CONFIDENCE, RESAMPLES
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, interpolated. Raises ValueError without values."""
-    if not values:
-        raise ValueError("no values, no quantile")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    """As `dynamo load` computes it, of values in any order. Raises ValueError without values."""
+    return quantiles.quantile(sorted(values), share)
 
 
 def bootstrap(values: Sequence[float], estimator: Callable[[Sequence[float]], float] = median) -> Interval:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from components.router import Router
-from components.workers import VllmWorker
+from components.workers import PrefillWorker, VllmWorker
+from dynamo_local.core import disaggregation
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, PortInUseError
+from dynamo_local.core.live_settings import MAX_LOCAL_PREFILL_LENGTH, MAX_PREFILL_QUEUE_SIZE
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.recovery import Patience
 from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
@@ -20,7 +22,9 @@ from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigne
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.dispatcher import BusDispatcher
 from dynamo_local.runtime.http_gate import GateState, HttpGate
+from dynamo_local.runtime.live_settings import LiveSettings
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
 
@@ -40,6 +44,12 @@ class FrontendSettings(Limits):
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "how long requests under way may take to finish when the server ends"}
     )
+    max_local_prefill_length: int = field(
+        default=MAX_LOCAL_PREFILL_LENGTH.default, metadata={"help": MAX_LOCAL_PREFILL_LENGTH.help}
+    )
+    max_prefill_queue_size: int = field(
+        default=MAX_PREFILL_QUEUE_SIZE.default, metadata={"help": MAX_PREFILL_QUEUE_SIZE.help}
+    )
 
 
 @service(
@@ -51,11 +61,18 @@ class Frontend(Service):
 
     router = depends(Router)
     workers = depends(VllmWorker)
+    prefill_workers = depends(PrefillWorker)
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._settings = context.settings(FrontendSettings)
         self._fleet = FleetWatch(context.bus, context.subjects)
+        defaults = {
+            MAX_LOCAL_PREFILL_LENGTH.name: self._settings.max_local_prefill_length,
+            MAX_PREFILL_QUEUE_SIZE.name: self._settings.max_prefill_queue_size,
+        }
+        self._live_settings = LiveSettings(context.bus, context.subjects, defaults)
+        self._remote = self._remote_prefill()
         self._dispatcher = BusDispatcher(
             context.bus,
             context.subjects,
@@ -64,6 +81,7 @@ class Frontend(Service):
             self._assigner(),
             context.tasks,
             Patience(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
+            self._remote,
         )
         self._draining = False
         self._server: Any = None
@@ -71,9 +89,12 @@ class Frontend(Service):
     @async_on_start
     async def start(self) -> None:
         """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
+        from dynamo_local.engine.vllm.counters import expose
         from dynamo_local.engine.vllm.server import OpenAIServer
 
         listener = _bind()
+        await self._live_settings.start()
+        self._context.tasks.spawn("settings", self._live_settings.run())
         await self._dispatcher.start()
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
@@ -85,6 +106,11 @@ class Frontend(Service):
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
         serving = await self._server.start(listener, progress)
+        if self._remote is not None:
+            counts = self._remote.outcomes
+            expose(
+                "dynamo_prefills", "Decisions about remote prefill, and what became of them", "outcome", lambda: counts
+            )
         self._context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 
@@ -101,6 +127,19 @@ class Frontend(Service):
         if not self._context.has(Router.__name__):
             return local
         return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
+
+    def _remote_prefill(self) -> RemotePrefill | None:
+        context = self._context
+        if not context.has(PrefillWorker.__name__):
+            return None
+        return RemotePrefill(context.bus, context.subjects, context.lease, self._fleet, self._limits)
+
+    def _limits(self) -> disaggregation.Limits:
+        """As they are now: `dynamo config set` may have changed them."""
+        settings = self._live_settings
+        return disaggregation.Limits(
+            settings.get(MAX_LOCAL_PREFILL_LENGTH.name), settings.get(MAX_PREFILL_QUEUE_SIZE.name)
+        )
 
     def _gate(self) -> Any:
         state = GateState(has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining)

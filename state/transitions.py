@@ -3,6 +3,7 @@
     (no entry)  --claim-->        holding     the process may be started: its devices are its own
     template    --claim-->        holding
     holding     --set_lease-->    holding     the process (or the one that replaced it) says who it is
+    holding     --set_role-->     holding     the process has taken up another role; one that replaces it has it too
     holding     --clear_lease-->  holding     that process is gone, another is to follow
     holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
     holding     --release-->      (no entry)  suffixed: gone for good
@@ -62,6 +63,14 @@ def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> Sta
     lease."""
     component = _holding(state, watcher)
     return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
+
+
+def set_role(state: State, watcher: Watcher | str, lease: str, role: str) -> State:
+    """Record that the process of that lease has another role now. Illegal if it is not the watcher's any more."""
+    component = _holding(state, watcher)
+    if component.lease != lease:
+        raise StateError(f"{watcher} is another process by now", "look at `dynamo ps`, and try again")
+    return _with(state, msgspec.structs.replace(component, role=role))
 
 
 def clear_lease(state: State, watcher: Watcher | str, lease: str) -> State:

@@ -1,5 +1,5 @@
 """Workers: processes that hold an engine and put requests to it."""
 
-from components.workers.worker import VllmWorker
+from components.workers.worker import PrefillWorker, VllmWorker
 
-__all__ = ["VllmWorker"]
+__all__ = ["PrefillWorker", "VllmWorker"]

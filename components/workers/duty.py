@@ -14,13 +14,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
+from components.workers.lender import Lender
+from components.workers.puller import PrefixPuller
 from components.workers.sender import TokenSender, error_delta
+from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, EngineError, RequestError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, Submit, TokenDelta, Work
+from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
-from dynamo_local.core.ports import Engine, Step
+from dynamo_local.core.ports import Engine, PulledPrefix, Step
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import FleetWatch
@@ -57,6 +60,9 @@ class EngineDuty:
         self._frontend_grace_s = frontend_grace_s
         self._outbox = Outbox()
         self._sender = TokenSender(context)
+        self._puller = PrefixPuller(context, engine)
+        self._lender = Lender(context, engine)
+        self._watches = EpochWatches()
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self._stepped_at = time.monotonic()
@@ -71,15 +77,19 @@ class EngineDuty:
         context.tasks.spawn("fleet", self._fleet.run())
         context.tasks.spawn("steps", self._pump())
         context.tasks.spawn("stalls", self._watch())
+        await self._lender.start()
         await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
-        """Refuse new work and let the requests under way finish; those that do not may continue elsewhere."""
+        """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
+        been prefilled for others is kept until they have it."""
         self._draining = True
-        await self._until(lambda: not self._outbox.running(), deadline_s)
+        await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
         left = self._outbox.running()
         if left:
             _log.warning("%d requests were still under way after %g s", len(left), deadline_s)
+        if held := self._outbox.held():
+            _log.warning("%d prefills had not been fetched after %g s", len(held), deadline_s)
         await self._drop(list(left))
         for request, frontend in left.items():
             await self._answer(request, frontend, "the worker was shut down", refused=True)
@@ -102,31 +112,65 @@ class EngineDuty:
                 self._trim(work)
             case Resend():
                 await self._send_again(work)
+            case Unpin():
+                await self._engine.unpin(work.pins)
+
+    async def take(self, work: Submit) -> EpochWatch:
+        """Take a request that did not come over the bus. Tells what becomes of it."""
+        request = RequestEpoch(work.request_id, work.epoch)
+        watch = self._watches.add(request)
+        await self._take(work)
+        if self._outbox.get(request) is None:
+            self._watches.forgotten([request])
+        return watch
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
         if self._draining:
             await self._answer(request, work.frontend, "the worker is draining", refused=True)
             return
-        if not self._outbox.open(request, work.frontend, work.position):
+        if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
         if len(self._outbox.running()) == 1:
             # A stall is counted from the moment at which there is something to do.
             self._stepped_at = time.monotonic()
+        if work.source is None:
+            await self._put(work, None)
+        else:
+            # Not awaited: others are not to wait while the source is asked.
+            self._context.tasks.spawn(f"pull {request}", self._pull_and_put(work, work.source))
+
+    async def _pull_and_put(self, work: Submit, source: str) -> None:
+        request = RequestEpoch(work.request_id, work.epoch)
+        pulled = await self._puller.pull(work, source)
+        if self._outbox.get(request) is None:
+            # Cancelled meanwhile.
+            await self._puller.done([request])
+            return
+        await self._put(work, pulled)
+
+    async def _put(self, work: Submit, pulled: PulledPrefix | None) -> None:
+        request = RequestEpoch(work.request_id, work.epoch)
         try:
-            await self._engine.submit(work)
+            await self._engine.submit(work, pulled)
         except RequestError as error:
-            self._forget([request])
-            await self._answer(request, work.frontend, str(error))
+            await self._reject(request, work.frontend, str(error))
         except EngineError as error:
             # This process is about to end for it; another one may take the request.
-            self._forget([request])
-            await self._answer(request, work.frontend, str(error), refused=True)
+            await self._reject(request, work.frontend, str(error), refused=True)
         except Exception:  # noqa: BLE001
             # The boundary of a request: it fails alone, and its client is told.
             _log.exception("request %s could not be put to the engine", request)
-            self._forget([request])
-            await self._answer(request, work.frontend, "the engine could not take the request")
+            await self._reject(request, work.frontend, "the engine could not take the request")
+        else:
+            if self._outbox.get(request) is None:
+                # Cancelled while the engine, which did not know it then, was taking it.
+                await self._engine.cancel([request])
+
+    async def _reject(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
+        self._forget([request])
+        await self._puller.done([request])
+        await self._answer(request, frontend, why, refused=refused)
 
     def _trim(self, ack: Ack) -> None:
         for progress in ack.progress:
@@ -146,14 +190,17 @@ class EngineDuty:
         await self._publish(question.frontend, time.monotonic(), tuple(deltas))
 
     async def _drop(self, requests: list[RequestEpoch]) -> None:
-        running = self._forget(requests)
-        if running:
-            await self._engine.cancel(running)
+        left = self._forget(requests)
+        if left:
+            await self._engine.cancel(left)
+        await self._puller.done(requests)
 
     def _forget(self, requests: list[RequestEpoch]) -> list[RequestEpoch]:
-        running = self._outbox.forget(requests)
+        """Returns those of which the engine still has something."""
+        left = self._outbox.forget(requests)
+        self._watches.forgotten(requests)
         self._changed.set()
-        return running
+        return left
 
     # Frontends
 
@@ -182,13 +229,20 @@ class EngineDuty:
 
     async def _send(self, step: Step) -> None:
         by_frontend: defaultdict[str, list[TokenDelta]] = defaultdict(list)
+        begun: list[RequestEpoch] = []
         for delta in step.deltas:
-            kept = self._outbox.get(RequestEpoch(delta.request_id, delta.epoch))
+            request = RequestEpoch(delta.request_id, delta.epoch)
+            begun.append(request)
+            kept = self._outbox.get(request)
             if kept is not None:
                 kept.add(delta, self._stepped_at)
                 by_frontend[kept.frontend].append(delta)
+            if delta.finish is not None:
+                self._watches.computed(request)
         for frontend, theirs in by_frontend.items():
             await self._publish(frontend, step.timestamp, tuple(theirs))
+        # With its first token, a request has read what it wanted to.
+        await self._puller.done(begun)
         self._changed.set()
 
     async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
@@ -206,7 +260,7 @@ class EngineDuty:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             now = time.monotonic()
-            self._forget(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
+            await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
             if self._outbox.running() and now - self._stepped_at > self._stall_s:
                 raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
 

@@ -26,6 +26,17 @@ class WorkerSettings:
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "how long requests under way may take to finish when the worker ends"}
     )
+    kv_transfer: bool = field(
+        default=False,
+        metadata={"help": "lend KV blocks to other workers, and pull theirs; needed where prefill is separate"},
+    )
+    prefill_batch: int = field(
+        default=4, metadata={"help": "prefill jobs that a worker in the prefill role computes at once"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.prefill_batch < 1:
+            raise ValueError(f"prefill-batch must be at least 1, not {self.prefill_batch}")
 
 
 def worker_schema() -> SchemaTable:
@@ -38,7 +49,7 @@ def make_engine(context: ServiceContext) -> Engine:
     if context.settings(WorkerSettings).engine == "mocker":
         from dynamo_local.engine.mocker.engine import MockerEngine
 
-        return MockerEngine(context.settings(MockerSettings))
+        return MockerEngine(context.settings(MockerSettings), context.private_dir)
     from dynamo_local.engine.vllm.engine import VllmEngine
 
-    return VllmEngine(context.config, context.private_dir)
+    return VllmEngine(context.config, context.private_dir, kv_transfer=context.settings(WorkerSettings).kv_transfer)

@@ -1,18 +1,28 @@
-"""The worker service: an engine, aggregated (it prefills and decodes)."""
+"""The worker services: one program, an engine on the bus, in one of several roles.
+
+    aggregated   takes requests from the router, prefills and decodes them
+    decode       the same, in a graph that has prefill workers: long prompts come with their KV
+    prefill      takes jobs from the prefill queue, and lends the KV of what it has prefilled
+
+A worker may take up another role while it runs. Its engine stays as it is, and what it has in hand it finishes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from components.workers.duty import EngineDuty
+from components.workers.prefill import PrefillDuty
+from components.workers.roles import Roles
 from components.workers.settings import WorkerSettings, make_engine, worker_schema
+from dynamo_local.core.fleet import PREFILL_ROLE
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 
 ENGINE_END_S = 5.0
 
 
-@service(resources={"gpu": 1}, config=worker_schema(), role="aggregated")
+@service(resources={"gpu": 1}, config=worker_schema(), role="aggregated", role_beside={PREFILL_ROLE: "decode"})
 class VllmWorker(Service):
     """Serves requests on one engine, vLLM unless configured otherwise."""
 
@@ -21,6 +31,7 @@ class VllmWorker(Service):
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
         self._duty = EngineDuty(context, self._engine, stall_s=self._settings.stall_timeout_s)
+        self._roles = Roles(context, PrefillDuty(context, self._duty, self._settings.prefill_batch))
 
     @async_on_start
     async def start(self) -> None:
@@ -34,9 +45,16 @@ class VllmWorker(Service):
         info = await self._engine.start(progress)
         announcer.update(engine=info)
         await self._duty.start()
+        await self._roles.start()
 
     @async_on_shutdown
     async def stop(self) -> None:
         """Finish what is under way, then end the engine's processes."""
+        await self._roles.stop()
         await self._duty.drain(self._settings.drain_timeout_s)
         await self._engine.close(ENGINE_END_S)
+
+
+@service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE)
+class PrefillWorker(VllmWorker):
+    """Prefills long prompts for the decode workers, on an engine of its own."""

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 import click
 
 from dynamo_local import __version__
+from dynamo_local.cli.config import config
+from dynamo_local.cli.load import load
 from dynamo_local.cli.logs import logs
 from dynamo_local.cli.ps import ps
+from dynamo_local.cli.queue import queue
+from dynamo_local.cli.role import role
 from dynamo_local.cli.serve import serve
 from dynamo_local.cli.stop import stop
 from dynamo_local.core.errors import DynamoError
@@ -25,7 +29,7 @@ def dynamo() -> None:
     """Serve language models on this machine: a graph of services, supervised, behind an OpenAI API."""
 
 
-for _command in (serve, ps, logs, stop):
+for _command in (serve, ps, logs, stop, role, queue, config, load):
     dynamo.add_command(_command)
 
 

@@ -64,6 +64,14 @@ class BusError(DynamoError):
     """NATS cannot be reached, refused an operation, or did not answer in time."""
 
 
+class QueueAbsentError(BusError):
+    """There is no prefill queue: nobody has created it, or it is gone."""
+
+
+class QueueFullError(BusError):
+    """The prefill queue takes no more jobs."""
+
+
 class DecodeError(DynamoError):
     """Bytes from the bus or a file are not the message they should be, or of a version not understood."""
 

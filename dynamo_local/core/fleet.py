@@ -20,6 +20,9 @@ TTL_S = 2.0
 WORKER_ROLES = frozenset({"aggregated", "decode"})
 """Roles that take requests from the router."""
 
+PREFILL_ROLE = "prefill"
+"""The role that takes its requests from the prefill queue."""
+
 
 class Happened(enum.Enum):
     """What changed about a process."""

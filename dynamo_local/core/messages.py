@@ -7,6 +7,12 @@
     frontend           -> router         Charges         all of its requests that are with workers
     frontend           -> worker         Submit, Cancel, Ack, Resend
     worker             -> frontend       TokenBatch      one an engine step, with all of that frontend's tokens
+    frontend           -> worker         CachedQuestion  how much of this prompt is cached?    (reply: CachedAnswer)
+    frontend           -> prefill queue  PrefillJob      somebody prefill this request of mine
+    prefill worker     -> frontend       PrefillClaim    I would                               (reply: PrefillGrant)
+    worker             -> worker         PinQuestion     keep these blocks while I read them   (reply: PinAnswer)
+    worker             -> worker         Unpin           I have read them
+    operator, planner  -> worker         RoleQuestion    take up another role                  (reply: RoleAnswer)
 
 Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based
 indices into a request's output. Lengths and loads are in tokens unless the name says otherwise.
@@ -42,7 +48,9 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-    """Share of KV blocks in use, 0 to 1."""
+    """Share of KV blocks in use by requests, 0 to 1. Blocks that are only pinned for readers are not in it."""
+    kv_pinned: float | None = None
+    """Share of KV blocks that only readers, and holds of finished prefills, keep from being reused, 0 to 1."""
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,6 +126,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     `token_ids` is the prompt followed by the `position` tokens accepted so far. `sampling` is the engine's own
     parameter map in msgpack (for vLLM: SamplingParams by field name), with token limits already reduced by
     `position`; an engine reads the fields that it knows.
+
+    `source` is the lease of a worker that has the KV of this context, or most of it, to be pulled. `hold_s` > 0: when
+    the request has finished, its full blocks stay for readers until it is cancelled, at most so many seconds.
     """
 
     request_id: str
@@ -130,6 +141,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     priority: int = 0
     cache_salt: str | None = None
     reasoning_ended: bool | None = None
+    source: str | None = None
+    hold_s: float = 0.0
     v: int = VERSION
 
 
@@ -257,4 +270,101 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
     v: int = VERSION
 
 
-Work = Submit | Cancel | Ack | Resend
+class CachedQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many leading tokens of this prompt need no computing at the worker asked?"""
+
+    token_ids: list[int]
+    cache_salt: str | None = None
+    v: int = VERSION
+
+
+class CachedAnswer(msgspec.Struct, frozen=True):
+    """So many tokens, a multiple of the block size."""
+
+    tokens: int
+    v: int = VERSION
+
+
+class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request of `frontend` that wants its prompt prefilled. Who takes the job claims the request there.
+
+    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) nobody waits for it any more.
+    """
+
+    job: str
+    request_id: str
+    frontend: str
+    tokens: int
+    deadline: float
+    v: int = VERSION
+
+
+class PrefillClaim(msgspec.Struct, frozen=True):
+    """`worker` (its lease) has taken the job from the queue and would work on it. Each delivery claims anew."""
+
+    job: str
+    request_id: str
+    worker: str
+    delivery: int
+    """1 for the first delivery of the job."""
+    v: int = VERSION
+
+
+class PrefillGrant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The request under a new epoch, to be prefilled; or None: it needs no prefill any more, drop the job."""
+
+    work: Submit | None = None
+    v: int = VERSION
+
+
+class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Keep the blocks with these hashes, as many leading ones as there are, until `until` (CLOCK_MONOTONIC, s).
+
+    `fingerprint` is the reader's: KV is read only between engines that agree on everything that gives it its meaning.
+    """
+
+    pin: str
+    """Names the pin; unique to the reader's attempt."""
+    fingerprint: str
+    hashes: tuple[bytes, ...]
+    until: float
+    v: int = VERSION
+
+
+class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`blocks` leading blocks are written, and will not be reused before `until` unless the reader unpins them.
+
+    With blocks == 0 nothing is pinned, and `refused` says why. `handle` is the engine's own word to its like: where
+    and what to read.
+    """
+
+    blocks: int
+    until: float = 0.0
+    handle: msgspec.Raw = msgspec.Raw(b"\xc0")
+    refused: str | None = None
+    v: int = VERSION
+
+
+class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
+    """The reader has read, or given up. Unknown pins are ignored."""
+
+    pins: tuple[str, ...]
+    v: int = VERSION
+
+
+class RoleQuestion(msgspec.Struct, frozen=True):
+    """Take up this role."""
+
+    role: str
+    v: int = VERSION
+
+
+class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The role that the worker has now; `refused` says why it is not the one asked for."""
+
+    role: str
+    refused: str | None = None
+    v: int = VERSION
+
+
+Work = Submit | Cancel | Ack | Resend | Unpin

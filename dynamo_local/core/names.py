@@ -119,6 +119,37 @@ class Subjects:
         """Tells the router everything that a frontend has with workers."""
         return f"{self._root}.router.charges"
 
+    def cached(self, lease: str) -> str:
+        """Asks a worker what it has cached of a prompt (request-reply)."""
+        return f"{self._root}.cached.{lease}"
+
+    def pin(self, lease: str) -> str:
+        """Asks a worker to keep blocks for another one to read (request-reply)."""
+        return f"{self._root}.pin.{lease}"
+
+    def role(self, lease: str) -> str:
+        """Asks a worker to take up a role (request-reply)."""
+        return f"{self._root}.role.{lease}"
+
+    def claims(self, lease: str) -> str:
+        """Claims a request of a frontend for prefill (request-reply)."""
+        return f"{self._root}.claims.{lease}"
+
+    @property
+    def prefill_jobs(self) -> str:
+        """The prefill queue's one subject, kept by its stream."""
+        return f"{self._root}.prefill.jobs"
+
+    @property
+    def prefill_stream(self) -> str:
+        """The JetStream stream that is the prefill queue. (Names of streams take no dots.)"""
+        return f"dyn_{self.namespace}_prefill"
+
+    @property
+    def settings_bucket(self) -> str:
+        """The JetStream key-value bucket of settings that change while the server runs."""
+        return f"dyn_{self.namespace}_settings"
+
     def call(self, service: str, endpoint: str) -> str:
         """Starts a call of a service's endpoint; the instances of the service form a queue group."""
         return f"{self._root}.call.{service}.{endpoint}"

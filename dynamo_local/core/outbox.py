@@ -22,6 +22,8 @@ class Kept:
     """The next position to be produced."""
     deltas: deque[TokenDelta] = field(default_factory=deque)
     finished_at: float | None = None
+    held: bool = False
+    """Whether the engine keeps its KV blocks beyond its end."""
 
     def add(self, delta: TokenDelta, now: float) -> None:
         self.deltas.append(delta)
@@ -49,20 +51,24 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self, request: RequestEpoch, frontend: str, position: int) -> bool:
+    def open(self, request: RequestEpoch, frontend: str, position: int, *, held: bool = False) -> bool:
         """Begin to keep a new epoch. False if it is there already: a submission that came twice."""
         if request in self._kept:
             return False
-        self._kept[request] = Kept(frontend, position)
+        self._kept[request] = Kept(frontend, position, held=held)
         return True
 
     def get(self, request: RequestEpoch) -> Kept | None:
         return self._kept.get(request)
 
     def forget(self, requests: Iterable[RequestEpoch]) -> list[RequestEpoch]:
-        """Drop these. Returns those of them that were still running."""
+        """Drop these. Returns those of which the engine still has something: they are running, or held."""
         dropped = [(request, self._kept.pop(request, None)) for request in requests]
-        return [request for request, kept in dropped if kept is not None and kept.finished_at is None]
+        return [request for request, kept in dropped if kept is not None and (kept.held or kept.finished_at is None)]
+
+    def held(self) -> list[RequestEpoch]:
+        """Epochs whose blocks somebody may still want to read."""
+        return [request for request, kept in self._kept.items() if kept.held]
 
     def running(self) -> dict[RequestEpoch, str]:
         """Unfinished epochs, with their frontends."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_local.core.fidelity import LOST, Survival
-from dynamo_local.core.messages import EngineInfo, Load, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.messages import (
+    EngineInfo,
+    Load,
+    PinAnswer,
+    PinQuestion,
+    RequestEpoch,
+    Submit,
+    TokenDelta,
+)
 
 Progress = Callable[[str], None]
 """Told in a few words what a long start-up is doing. May be called from any thread."""
@@ -22,23 +30,63 @@ class Step:
     load: Load | None = None
 
 
+@dataclass(frozen=True)
+class MissingPrefix:
+    """The part of a context that an engine lacks and another may have: full blocks, in order, by content.
+
+    `hashes` are of the context's full blocks from the first one on; the first `cached` of them are here already.
+    """
+
+    fingerprint: str
+    hashes: tuple[bytes, ...]
+    cached: int
+
+
+@dataclass(frozen=True)
+class PulledPrefix:
+    """What a source has pinned for this engine to read: `answer.blocks` leading blocks of `hashes`."""
+
+    pin: str
+    hashes: tuple[bytes, ...]
+    answer: PinAnswer
+
+
 class Engine(Protocol):
     """An engine in the hands of its one worker.
 
-    Order of calls: start, then submit, cancel and step in any order, then close. `step` has one caller.
+    Order of calls: start, then the others in any order, then close. `step` has one caller.
+
+    **Prefix pull.** KV blocks move between engines by content: a destination asks a source for the hashes it lacks
+    (`missing`), the source keeps these blocks for a time (`pin`), and the destination reads them while it admits the
+    request (`submit` with `pulled`). One-sided reads cannot notice that the blocks they read have been reused.
+    Therefore the source never reuses a pinned block before the pin's end, which is a time of the clock that all
+    processes of a machine share, and what the destination has not read completely before that time it computes.
     """
 
     async def start(self, progress: Progress) -> EngineInfo:
         """Load the model. Raises EngineError."""
 
-    async def submit(self, work: Submit) -> None:
+    async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         """Take a request. Its tokens come out of `step`, stamped with its epoch and positions.
+
+        With `pulled`, read these blocks first; if that fails in any way, compute them. With `work.hold_s`, keep the
+        full blocks when the request finishes, until it is cancelled or that time is over.
 
         Raises RequestError if the engine cannot take this one.
         """
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
-        """Drop requests and free their KV blocks. No token of them comes out afterwards. Unknown ones are ignored."""
+        """Drop requests and free their KV blocks, held ones included. No token of them comes out afterwards. Unknown
+        ones are ignored."""
+
+    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+        """The full blocks of a context, and how many of them are cached. None: this engine pulls nothing."""
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        """Keep blocks for a reader. Answers when every block that it counts has really been written."""
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        """Free pins before their time. Unknown ones are ignored."""
 
     async def step(self) -> Step:
         """Wait for the next outcome. Raises EngineError once the engine is dead."""
@@ -47,23 +95,33 @@ class Engine(Protocol):
         """End the engine and every process it started."""
 
 
+class Sampling(Protocol):
+    """See Request."""
+
+    def __call__(self, position: int, at_most: int | None = None) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Request:
     """A request as the OpenAI server hands it over, ready to be put to work under any epoch.
 
-    `sampling(position)` gives the engine's parameters, in msgpack, for continuing at that output position: token
-    limits are reduced by what has been accepted.
+    `sampling(position, at_most)` gives the engine's parameters, in msgpack, for continuing at that output position:
+    token limits are reduced by what has been accepted, and to `at_most` further tokens if that is given.
     """
 
     request_id: str
     prompt_token_ids: Sequence[int]
-    sampling: Callable[[int], bytes]
+    sampling: Sampling
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
     reasoning_ended: bool | None = None
     survival: Survival = LOST
     """How its output survives a new epoch; unless somebody knows better, not at all."""
+    max_tokens: int | None = None
+    """Output positions wanted at most. None: as many as there is room for."""
+    prefill_elsewhere: bool = True
+    """Whether another worker may compute its prompt. Not if the prompt's own log-probabilities are wanted."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dynamo_local.core.messages import RequestEpoch, TokenDelta
 
 
@@ -88,3 +90,22 @@ class RequestLog:
         self.tokens.extend(fresh)
         self.finished = delta.finish is not None
         return Verdict.ACCEPTED, known
+
+
+def continuation(delta: TokenDelta, known: int) -> TokenDelta:
+    """The delta without its first `known` tokens, and without what is told of a request's beginning."""
+    logprobs = None if delta.logprobs is None else delta.logprobs.without_first(known)
+    return msgspec.structs.replace(
+        delta,
+        position=delta.position + known,
+        token_ids=delta.token_ids[known:],
+        logprobs=logprobs,
+        prompt_logprobs=None,
+        cached_tokens=None,
+        events=(),
+    )
+
+
+def failure(log: RequestLog, why: str) -> TokenDelta:
+    """The end of a request that cannot go on, for its client."""
+    return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why)

@@ -20,6 +20,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.aio.subscription import Subscription as NatsSubscription
+from nats.js import JetStreamContext
+from nats.js.api import Header
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
 from dynamo_local.core.errors import BusError
@@ -62,11 +64,16 @@ class BusAddress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Message:
-    """What arrived. `reply` is the subject to answer on, empty if no answer is wanted."""
+    """What arrived. `reply` is the subject to answer on, empty if no answer is wanted.
+
+    `status` is not empty when the server says something itself instead of passing on a message, such as "503": nobody
+    listens where an answer was expected.
+    """
 
     subject: str
     reply: str
     data: bytes
+    status: str = ""
 
 
 Handler = Callable[[Message], Awaitable[None]]
@@ -84,6 +91,15 @@ class Subscription:
             await self._inner.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             return
+
+    async def drain(self, *, deadline_s: float) -> None:
+        """Take no more messages, and wait until those under way have been handled. Harmless on a closed bus."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._inner.drain()  # type: ignore[no-untyped-call]
+        except (TimeoutError, OSError, nats.errors.Error):
+            # The connection is down, or about to be: there is nothing under way.
+            await self.unsubscribe()
 
 
 class Bus:
@@ -150,6 +166,10 @@ class Bus:
         """Largest publication the server takes, in bytes."""
         return self._client.max_payload
 
+    def jetstream(self, *, timeout_s: float) -> JetStreamContext:
+        """JetStream over this connection, for its adapter (runtime/jetstream.py) alone."""
+        return self._client.jetstream(timeout=timeout_s)
+
     def inbox(self) -> str:
         """A subject nobody else uses."""
         return self._client.new_inbox()
@@ -171,7 +191,7 @@ class Bus:
 
         async def deliver(message: NatsMsg) -> None:
             try:
-                await handler(Message(message.subject, message.reply, message.data))
+                await handler(Message(message.subject, message.reply, message.data, _status(message)))
             except Exception:  # noqa: BLE001
                 # The boundary of a message: one that cannot be handled must not end the subscription.
                 _log.exception("message on %s could not be handled", message.subject)
@@ -243,3 +263,7 @@ class Bus:
     async def _on_closed(self) -> None:
         if not self._closing:
             self._ended.set()
+
+
+def _status(message: NatsMsg) -> str:
+    return "" if message.headers is None else message.headers.get(Header.STATUS, "")

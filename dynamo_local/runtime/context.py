@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ class ServiceContext:
     private_dir: Path
     """Mode 0700, gone when the server ends: for sockets and temporary files."""
     tasks: TaskGuard = field(default_factory=TaskGuard)
+    take_role: Callable[[str], Awaitable[None]] | None = None
+    """Records this process's new role in the statefile, then announces it. Raises StateError."""
 
     @property
     def namespace(self) -> str:

@@ -16,24 +16,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-
-import msgspec
 
 from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, Progress, RequestEpoch, Resend, TokenBatch, TokenDelta
+from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, TokenBatch, TokenDelta
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.recovery import Patience, verdict_after_loss
-from dynamo_local.core.request_log import RequestLog, Verdict
+from dynamo_local.core.request_log import RequestLog, Verdict, continuation, failure
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.inquiries import Inquiries
 from dynamo_local.runtime.placing import LiveRequest, Placer
+from dynamo_local.runtime.prefill_desk import PrefillDesk
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class BusDispatcher:
         assigner: Assigner,
         tasks: TaskGuard,
         patience: Patience | None = None,
+        remote: RemotePrefill | None = None,
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -66,14 +67,20 @@ class BusDispatcher:
         self._patience = patience or Patience()
         self._breakers = Breakers()
         self._placer = Placer(bus, subjects, lease, assigner, self._breakers, self._patience)
+        self._inquiries = Inquiries(lease, self._patience, tasks, self._tell)
         self._live: dict[str, LiveRequest] = {}
         self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
+        self._desk = (
+            None if remote is None else PrefillDesk(remote, self._placer, self._live, tasks, self._tell, self._place)
+        )
 
     async def start(self) -> None:
         """Begin to listen. Call once, before the first request."""
         await self._bus.subscribe(self._subjects.tokens(self._lease), self._on_batch)
+        if self._desk is not None:
+            await self._desk.start()
         self._fleet.subscribe(self._on_fleet_change)
-        self._tasks.spawn("silences", self._watch_silences())
+        self._tasks.spawn("silences", self._watch_time())
         self._tasks.spawn("assigner", self._assigner.run())
 
     @property
@@ -88,10 +95,9 @@ class BusDispatcher:
         self._tasks.spawn(f"place {request.request_id}", self._place(live))
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            live = self._live.pop(request_id, None)
-            if live is not None:
-                await self._leave_worker(live)
+        # First all of them: what becomes of one may be up to the others that are still wanted.
+        for live in [live for request_id in request_ids if (live := self._live.pop(request_id, None)) is not None]:
+            await self._leave_worker(live)
 
     async def cancel_all(self) -> None:
         """Forget everything: nobody is left to answer to."""
@@ -102,9 +108,9 @@ class BusDispatcher:
 
     # Placing
 
-    async def _place(self, live: LiveRequest) -> None:
+    async def _place(self, live: LiveRequest, preferred: str | None = None) -> None:
         try:
-            await self._try_to_place(live)
+            await self._try_to_place(live, preferred)
         except (BusError, DecodeError) as error:
             await self._fail(live, f"the request could not be handed to a worker: {error}")
         except Exception:  # noqa: BLE001
@@ -112,24 +118,46 @@ class BusDispatcher:
             _log.exception("request %s could not be placed", live.request_id)
             await self._fail(live, "the request could not be prepared for a worker")
 
-    async def _try_to_place(self, live: LiveRequest) -> None:
-        worker = await self._placer.assign(live, lambda: self._is_live(live))
+    async def _try_to_place(self, live: LiveRequest, preferred: str | None) -> None:
+        worker = preferred if self._is_routable(preferred) else None
+        if worker is None:
+            worker = await self._placer.assign(live, lambda: self._is_live(live))
+        if worker is None:
+            await self._fail(live, "no worker is ready to take the request; try again later")
+        elif self._desk is None or not await self._desk.offer(live, worker):
+            await self._give(live, worker)
+
+    async def _give(self, live: LiveRequest, worker: str) -> None:
+        """Hand the request to the worker that is to finish it."""
         if not self._is_live(live):
             await self._assigner.release(live.request_id)
-        elif worker is None:
-            await self._fail(live, "no worker is ready to take the request; try again later")
-        else:
-            current = live.log.assign(worker)
-            await self._placer.send(live, current, worker)
-            # A worker lost while the submission was being prepared took its LEFT notice with it.
-            if self._fleet.view.get(worker) is None:
-                await self._lose(live, current.epoch)
+            return
+        current = live.log.assign(worker)
+        await self._placer.send(live, current, worker)
+        # A worker lost while the submission was being prepared took its LEFT notice with it.
+        if self._fleet.view.get(worker) is None:
+            await self._lose(live, current.epoch)
+
+    def _is_routable(self, worker: str | None) -> bool:
+        return any(presence.lease == worker for presence in self._fleet.view.routable())
 
     async def _leave_worker(self, live: LiveRequest) -> None:
         """Free the worker of a request: it has been answered in full, or nobody wants the answer."""
+        if self._desk is not None:
+            self._desk.leave(live)
         await self._assigner.release(live.request_id)
         if live.log.worker is not None:
             await self._tell(live.log.worker, Cancel(requests=(live.log.current,)))
+        await self._release_held(live)
+
+    async def _release_held(self, live: LiveRequest) -> None:
+        """The request needs the held prefill no more: its decode worker has it, or the request is over."""
+        held, live.held = live.held, None
+        if held is not None and not self._is_held(held.request):
+            await self._tell(held.worker, Cancel(requests=(held.request,)))
+
+    def _is_held(self, prefill: RequestEpoch) -> bool:
+        return self._desk is not None and self._desk.still_holds(prefill)
 
     async def _tell(self, worker: str, message: Cancel | Ack | Resend) -> None:
         """Say something that will be said again if it is lost."""
@@ -167,20 +195,28 @@ class BusDispatcher:
                 self._breakers.failure(worker, now)
             self._tasks.spawn(f"replace {delta.request_id}", self._lose(live, delta.epoch))
             return None
+        if self._desk is not None and delta.finish is not None and live.at_prefill_worker:
+            return self._desk.take(live, delta)
+        return self._accept(live, delta, now)
+
+    def _accept(self, live: LiveRequest, delta: TokenDelta, now: float) -> TokenDelta | None:
         continued = live.log.epoch > 1 and live.epoch_start > 0
         verdict, known = live.log.accept(delta)
         if verdict is Verdict.GAP:
-            self._ask_for_missing(live, now)
+            self._inquiries.about_gap(live, now)
         if verdict is not Verdict.ACCEPTED:
             return None
+        if live.held is not None:
+            self._tasks.spawn(f"taken over {live.request_id}", self._release_held(live))
         if delta.finish == "error":
-            return _failure(live.log, delta.error or "the worker gave no reason")
-        return _continuation(delta, known) if known or continued else delta
+            return failure(live.log, delta.error or "the worker gave no reason")
+        return continuation(delta, known) if known or continued else delta
 
     def _dismiss(self, worker: str, delta: TokenDelta) -> None:
-        """Nobody waits for these tokens: the request has ended, or is another worker's now."""
+        """Nobody waits for these tokens: the request has ended, or is another worker's now. (Of a prefill, somebody
+        may still want the KV: its end was told twice then.)"""
         ghost = RequestEpoch(delta.request_id, delta.epoch)
-        if not delta.refused:
+        if not delta.refused and not self._is_held(ghost):
             self._tasks.spawn(f"dismiss {ghost}", self._tell(worker, Cancel(requests=(ghost,))))
 
     async def _finish(self, request_id: str) -> None:
@@ -195,35 +231,22 @@ class BusDispatcher:
             if (live := self._live.get(delta.request_id)) is not None and live.log.position - live.acked >= _ACK_EVERY
         ]
         if due:
-            await self._tell(worker, Ack(progress=tuple(map(_progress, due))))
+            await self._tell(worker, Ack(progress=tuple(live.progress for live in due)))
         for live in due:
             live.acked = live.log.position
 
-    # Gaps and silences
+    # Time
 
-    def _ask_for_missing(self, live: LiveRequest, now: float) -> None:
-        if live.log.worker is not None and now - live.asked_at >= self._patience.gap_s:
-            live.asked_at = now
-            question = Resend(frontend=self._lease, progress=(_progress(live),))
-            self._tasks.spawn(f"resend {live.request_id}", self._tell(live.log.worker, question))
-
-    async def _watch_silences(self) -> None:
+    async def _watch_time(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             now = time.monotonic()
             for live in [live for live in self._live.values() if now - live.born_at > self._patience.request_s]:
                 await self._fail(live, f"the request took longer than {self._patience.request_s:g} s")
+            if self._desk is not None:
+                self._desk.withdraw_overdue(now)
             if self._bus.connected:
-                await self._ask_the_silent(now)
-
-    async def _ask_the_silent(self, now: float) -> None:
-        silent: defaultdict[str, list[LiveRequest]] = defaultdict(list)
-        for live in self._live.values():
-            if live.log.worker is not None and now - live.heard_at > self._patience.silence_s:
-                live.heard_at = now
-                silent[live.log.worker].append(live)
-        for worker, theirs in silent.items():
-            await self._tell(worker, Resend(frontend=self._lease, progress=tuple(map(_progress, theirs))))
+                await self._inquiries.about_silence(self._live.values(), now)
 
     # Losses
 
@@ -233,8 +256,11 @@ class BusDispatcher:
         elif change.what is Happened.LEFT:
             lost = change.presence.lease
             self._breakers.forget(lost)
-            for live in [live for live in self._live.values() if live.log.worker == lost]:
-                self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
+            for live in list(self._live.values()):
+                if live.held is not None and live.held.worker == lost:
+                    live.held = None
+                if live.log.worker == lost:
+                    self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
 
     async def _lose(self, live: LiveRequest, epoch: int) -> None:
         """The worker of this epoch is gone, failed the request, or will not have it."""
@@ -242,11 +268,15 @@ class BusDispatcher:
         if worker is None:
             return
         live.lost(worker)
+        # A prefill worker that is lost is no reason to change the decode worker.
+        decode = live.decode if live.job is not None else None
+        if self._desk is not None:
+            self._desk.leave(live)
         # It may only be unheard, and at work.
         await self._tell(worker, Cancel(requests=(RequestEpoch(live.request_id, epoch),)))
         why = verdict_after_loss(live.log.position, live.request.survival, live.fruitless, self._patience)
         if why is None:
-            await self._place(live)
+            await self._place(live, decode)
         else:
             await self._fail(live, why)
 
@@ -255,30 +285,8 @@ class BusDispatcher:
             return
         del self._live[live.request_id]
         _log.warning("request %s failed: %s", live.request_id, why)
-        self._outputs.put_nowait(Outputs(time.monotonic(), (_failure(live.log, why),)))
+        self._outputs.put_nowait(Outputs(time.monotonic(), (failure(live.log, why),)))
         await self._leave_worker(live)
 
     def _is_live(self, live: LiveRequest) -> bool:
         return self._live.get(live.request_id) is live
-
-
-def _progress(live: LiveRequest) -> Progress:
-    return Progress(live.request_id, live.log.epoch, live.log.position)
-
-
-def _failure(log: RequestLog, why: str) -> TokenDelta:
-    return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why)
-
-
-def _continuation(delta: TokenDelta, known: int) -> TokenDelta:
-    """The delta without its first `known` tokens, and without what is told of a request's beginning."""
-    logprobs = None if delta.logprobs is None else delta.logprobs.without_first(known)
-    return msgspec.structs.replace(
-        delta,
-        position=delta.position + known,
-        token_ids=delta.token_ids[known:],
-        logprobs=logprobs,
-        prompt_logprobs=None,
-        cached_tokens=None,
-        events=(),
-    )

@@ -12,13 +12,14 @@ import msgspec
 
 from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
-from dynamo_local.core.messages import AssignRequest, RequestEpoch, Submit
+from dynamo_local.core.messages import AssignRequest, Progress, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.recovery import Patience, backoff_s
 from dynamo_local.core.request_log import RequestLog
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.remote_prefill import Held, Job
 
 _AVOIDED = 3
 """How many of the workers that failed a request are remembered for it."""
@@ -41,10 +42,27 @@ class LiveRequest:
     epoch_start: int = 0
     """Position at which the current epoch began."""
     acked: int = 0
+    decode: str | None = None
+    """The worker that it is assigned to, while another one is to prefill its prompt."""
+    job: Job | None = None
+    """While its prompt is to be prefilled there. Requests with the same prompt may share one."""
+    jobs: int = 0
+    """Prefill jobs that it has had a share in."""
+    held: Held | None = None
+    """A prefill of its prompt that is ready to be pulled."""
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.request_id, self.log.epoch, self.log.position)
+
+    @property
+    def at_prefill_worker(self) -> bool:
+        """Whether a prefill worker is at it now, under the current epoch."""
+        return self.job is not None and self.job.granted == self.log.current and self.log.worker is not None
 
     def lost(self, worker: str) -> None:
         """Note that `worker` lost the request or failed it."""
@@ -89,22 +107,28 @@ class Placer:
 
     async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
         """Hand the request over, from the end of its log on. Raises BusError."""
+        work = self.submission(live, current)
+        if live.held is not None and live.held.worker != worker:
+            work = msgspec.structs.replace(work, source=live.held.worker)
+        await self._bus.publish(self._subjects.work(worker), codec.encode(work))
+
+    def submission(self, live: LiveRequest, current: RequestEpoch, at_most: int | None = None) -> Submit:
+        """The request as a worker is given it, to generate `at_most` further tokens."""
         request, log = live.request, live.log
         live.epoch_start = log.position
         live.heard_at = time.monotonic()
-        work = Submit(
+        return Submit(
             request_id=current.request_id,
             epoch=current.epoch,
             frontend=self._lease,
             token_ids=[*request.prompt_token_ids, *log.tokens],
-            sampling=msgspec.Raw(request.sampling(log.position)),
+            sampling=msgspec.Raw(request.sampling(log.position, at_most)),
             position=log.position,
             arrival_time=request.arrival_time,
             priority=request.priority,
             cache_salt=request.cache_salt,
             reasoning_ended=request.reasoning_ended,
         )
-        await self._bus.publish(self._subjects.work(worker), codec.encode(work))
 
     def _question(self, live: LiveRequest) -> AssignRequest:
         return AssignRequest(

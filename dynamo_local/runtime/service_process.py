@@ -33,7 +33,7 @@ from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
 from state.paths import Sockets
 from state.store import StateStore
-from state.transitions import clear_lease, set_lease
+from state.transitions import clear_lease, set_lease, set_role
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +108,8 @@ class ServiceProcess:
         state = await asyncio.to_thread(
             self._store.update, lambda state: set_lease(state, placement.watcher, self._lease, os.getpid())
         )
+        # A process that replaces another goes on in its role.
+        self._announcer.update(role=state.components[str(placement.watcher)].role)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
@@ -136,6 +138,7 @@ class ServiceProcess:
             announcer=self._announcer,
             private_dir=private_dir,
             tasks=self._tasks,
+            take_role=self._take_role,
         )
         if _takes_context(cls):
             cls.__init__(instance, context)  # type: ignore[misc]  # made by hand: see above
@@ -156,6 +159,11 @@ class ServiceProcess:
         for name in await self._tasks.close(_CANCEL_DEADLINE_S):
             _log.warning("task %s did not end within %g s", name, _CANCEL_DEADLINE_S)
         return clean
+
+    async def _take_role(self, role: str) -> None:
+        watcher = self._placement.watcher
+        await asyncio.to_thread(self._store.update, lambda state: set_role(state, watcher, self._lease, role))
+        self._announcer.update(role=role)
 
     async def _forget_lease(self) -> None:
         watcher = self._placement.watcher

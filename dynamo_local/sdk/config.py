@@ -67,7 +67,12 @@ def resolve(
         takes = _give_model(specs, takes)
         typed = replace(typed, common={**typed.common, _MODEL: (model, "--model")})
     services = tuple(
-        _resolved(cls, _section(spec_of(cls), takes, filed, typed), graph.edges[spec_of(cls).name])
+        _resolved(
+            cls,
+            _section(spec_of(cls), takes, filed, typed),
+            graph.edges[spec_of(cls).name],
+            _role(spec_of(cls), specs),
+        )
         for cls in graph.services
     )
     chosen = spec_of(graph.root).namespace if namespace is None else namespace
@@ -141,14 +146,19 @@ def _section(spec: ServiceSpec, takes: Mapping[str, Iterable[str]], filed: _Laye
     return base.under(Section(typed.common_for(spec, wanted))).under(typed.sections[spec.name])
 
 
-def _resolved(cls: type, section: Section, depends_on: tuple[str, ...]) -> ResolvedService:
+def _role(spec: ServiceSpec, beside: Sequence[ServiceSpec]) -> str:
+    there = {other.role for other in beside}
+    return next((mine for role, mine in spec.role_beside.items() if role in there), spec.role)
+
+
+def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: str) -> ResolvedService:
     spec = spec_of(cls)
     _check_complete(spec, section)
     resources = Resources.parse(section.resources, spec.resources)
     return ResolvedService(
         name=spec.name,
         target=target_of(cls),
-        role=spec.role,
+        role=role,
         workers=spec.workers if section.workers is None else section.workers,
         gpu=resources.gpu,
         cpu=resources.cpu,

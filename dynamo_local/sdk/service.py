@@ -61,6 +61,8 @@ class ServiceSpec:
     name: str
     namespace: str
     role: str
+    role_beside: Mapping[str, str]
+    """By role of another service of the graph: the role instead, where there is such a service."""
     resources: Resources
     workers: int
     schema: ConfigSchema
@@ -155,8 +157,12 @@ def service(
     workers: int = 1,
     config: type | ConfigSchema | None = None,
     role: str = DEFAULT_ROLE,
+    role_beside: Mapping[str, str] | None = None,
 ) -> Callable[[type[_C]], type[_C]]:
     """Make a class a service, named like the class. Configuration may override `workers` and `resources`.
+
+    `role_beside` names the role that it has instead in a graph with a service of another role: a worker that serves
+    whole requests by itself, "aggregated", only decodes where there are others to prefill.
 
     `config` says which keys the service takes: a dataclass, a ConfigSchema, or nothing. Raises GraphError.
     """
@@ -167,6 +173,7 @@ def service(
                 name=_check_name(cls.__name__),
                 namespace=check_namespace(namespace),
                 role=role,
+                role_beside=MappingProxyType(dict(role_beside or {})),
                 resources=Resources.parse(resources),
                 workers=_check_workers(workers),
                 schema=_schema(config),

@@ -32,6 +32,7 @@ from dynamo_local.supervisor.plan import WatcherPlan, plan_bus, stop_order
 from dynamo_local.supervisor.private_files import write_private
 from dynamo_local.supervisor.process_groups import kill_group
 from dynamo_local.supervisor.progress import Progress
+from dynamo_local.supervisor.provisions import Provisions
 from dynamo_local.supervisor.report import Report
 from state.files import make_run_directory, make_sockets, remove_run_directory, remove_sockets
 from state.model import recorded_environment
@@ -77,6 +78,7 @@ class Server:
         self._report = report
         self._store = StateStore(launch.paths)
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
+        self._provisions = Provisions(launch.graph, report)
         self._tasks = TaskGuard()
 
     async def run(self, stop: StopRequest) -> None:
@@ -92,6 +94,9 @@ class Server:
             arbiter = await self._enter_arbiter(stack, sockets)
             circus = await stack.enter_async_context(CircusClient(sockets.circus_endpoint))
             events = await stack.enter_async_context(EventStream(sockets.circus_pubsub_endpoint))
+            if isinstance(self._bus, BusAddress):
+                # Once all services have ended. A NATS server of our own takes everything with it.
+                stack.push_async_callback(self._provisions.withdraw, self._bus)
             stack.push_async_callback(self._drain, arbiter, circus, stop.hurry)
             # Entered after the drain, hence left before it: nobody restarts what is being stopped.
             stack.push_async_callback(self._tasks.close)
@@ -176,6 +181,7 @@ class Server:
         await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
         try:
+            await self._provisions.provide(bus)
             watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
             progress = Progress(self._service_names(), self._report, keeper.note_ready)
             watch.subscribe(progress.on_change)

@@ -14,7 +14,7 @@ from tests.chaos.faults import Kind
 from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers
 from tests.chaos.run_vllm import ON_VLLM, run_on_vllm
-from tests.chaos.settings import ChaosSettings
+from tests.chaos.settings import ON_DISAGG, ChaosSettings
 
 
 def main(arguments: list[str]) -> int:
@@ -36,9 +36,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     defaults = ChaosSettings()
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
+    parser.add_argument("--graph", choices=("agg", "disagg"), default="agg", help="on mockers: with prefill workers?")
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long faults happen")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
-    parser.add_argument("--workers", type=int, default=None, help="default: 8 mockers, or 2 real ones")
+    parser.add_argument(
+        "--workers", type=int, default=None, help="default: 8 mockers, 4 beside prefill workers, or 2 real ones"
+    )
+    parser.add_argument("--prefill-workers", type=int, default=None, help="with --graph disagg; default: 4")
     parser.add_argument("--streams", type=int, default=None, help="requests at a time; default: 64, or 6 real ones")
     parser.add_argument("--faults-per-s", type=float, default=None, help="as long as workers are left to be hit")
     parser.add_argument("--only", nargs="+", choices=[kind.name for kind in Kind], help="kinds of faults")
@@ -48,11 +52,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, directory: Path) -> Report:
-    names = ("seconds", "seed", "workers", "streams", "faults_per_s", "only")
+    names = ("seconds", "seed", "workers", "prefill_workers", "streams", "faults_per_s", "only")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.engine == "vllm":
         return run_on_vllm(ChaosSettings(**{**ON_VLLM, **given}), directory / "state")
-    return run_on_mockers(ChaosSettings(**given), directory / "state")
+    preset = ON_DISAGG if options.graph == "disagg" else {}
+    return run_on_mockers(ChaosSettings(**{**preset, **given}), directory / "state")
 
 
 if __name__ == "__main__":

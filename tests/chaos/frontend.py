@@ -9,25 +9,46 @@ import os
 import random
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages import Presence
+import msgspec
+
+from dynamo_local.core.disaggregation import Limits
+from dynamo_local.core.messages import Presence, TokenDelta
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.dispatcher import BusDispatcher
 from dynamo_local.runtime.placing import LiveRequest
 from dynamo_local.runtime.presence import Announcer, FleetWatch
+from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
+from tests.chaos.settings import BLOCK_SIZE
 from tests.chaos.tally import Tally
 from tests.chaos.tasks import Task, draw_task
 
 _log = logging.getLogger(__name__)
 
 
+QUEUE_SIZE = 8
+"""More jobs than that are not put into the prefill queue."""
+
+PULLED, COMPUTED = "handed over, KV found or pulled", "handed over, KV computed"
+
+
 class LoggedDispatcher(BusDispatcher):
-    """The product's, which here also says which workers requests lose, and when."""
+    """The product's, which here also says which workers requests lose, and when, and counts hand-overs."""
+
+    hand_overs: Counter[str]
+
+    def _accept(self, live: LiveRequest, delta: TokenDelta, now: float) -> TokenDelta | None:
+        if live.held is not None and delta.cached_tokens is not None:
+            # The last block is computed at any rate, unless it was full.
+            pulled = delta.cached_tokens + BLOCK_SIZE >= len(live.request.prompt_token_ids)
+            self.hand_overs[PULLED if pulled else COMPUTED] += 1
+        return super()._accept(live, delta, now)
 
     async def _lose(self, live: LiveRequest, epoch: int) -> None:
         _log.info(
@@ -49,14 +70,24 @@ class _Waiting:
 class ChaosFrontend:
     """Put together as components/frontend.py does, and announced as a frontend."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, watcher: str, stall_s: float) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, watcher: str, stall_s: float, max_local_prefill_length: int | None = None
+    ) -> None:
+        """With a length, longer prompts are for the prefill workers of the graph."""
         self.lease = secrets.token_hex(8)
         self.tasks = TaskGuard()
         self.fleet = FleetWatch(bus, subjects)
         self.local = LocalAssigner(self.fleet, self.lease)
         router = RouterAssigner(bus, subjects, self.lease, self.local)
-        self.dispatcher = LoggedDispatcher(bus, subjects, self.lease, self.fleet, router, self.tasks)
-        self.tally = Tally()
+        self._remote = None
+        if max_local_prefill_length is not None:
+            limits = Limits(max_local_prefill_length, QUEUE_SIZE)
+            self._remote = RemotePrefill(bus, subjects, self.lease, self.fleet, lambda: limits)
+        self.dispatcher = LoggedDispatcher(
+            bus, subjects, self.lease, self.fleet, router, self.tasks, remote=self._remote
+        )
+        self.dispatcher.hand_overs = Counter()
+        self._tally = Tally()
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)
         self._stall_s = stall_s
@@ -64,6 +95,12 @@ class ChaosFrontend:
         self._numbers = itertools.count(1)
         self._over = asyncio.Event()
         self._streams: list[asyncio.Task[None]] = []
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the requests so far."""
+        decisions = self._remote.outcomes if self._remote is not None else Counter[str]()
+        return msgspec.structs.replace(self._tally, prefills=dict(decisions + self.dispatcher.hand_overs))
 
     async def start(self) -> None:
         """Be there, and know who else is."""
@@ -116,7 +153,7 @@ class ChaosFrontend:
         # What was accepted before the client left may lie in the queue: it is judged and passed over.
         del self._waiting[task.request_id]
         what = f"{answer}; {circumstances}"
-        self.tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
+        self._tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
 
     async def _wait(self, waiting: _Waiting) -> None:
         answer, now = waiting.answer, time.monotonic()

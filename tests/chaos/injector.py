@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dynamo_local.core.fleet import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.runtime.presence import FleetWatch
 from state.processes import Process
 from tests.chaos.cut import Wire
@@ -20,7 +21,11 @@ from tests.chaos.processes import ServerProcesses, children, descendants, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
 
-ROUTER, BUS, FIRST_WORKER = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats", f"{NAMESPACE}_VllmWorker"
+ROUTER, BUS = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats"
+FIRST_WORKER, FIRST_PREFILL_WORKER = f"{NAMESPACE}_VllmWorker", f"{NAMESPACE}_PrefillWorker"
+
+ALL_ROLES = WORKER_ROLES | {PREFILL_ROLE}
+"""Of workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +35,14 @@ _BUS = "bus"
 
 @dataclass(frozen=True)
 class Rules:
-    """Which faults, and what is spared: `least_workers` are left ready and running at any time; a pinned first
-    worker is never ended, only stopped for a while, so that it would show if its memory grew."""
+    """Which faults, and what is spared: `least_workers` are left ready and running at any time, and as many prefill
+    workers as `least_prefill_workers`; of each kind, a pinned first worker is never ended, only stopped for a while, so
+    that it would show if its memory grew."""
 
     weights: Mapping[Kind, int]
     least_workers: int
     pinned: bool
+    least_prefill_workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,10 @@ class Injector:
                 self.passed_over += 1
                 await asyncio.sleep(_NO_TARGET_PAUSE_S)
             else:
-                self.done.append(Done(time.monotonic() - begun, draw.kind.value, target, draw.seconds))
+                kind = draw.kind.value
+                if target.startswith(FIRST_PREFILL_WORKER):
+                    kind = f"prefill {kind}"
+                self.done.append(Done(time.monotonic() - begun, kind, target, draw.seconds))
                 _log.info("%s: %s (%.1f s)", target, draw.kind.value, draw.seconds)
         while self._lasting:
             await asyncio.wait(self._lasting)
@@ -118,17 +128,21 @@ class Injector:
         return "first frontend"
 
     def _worker(self, draw: Draw, processes: Mapping[str, Process]) -> str | None:
-        spared = {FIRST_WORKER} if self._rules.pinned and draw.kind not in PASSING else set()
-        workers = {name for name in processes if name.startswith(FIRST_WORKER)} - self._busy - spared
+        firsts = FIRST_WORKER, FIRST_PREFILL_WORKER
+        spared = set(firsts) if self._rules.pinned and draw.kind not in PASSING else set()
+        workers = {name for name in processes if name.startswith(firsts)} - self._busy - spared
         if not workers:
             return None
         target = sorted(workers)[int(draw.target * len(workers))]
-        left = self._unharmed(processes) - {target}
-        return target if len(left) >= self._rules.least_workers else None
+        first, least = FIRST_WORKER, self._rules.least_workers
+        if target.startswith(FIRST_PREFILL_WORKER):
+            first, least = FIRST_PREFILL_WORKER, self._rules.least_prefill_workers
+        left = {name for name in self._unharmed(processes) if name.startswith(first)} - {target}
+        return target if len(left) >= least else None
 
     def _unharmed(self, processes: Mapping[str, Process]) -> set[str]:
         """Workers that could take a request now."""
-        ready = {(presence.watcher, presence.pid) for presence in self._fleet.view.routable()}
+        ready = {(presence.watcher, presence.pid) for presence in self._fleet.view.routable(ALL_ROLES)}
         return {name for name, process in processes.items() if (name, process.pid) in ready} - self._busy
 
     def _hit(self, draw: Draw, process: Process, busy: str) -> bool:

@@ -21,6 +21,11 @@ def files_left(server: ServerProcess, sockets: Path) -> list[str]:
     return found
 
 
+def block_memories(sockets: Path) -> int:
+    """Files through which mockers read each other's blocks."""
+    return len(list(sockets.glob("*.kv")))
+
+
 class SharedMemoryWatch:
     """Shared memory that a server's processes were seen to map. Other programs on the machine have some, too."""
 

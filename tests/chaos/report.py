@@ -40,6 +40,7 @@ class Report:
             "tokens": self.tally.tokens,
             "outcomes": self.tally.outcomes,
             "reasons": self.tally.reasons,
+            "prefills": self.tally.prefills,
             "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
@@ -60,6 +61,7 @@ class Report:
             "",
             *_table("longest silence", _silences(tally)),
             "",
+            *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
             f"{'memory and files':<44}{'settled':>10}{'end':>10}",
             *(
                 f"  {name:<42}{growth.settled_mb:>7} MB{growth.end_mb:>7} MB"

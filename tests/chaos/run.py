@@ -10,28 +10,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.fleet import WORKER_ROLES
-from dynamo_local.core.messages import Presence
+from dynamo_local.core.errors import BusError, DynamoError
+from dynamo_local.core.messages import Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.calls import CallClient
+from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength
 from state.paths import Sockets
 from tests.chaos.cut import Wire
 from tests.chaos.faults import WEIGHTS
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
-from tests.chaos.injector import BUS, FIRST_WORKER, ROUTER, Injector, Rules
-from tests.chaos.leftovers import SharedMemoryWatch, files_left
+from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
 from tests.chaos.memory import EVERY_S, MemoryWatch
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
-from tests.chaos.settings import NAMESPACE, ChaosSettings
+from tests.chaos.settings import BLOCK_SIZE, NAMESPACE, ChaosSettings
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
 
 RESTART_BACKOFF_MAX_S = 0.5
 RULES = Rules(WEIGHTS, least_workers=2, pinned=True)
+_LASTING = (FIRST_WORKER, FIRST_PREFILL_WORKER, ROUTER, BUS)
 _LOOK_EVERY_S = 0.1
 
 
@@ -42,7 +43,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
-        run = _Run(settings, server, report)
+        run = _Run(settings, server, report, sockets)
         asyncio.run(run.run())
         report.seconds = time.monotonic() - begun
         if server.process.poll() is not None:
@@ -58,24 +59,45 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
 
 
 def _arguments(settings: ChaosSettings) -> list[str]:
+    workers = {"VllmWorker": settings.workers}
+    graph = "tests.chaos.graph:Router"
+    if settings.graph == "disagg":
+        workers["PrefillWorker"] = settings.prefill_workers
+        graph = "tests.chaos.graph_disagg:Router"
     return [
-        *("-m", "dynamo_local.cli.main", "serve", "tests.chaos.graph:Router", f"--namespace={NAMESPACE}"),
-        *("--port=0", f"--cpu-slots={settings.workers}", f"--restart-backoff-max={RESTART_BACKOFF_MAX_S}"),
-        f"--VllmWorker.ServiceArgs.workers={settings.workers}",
-        "--VllmWorker.engine=mocker",
-        f"--VllmWorker.mocker-step-base-ms={settings.step_ms}",
-        # Little, so that blocks are evicted and requests preempted when few workers are left.
-        *("--VllmWorker.mocker-kv-blocks=512", "--VllmWorker.mocker-block-size=16"),
-        "--VllmWorker.drain-timeout-s=2",
+        *("-m", "dynamo_local.cli.main", "serve", graph, f"--namespace={NAMESPACE}", "--port=0"),
+        *(f"--cpu-slots={sum(workers.values())}", f"--restart-backoff-max={RESTART_BACKOFF_MAX_S}"),
+        *(argument for name, count in workers.items() for argument in _worker_arguments(name, count, settings)),
     ]
+
+
+def _worker_arguments(name: str, count: int, settings: ChaosSettings) -> list[str]:
+    keys = {
+        "ServiceArgs.workers": count,
+        "engine": "mocker",
+        "drain-timeout-s": 2,
+        "mocker-step-base-ms": settings.step_ms,
+        # Little, so that blocks are evicted and requests preempted when few workers are left.
+        "mocker-kv-blocks": 512,
+        "mocker-block-size": BLOCK_SIZE,
+        # Slow, so that faults happen in the middle of reads; and whoever is stopped for a while reads too late.
+        "mocker-transfer-base-ms": 100,
+        "mocker-transfer-us-per-block": 3000,
+        "mocker-longest-pin-s": 1,
+    }
+    if name == "PrefillWorker":
+        # A block that is not kept for those who read it is somebody else's at once.
+        keys["mocker-prefix-caching"] = "false"
+    return [f"--{name}.{key}={value}" for key, value in keys.items()]
 
 
 class _Run:
     """What happens while the server runs."""
 
-    def __init__(self, settings: ChaosSettings, server: ServerProcess, report: Report) -> None:
+    def __init__(self, settings: ChaosSettings, server: ServerProcess, report: Report, sockets: Path) -> None:
         self._settings = settings
         self._server = server
+        self._sockets = sockets
         self._report = report
         self._processes = ServerProcesses(server.paths)
         self._victim = Victim(server.paths.bus_file, settings)
@@ -86,7 +108,9 @@ class _Run:
         subjects = Subjects(NAMESPACE)
         async with Wire(BusAddress.load(self._server.paths.bus_file)) as wire:
             bus = await Bus.connect(wire.address, name="chaos")
-            frontend = ChaosFrontend(bus, subjects, f"{NAMESPACE}_Frontend", self._settings.stall_s)
+            frontend = ChaosFrontend(
+                bus, subjects, f"{NAMESPACE}_Frontend", self._settings.stall_s, self._settings.longest_local_prefill
+            )
             await frontend.start()
             watching = asyncio.create_task(self._watch_memory())
             failed = asyncio.create_task(frontend.tasks.failed())
@@ -107,7 +131,8 @@ class _Run:
     async def _under_fire(self, frontend: ChaosFrontend, wire: Wire) -> None:
         settings = self._settings
         injector = Injector(settings, RULES, self._processes, frontend.fleet, wire, self._victim)
-        await self._until(lambda: len(frontend.fleet.view.routable()) == settings.workers, lambda: "all ready")
+        workers = settings.workers + settings.prefill_workers
+        await self._until(lambda: len(frontend.fleet.view.routable(ALL_ROLES)) == workers, lambda: "all ready")
         victim = asyncio.create_task(self._victim.run())
         frontend.open_streams(settings.streams, str(settings.seed))
         try:
@@ -124,8 +149,21 @@ class _Run:
 
     async def _settle(self, frontend: ChaosFrontend, bus: Bus, subjects: Subjects) -> None:
         """Nothing of the requests may be left anywhere."""
-        await self._until(lambda: self._idle(frontend) == [], lambda: f"all idle: {self._idle(frontend)}")
+        begun, last = time.monotonic(), list[str]()
+
+        def idle() -> bool:
+            busy = self._idle(frontend)
+            last[:] = busy or last
+            return not busy
+
+        await self._until(idle, lambda: f"all idle: {last}")
+        self._report.notes.append(f"all idle after {time.monotonic() - begun:.0f} s; the last was {last or 'nobody'}")
         self._report.defects += frontend.left_over()
+        workers = self._settings.workers + self._settings.prefill_workers
+        if (files := block_memories(self._sockets)) != workers:
+            self._report.defects.append(f"{workers} mockers have left {files} files of blocks")
+        if self._settings.graph == "disagg":
+            await self._check_queue(PrefillQueue(bus, subjects))
         calls = CallClient(bus, subjects)
         await calls.start()
         running = asyncio.create_task(calls.run())
@@ -146,10 +184,24 @@ class _Run:
 
     def _idle(self, frontend: ChaosFrontend) -> list[str]:
         """Workers that are not there, or not idle."""
-        workers = frontend.fleet.view.routable(WORKER_ROLES)
+        workers = frontend.fleet.view.routable(ALL_ROLES)
         busy = [f"{worker.watcher}: {worker.load}" for worker in workers if not _is_idle(worker)]
-        missing = self._settings.workers - len(workers)
+        missing = self._settings.workers + self._settings.prefill_workers - len(workers)
         return busy + ([f"{missing} not ready"] if missing else [])
+
+    async def _check_queue(self, queue: PrefillQueue) -> None:
+        """No job may be left: those of frontends that were killed go when their deadlines have passed."""
+        length: QueueLength | BusError | None = None
+        deadline = time.monotonic() + self._settings.settle_s
+        while time.monotonic() < deadline:
+            try:
+                length = await queue.length()
+            except BusError as error:
+                length = error
+            if length == QueueLength(0, 0):
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+        self._report.defects.append(f"the prefill queue is not empty: {length}")
 
     async def _until(self, condition: Callable[[], bool], what: Callable[[], str]) -> None:
         deadline = time.monotonic() + self._settings.settle_s
@@ -168,7 +220,7 @@ class _Run:
         serve = self._server.process.pid
         while True:
             found = await asyncio.to_thread(self._processes.by_watcher)
-            pids = {name: found[name].pid for name in (FIRST_WORKER, ROUTER, BUS) if name in found}
+            pids = {name: found[name].pid for name in _LASTING if name in found}
             pids |= {"the harness's frontend": os.getpid(), "dynamo serve": serve}
             with suppress(AssertionError, OSError):
                 pids["circusd"] = self._server.arbiter_pid()
@@ -180,4 +232,4 @@ class _Run:
 def _is_idle(worker: Presence) -> bool:
     load = worker.load
     # A worker that has never worked has measured nothing.
-    return load is None or (load.running, load.waiting, load.kv_usage) in ((0, 0, 0.0), (None, None, None))
+    return load is None or load in (Load(0, 0, 0.0, 0.0), Load())

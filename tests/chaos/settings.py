@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,10 @@ class ChaosSettings:
 
     seconds: float = 60.0
     seed: int = 1
+    graph: Literal["agg", "disagg"] = "agg"
     workers: int = 8
+    """Those that decode."""
+    prefill_workers: int = 0
     streams: int = 64
     faults_per_s: float = 3.0
     only: Sequence[str] = ()
@@ -28,7 +32,25 @@ class ChaosSettings:
     settle_s: float = 60.0
     """For the requests under way to end and the workers to be idle, once the faults have stopped."""
 
+    max_local_prefill_length: int = 100
+    """With prefill workers: longer prompts are theirs."""
+
+    @property
+    def longest_local_prefill(self) -> int | None:
+        """What the frontends are told; None: there are no prefill workers."""
+        return self.max_local_prefill_length if self.graph == "disagg" else None
+
+
+ON_DISAGG: dict[str, Any] = {
+    "graph": "disagg",
+    "workers": 4,
+    "prefill_workers": 4,
+    "streams": 48,
+    # A worker that has not been told that a prefill was fetched keeps its blocks for a minute.
+    "settle_s": 90.0,
+}
 
 NAMESPACE = "chaos"
+BLOCK_SIZE = 16
 VOCAB_SIZE = 256
 """The mocker's."""

@@ -21,6 +21,8 @@ class Tally(msgspec.Struct):
     failures: list[str] = []
     silences: dict[int, int] = {}
     """Requests by their longest silence, in whole seconds."""
+    prefills: dict[str, int] = {}
+    """What the frontends decided about remote prefill, and what became of it."""
 
     def add(self, outcome: Outcome, tokens: int, longest_silence_s: float, reason: str, what: str) -> None:
         """Count a request. `what` describes it, for a failure."""
@@ -41,6 +43,7 @@ class Tally(msgspec.Struct):
             self.tokens + other.tokens,
             [*self.failures, *other.failures],
             dict(Counter(self.silences) + Counter(other.silences)),
+            dict(Counter(self.prefills) + Counter(other.prefills)),
         )
 
     @property

@@ -19,6 +19,7 @@ from tests.chaos.settings import VOCAB_SIZE
 
 LONGEST_PROMPT = 1500
 _LOST = Survival(Fidelity.NONE, "seed")
+_POPULAR = 5
 _SHARED_PREFIX = [(7 * index) % VOCAB_SIZE for index in range(200)]
 
 
@@ -58,13 +59,21 @@ class Task:
         return "stop" if stopped else "length"
 
     def request(self) -> Request:
-        return Request(self.request_id, self.prompt, self.sampling, arrival_time=time.time(), survival=self.survival)
+        return Request(
+            self.request_id,
+            self.prompt,
+            self.sampling,
+            arrival_time=time.time(),
+            survival=self.survival,
+            max_tokens=self.max_tokens,
+        )
 
-    def sampling(self, position: int) -> bytes:
+    def sampling(self, position: int, at_most: int | None = None) -> bytes:
         """vLLM's parameter map for continuing at `position`."""
+        limits = [self.max_tokens - position, *([] if at_most is None else [at_most])]
         fields: dict[str, Any] = {
-            "max_tokens": self.max_tokens - position,
-            "min_tokens": max(self.min_tokens - position, 0),
+            "max_tokens": min(limits),
+            "min_tokens": min(max(self.min_tokens - position, 0), *limits),
             "ignore_eos": True,
         }
         if self.stop_token is not None:
@@ -80,6 +89,10 @@ def draw_task(rng: random.Random, request_id: str) -> Task:
     prompt = rng.choices(range(VOCAB_SIZE), k=prompt_tokens)
     if rng.random() < 0.2:
         prompt = [*_SHARED_PREFIX, *prompt]
+    if rng.random() < 0.05:
+        # Asked by several at the same time, like the choices of one request.
+        popular = rng.randrange(_POPULAR)
+        prompt = [(popular + index * index) % VOCAB_SIZE for index in range(250 * (popular + 1))]
     max_tokens = rng.randint(1, 150) if rng.random() < 0.85 else rng.randint(150, 600)
     odd = rng.random()
     return Task(

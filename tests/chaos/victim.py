@@ -54,7 +54,10 @@ class Victim:
         number = 0
         while not self._ending:
             number += 1
-            arguments = [str(self._bus_file), str(self._settings.stall_s), f"{self._settings.seed} victim {number}"]
+            settings = self._settings
+            arguments = [str(self._bus_file), str(settings.stall_s), f"{settings.seed} victim {number}"]
+            if settings.longest_local_prefill is not None:
+                arguments.append(str(settings.longest_local_prefill))
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -88,11 +91,11 @@ class Victim:
         self.tally, self._told = self.tally.plus(self._told), Tally()
 
 
-async def _main(bus_file: Path, stall_s: float, seed: str) -> None:
+async def _main(bus_file: Path, stall_s: float, seed: str, max_local_prefill_length: int | None = None) -> None:
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     bus = await Bus.connect(BusAddress.load(bus_file), name=WATCHER, deadline_s=60)
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s)
+    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s, max_local_prefill_length)
     await frontend.start()
     frontend.open_streams(STREAMS, seed)
     failed = asyncio.create_task(frontend.tasks.failed())
@@ -103,9 +106,10 @@ async def _main(bus_file: Path, stall_s: float, seed: str) -> None:
             failed.result()
         _tell(frontend.tally)
     unanswered = await frontend.close_streams(stall_s)
-    frontend.tally.failures += [f"second frontend: {unanswered} unanswered"] if unanswered else []
-    frontend.tally.failures += [f"second frontend: {what}" for what in frontend.left_over()]
-    _tell(frontend.tally)
+    tally = frontend.tally
+    tally.failures += [f"second frontend: {unanswered} unanswered"] if unanswered else []
+    tally.failures += [f"second frontend: {what}" for what in frontend.left_over()]
+    _tell(tally)
     await frontend.tasks.close()
     await bus.close()
 
@@ -118,4 +122,4 @@ def _tell(tally: Tally) -> None:
 if __name__ == "__main__":
     die_with_parent()
     logging.basicConfig(level=logging.ERROR)
-    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
+    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))

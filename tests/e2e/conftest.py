@@ -14,6 +14,8 @@ from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 KEY = "test-key"
 
+_LAST = ("test_zz_shutdown.py", "test_prefix_pull.py", "test_disagg.py")
+
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
@@ -57,9 +59,11 @@ def http(served: LlmServer) -> Iterator[httpx.Client]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is here, and put the tests that end the shared graph last."""
+    """Mark what is here. The shared graph's tests come first, then those of its end, then those with engines of their
+    own: the machine may be too small for both at once."""
     here = Path(__file__).parent
-    mine = [item for item in items if item.path.is_relative_to(here)]
+    mine = {item for item in items if item.path.is_relative_to(here)}
     for item in mine:
         item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: (item in mine, item.path.name == "test_zz_shutdown.py"))
+    turns = {name: turn for turn, name in enumerate(_LAST, 1)}
+    items.sort(key=lambda item: (item in mine, turns.get(item.path.name, 0)))

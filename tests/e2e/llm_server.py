@@ -28,6 +28,10 @@ PATIENCE_S = 240.0
 COMMAND = [sys.executable, "-m", "dynamo_local.cli.main"]
 
 
+ROLES = frozenset({"aggregated", "decode", "prefill"})
+"""Of the processes that hold an engine."""
+
+
 class LlmServer(ServerProcess):
     """Serves on a free port; `url` is known once it is ready."""
 
@@ -73,7 +77,7 @@ class LlmServer(ServerProcess):
     def await_workers(self, number: int) -> None:
         """Wait until so many workers are ready."""
         deadline = time.monotonic() + READY_WITHIN_S
-        while sum(row["role"] == "aggregated" and row["state"] == "ready" for row in self.ps()) != number:
+        while sum(row["role"] in ROLES and row["state"] == "ready" for row in self.ps()) != number:
             assert time.monotonic() < deadline, self.ps()
 
     async def until(self, condition: Callable[[list[Presence]], bool], what: str) -> None:
@@ -85,7 +89,7 @@ class LlmServer(ServerProcess):
         await watch.start()
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                while not condition([p for p in watch.view.members() if p.role == "aggregated"]):
+                while not condition([p for p in watch.view.members() if p.role in ROLES]):
                     changed.clear()
                     # Looked at now and then in any case: a condition may depend on more than presences.
                     with suppress(TimeoutError):
@@ -111,12 +115,13 @@ def none_of(processes: dict[int, int]) -> bool:
 
 
 def settled(workers: list[Presence]) -> bool:
-    """All workers are there, ready, run nothing and hold no KV block."""
+    """All workers are there, ready, run nothing, and no KV block is used or kept for others."""
     return len(workers) == 2 and all(
         w.state == "ready"
         and w.load is not None
         and w.load.running == 0
         and w.load.waiting == 0
         and w.load.kv_usage == 0
+        and not w.load.kv_pinned
         for w in workers
     )

@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from dynamo_local.core.names import Subjects
+from dynamo_local.core.recovery import Patience
 from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.runtime.bus import Bus, BusAddress
-from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker
+from dynamo_local.runtime.jetstream import QueueLimits
+from dynamo_local.runtime.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
+from dynamo_local.runtime.remote_prefill import PrefillPatience
+from tests.integration.fleet_of_fakes import PATIENT, FakeFrontend, FakeWorker
 from tests.integration.nats_process import NatsProcess, running_nats
+from tests.integration.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill
 
 _numbers = itertools.count(1)
 
@@ -81,6 +87,52 @@ async def pair(frontend: FakeFrontend, start_worker: StartWorker) -> tuple[FakeW
     workers = await start_worker("a"), await start_worker("b")
     await frontend.knows(*workers)
     return workers
+
+
+class Disaggregate(Protocol):
+    """Starts a frontend with a queue, and no workers."""
+
+    async def __call__(
+        self,
+        *,
+        patience: PrefillPatience = ENDLESS,
+        queue: QueueLimits = LIMITS,
+        frontend: Patience = PATIENT,
+    ) -> Disaggregated: ...
+
+
+@pytest.fixture
+async def disaggregate(connect: Connect, subjects: Subjects, bus: Bus) -> AsyncIterator[Disaggregate]:
+    started: list[Disaggregated] = []
+
+    async def start(
+        *, patience: PrefillPatience = ENDLESS, queue: QueueLimits = LIMITS, frontend: Patience = PATIENT
+    ) -> Disaggregated:
+        await create_prefill_queue(bus, subjects, queue)
+        remote = remote_prefill(patience)
+        made = await FakeFrontend(await connect(), subjects, patience=frontend, remote_of=remote).start()
+        started.append(Disaggregated(made, PrefillQueue(bus, subjects), bus))
+        return started[-1]
+
+    yield start
+    for fleet in started:
+        await fleet.close()
+
+
+@pytest.fixture
+async def fleet(disaggregate: Disaggregate) -> Disaggregated:
+    """A frontend with a queue, and no workers yet."""
+    return await disaggregate()
+
+
+@pytest.fixture
+async def decode(fleet: Disaggregated) -> FakeWorker:
+    return await fleet.decode_worker("d")
+
+
+@pytest.fixture
+async def prefill(fleet: Disaggregated) -> FakePrefillWorker:
+    return await fleet.prefill_worker("p")
 
 
 @pytest.fixture

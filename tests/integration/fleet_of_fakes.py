@@ -12,6 +12,7 @@ import msgspec
 from dynamo_local.core import codec
 from dynamo_local.core.fleet import Change
 from dynamo_local.core.messages import (
+    CachedAnswer,
     Cancel,
     LeaseRevoked,
     Presence,
@@ -31,6 +32,7 @@ from dynamo_local.runtime.assigner import Assigner, LocalAssigner
 from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.dispatcher import BusDispatcher
 from dynamo_local.runtime.presence import TICK_S, FleetWatch
+from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 
 DEADLINE_S = 20.0
@@ -42,7 +44,11 @@ SAMPLING = msgspec.msgpack.encode({"max_tokens": 8})
 
 
 def request(request_id: str = "r1", prompt: tuple[int, ...] = (1, 2, 3), **more: Any) -> Request:
-    return Request(request_id, list(prompt), more.pop("sampling", lambda _: SAMPLING), arrival_time=1.0, **more)
+    return Request(request_id, list(prompt), more.pop("sampling", _sampling), arrival_time=1.0, **more)
+
+
+def _sampling(position: int, at_most: int | None = None) -> bytes:
+    return SAMPLING if at_most is None else msgspec.msgpack.encode({"max_tokens": at_most})
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -55,8 +61,13 @@ async def until(condition: Callable[[], bool]) -> None:
 class FakeWorker:
     """Takes work and waits to be told what to send."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, lease: str, *, watcher: str | None = None) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, lease: str, *, watcher: str | None = None, role: str = "aggregated"
+    ) -> None:
         self.lease = lease
+        self.cached = 0
+        """What it tells that it has cached, of whatever prompt."""
+        self._role = role
         self._bus = bus
         self._subjects = subjects
         self._watcher = watcher or f"{subjects.namespace}_VllmWorker_{lease}"
@@ -67,12 +78,21 @@ class FakeWorker:
 
     async def start(self, state: ProcessState = "ready") -> FakeWorker:
         await self._bus.subscribe(self._subjects.work(self.lease), self._on_work)
+        self._answering = await self._bus.subscribe(self._subjects.cached(self.lease), self._on_cached)
         await self.announce(state)
         return self
 
-    async def announce(self, state: ProcessState) -> None:
-        presence = Presence(self._watcher, "VllmWorker", "aggregated", self.lease, 1, state)
+    async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
+        presence = Presence(self._watcher, "VllmWorker", self._role, lease or self.lease, 1, state)
         await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
+
+    async def vanish(self) -> None:
+        """Let everybody know that this process is gone: its watcher has started another one."""
+        await self.announce("starting", lease=f"after {self.lease}")
+
+    async def keep_quiet_about_the_cache(self) -> None:
+        await self._answering.unsubscribe()
+        await self._bus.flush()
 
     async def submitted(self) -> Submit:
         return await asyncio.wait_for(self._submitted.get(), DEADLINE_S)
@@ -87,6 +107,11 @@ class FakeWorker:
     def untouched(self) -> bool:
         return self._submitted.empty() and self._cancelled.empty()
 
+    @property
+    def has_been_told(self) -> bool:
+        """Anything at all, and it was not looked at yet."""
+        return not self.untouched or not self._asked_again.empty()
+
     async def send(self, work: Submit, position: int, *token_ids: int, **more: Any) -> None:
         await self.send_all(work.frontend, TokenDelta(work.request_id, work.epoch, position, list(token_ids), **more))
 
@@ -97,6 +122,9 @@ class FakeWorker:
         self._seq += 1
         batch = TokenBatch(self.lease, self._seq, 1.0, deltas)
         await self._bus.publish(self._subjects.tokens(frontend), codec.encode(batch))
+
+    async def _on_cached(self, message: Message) -> None:
+        await self._bus.publish(message.reply, codec.encode(CachedAnswer(self.cached)))
 
     async def _on_work(self, message: Message) -> None:
         work: Work = codec.decode(message.data, Work)
@@ -119,6 +147,7 @@ class FakeFrontend:
     lease: str = "f1"
     patience: Patience = PATIENT
     assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
+    remote_of: Callable[[FakeFrontend], RemotePrefill | None] = lambda _: None
     now: float = 100.0
     tasks: TaskGuard = field(default_factory=TaskGuard)
     changes: list[Change] = field(default_factory=list)
@@ -127,6 +156,7 @@ class FakeFrontend:
         self.fleet = FleetWatch(self.bus, self.subjects, clock=lambda: self.now)
         self.fleet.subscribe(self.changes.append)
         self.local = LocalAssigner(self.fleet, self.lease)
+        self.remote = self.remote_of(self)
         self.dispatcher = BusDispatcher(
             self.bus,
             self.subjects,
@@ -135,6 +165,7 @@ class FakeFrontend:
             self.assigner_of(self, self.local),
             self.tasks,
             self.patience,
+            self.remote,
         )
 
     async def start(self) -> FakeFrontend:

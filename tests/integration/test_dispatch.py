@@ -207,7 +207,7 @@ async def test_a_worker_that_gives_a_request_up_need_not_know_its_position(
 async def test_a_request_that_cannot_be_sent_fails_alone(
     frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker], error: Exception
 ) -> None:
-    def sampling(_: int) -> bytes:
+    def sampling(position: int, at_most: int | None = None) -> bytes:
         raise error
 
     await frontend.dispatcher.submit(request("bad", sampling=sampling))

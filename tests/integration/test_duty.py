@@ -21,7 +21,7 @@ from dynamo_local.core.messages import (
     TokenDelta,
 )
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.ports import Engine, Step
+from dynamo_local.core.ports import Engine, Sampling, Step
 from dynamo_local.core.recovery import Patience
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -68,8 +68,12 @@ async def announce(bus: Bus, subjects: Subjects, lease: str = "f1") -> None:
     await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
 
 
-def asking_for(tokens: int) -> Callable[[int], bytes]:
-    return lambda position: msgspec.msgpack.encode({"max_tokens": tokens - position, "ignore_eos": True})
+def asking_for(tokens: int) -> Sampling:
+    def sampling(position: int, at_most: int | None = None) -> bytes:
+        limit = tokens - position if at_most is None else min(at_most, tokens - position)
+        return msgspec.msgpack.encode({"max_tokens": limit, "ignore_eos": True})
+
+    return sampling
 
 
 def delta(request_id: str, position: int, *token_ids: int, **more: object) -> TokenDelta:

@@ -7,17 +7,21 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from components.router import Router
 from components.workers.duty import EngineDuty
-from dynamo_local.core.messages import EngineInfo, Presence, RequestEpoch, Submit
+from components.workers.prefill import PrefillDuty
+from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, Presence, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects, Watcher
-from dynamo_local.core.ports import Engine, Progress, Step
+from dynamo_local.core.ports import Engine, MissingPrefix, Progress, PulledPrefix, Step
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import Announcer
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
+
+SCRIPTED_BLOCK_SIZE = 4
 
 
 def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str) -> ServiceContext:
@@ -69,7 +73,7 @@ class Worker(Part):
     def __post_init__(self) -> None:
         self.duty = EngineDuty(self.context, self.engine, frontend_grace_s=0.0)
 
-    async def start(self) -> Worker:
+    async def start(self) -> Self:
         info = await self.engine.start(lambda _: None)
         self.context.announcer.update(engine=info)
         await self.duty.start()
@@ -88,25 +92,67 @@ async def start_router(context: ServiceContext) -> Part:
 
 
 @dataclass
+class PrefillPart(Worker):
+    """A worker that takes prefill jobs, too, unless it is told otherwise."""
+
+    batch: int = 4
+    prefill: PrefillDuty = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.prefill = PrefillDuty(self.context, self.duty, self.batch)
+
+
+@dataclass
 class ScriptedEngine:
     """An engine that does what a test says. Implements `core.ports.Engine`."""
 
     submitted: asyncio.Queue[Submit] = field(default_factory=asyncio.Queue)
+    pulled: asyncio.Queue[PulledPrefix | None] = field(default_factory=asyncio.Queue)
+    """What came with the submissions."""
     cancelled: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
     steps: asyncio.Queue[Step] = field(default_factory=asyncio.Queue)
+    asked_to_pin: asyncio.Queue[PinQuestion] = field(default_factory=asyncio.Queue)
+    unpinned: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    lacks: MissingPrefix | None = None
+    lends: PinAnswer = field(default_factory=lambda: PinAnswer(0, refused="this engine lends nothing"))
     submit_raises: Exception | None = None
+    pin_raises: Exception | None = None
+    missing_raises: Exception | None = None
+    admits: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared by a test, submissions wait."""
+
+    def __post_init__(self) -> None:
+        self.admits.set()
 
     async def start(self, progress: Progress) -> EngineInfo:
-        return EngineInfo("scripted", "model", 100, 1, 100, 10)
+        return EngineInfo("scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10)
 
-    async def submit(self, work: Submit) -> None:
+    async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         if self.submit_raises is not None:
             raise self.submit_raises
         self.submitted.put_nowait(work)
+        self.pulled.put_nowait(pulled)
+        await self.admits.wait()
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         for request in requests:
             self.cancelled.put_nowait(request)
+
+    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+        if self.missing_raises is not None:
+            raise self.missing_raises
+        return self.lacks
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        self.asked_to_pin.put_nowait(question)
+        if self.pin_raises is not None:
+            raise self.pin_raises
+        return self.lends
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        for pin in pins:
+            self.unpinned.put_nowait(pin)
 
     async def step(self) -> Step:
         return await self.steps.get()

@@ -1,8 +1,8 @@
 """A pool of KV blocks with a prefix cache.
 
-A block is referenced by the requests that use it, or free. A block that was filled keeps its content's hash
-when it becomes free, and is found by it until it is taken for something else. Taken are blocks without
-content first, then the longest free.
+A block is referenced by the requests that use it, pinned for readers, or free. A block that was filled keeps its
+content's hash when it becomes free, and is found by it until it is taken for something else. Taken are blocks
+without content first, then the longest free.
 """
 
 from __future__ import annotations
@@ -15,33 +15,49 @@ from hashlib import blake2b
 BlockHash = bytes
 """Names a full block's content and all that precedes it. The same in every process."""
 
+HASH_BYTES = 16
+
 
 def root_hash(cache_salt: str | None) -> BlockHash:
     """What the first block of a request is chained to. Requests with different salts share nothing."""
-    return b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=16).digest()
+    return b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=HASH_BYTES).digest()
 
 
 def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """Hash of the full block with these tokens (each in 0 to 2**63 - 1) that follows `parent`."""
     packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
-    return blake2b(parent + packed, digest_size=16).digest()
+    return blake2b(parent + packed, digest_size=HASH_BYTES).digest()
+
+
+def chain_hashes(token_ids: Sequence[int], cache_salt: str | None, block_size: int, count: int) -> list[BlockHash]:
+    """Hashes of the first `count` blocks of a context, all of which are full."""
+    found, parent = [], root_hash(cache_salt)
+    for start in range(0, count * block_size, block_size):
+        parent = chain_hash(parent, token_ids[start : start + block_size])
+        found.append(parent)
+    return found
 
 
 class BlockPool:
     """Block ids are 0 to `total` - 1.
 
-    Invariants: a block is free if and only if nothing refers to it; a hash leads to one block, which holds
-    that content, referenced or not.
+    Invariants: a block is free if and only if nothing refers to it and nothing pins it; a hash leads to one block,
+    which holds that content (or is given it by the step under way), referenced or not; pinned blocks have a hash.
+    Without `keep_freed`, free blocks have none, and are taken again as soon as possible.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, keep_freed: bool = True) -> None:
         self.total = total
+        self._keep_freed = keep_freed
         self._references = [0] * total
+        self._pins = [0] * total
         self._hashes: list[BlockHash | None] = [None] * total
         self._by_hash: dict[BlockHash, int] = {}
         self._blank = list(range(total - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, the longest free first."""
+        self._referenced = 0
+        self._pinned = 0
 
     @property
     def free(self) -> int:
@@ -51,10 +67,23 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """Share of blocks that requests refer to, 0 to 1."""
-        return (self.total - self.free) / self.total
+        return self._referenced / self.total
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that are pinned, whether requests refer to them as well or not."""
+        return self._pinned
+
+    @property
+    def pinned_only(self) -> float:
+        """Share of blocks that nothing but pins keeps from being free, 0 to 1."""
+        return (self.total - self.free - self._referenced) / self.total
 
     def references(self, block: int) -> int:
         return self._references[block]
+
+    def pins(self, block: int) -> int:
+        return self._pins[block]
 
     def match(self, hashes: Iterable[BlockHash]) -> list[int]:
         """The blocks of the longest cached prefix. Takes no reference."""
@@ -68,13 +97,14 @@ class BlockPool:
 
     def free_beside(self, blocks: Iterable[int]) -> int:
         """How many blocks would be free if these were acquired."""
-        return self.free - sum(self._references[block] == 0 for block in blocks)
+        return self.free - sum(self._is_free(block) for block in blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Refer to cached blocks, as found by `match`."""
         for block in blocks:
-            if self._references[block] == 0:
+            if self._is_free(block):
                 del self._evictable[block]
+            self._referenced += self._references[block] == 0
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -84,6 +114,7 @@ class BlockPool:
         blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+        self._referenced += count
         return blocks
 
     def register(self, block: int, block_hash: BlockHash) -> None:
@@ -95,19 +126,46 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Give up one reference to each of a request's blocks. The last, least shared, is evicted first."""
         for block in reversed(blocks):
-            assert self._references[block] > 0, f"block {block} is free already"
+            assert self._references[block] > 0, f"nobody refers to block {block}"
             self._references[block] -= 1
-            if self._references[block] > 0:
-                continue
-            if self._hashes[block] is None:
-                self._blank.append(block)
-            else:
-                self._evictable[block] = None
+            self._referenced -= self._references[block] == 0
+            self._reclaim(block)
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Keep cached blocks, as found by `match`, from being taken. Once for each `unpin` to come."""
+        for block in blocks:
+            if self._is_free(block):
+                del self._evictable[block]
+            self._pinned += self._pins[block] == 0
+            self._pins[block] += 1
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Take back one pin of each. The last is evicted first."""
+        for block in reversed(blocks):
+            assert self._pins[block] > 0, f"block {block} is not pinned"
+            self._pins[block] -= 1
+            self._pinned -= self._pins[block] == 0
+            self._reclaim(block)
+
+    def _is_free(self, block: int) -> bool:
+        return self._references[block] == 0 and self._pins[block] == 0
+
+    def _reclaim(self, block: int) -> None:
+        if not self._is_free(block):
+            return
+        if self._hashes[block] is not None and self._keep_freed:
+            self._evictable[block] = None
+        else:
+            self._forget_content(block)
+            self._blank.append(block)
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)
-        block_hash = self._hashes[block]
-        assert block_hash is not None
-        del self._by_hash[block_hash]
-        self._hashes[block] = None
+        self._forget_content(block)
         return block
+
+    def _forget_content(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self._hashes[block] = None

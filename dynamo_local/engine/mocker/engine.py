@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages import EngineInfo, RequestEpoch, Submit, TokenDelta
-from dynamo_local.core.ports import Progress, Step
+from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.mocker import scheduler, sequence
+from dynamo_local.engine.mocker.blocks import chain_hashes
 from dynamo_local.engine.mocker.logprobs import logprobs_of
+from dynamo_local.engine.mocker.outcome import Outcome
+from dynamo_local.engine.mocker.pulling import fingerprint, plan_pull
+from dynamo_local.engine.mocker.reading import Reads
 from dynamo_local.engine.mocker.sampling import read_sampling
 from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.engine.mocker.source import Source
 
 _QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
 
@@ -33,30 +41,47 @@ class _InFlight:
     """A step whose time is not up."""
 
     due: float
-    emitted: tuple[sequence.Sequence, ...]
+    outcome: Outcome
+    over: asyncio.Event
+    """Its blocks are written, or never will be."""
 
 
 class MockerEngine:
-    """Implements `core.ports.Engine`. `clock` is CLOCK_MONOTONIC, `sleep` asyncio's, or both are virtual."""
+    """Implements `core.ports.Engine`. `clock` is CLOCK_MONOTONIC, `sleep` asyncio's, or both are virtual.
+
+    `directory` is private to the server: a file in it is the memory that others read. None: nobody reads.
+    """
 
     def __init__(
         self,
         settings: MockerSettings,
+        directory: Path | None = None,
         *,
         model: str = "mocker",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
+        self._directory = directory
+        self._fingerprint = fingerprint(settings, model)
         self._model = model
         self._clock = clock
         self._sleep = sleep
         self._scheduler = scheduler.Scheduler(settings)
+        self._source = Source(
+            self._scheduler,
+            settings.mocker_longest_pin_s,
+            self._fingerprint,
+            clock,
+            self._load_changed,
+            self._written,
+        )
+        self._reads = Reads(settings, self._scheduler, clock)
         self._live: dict[RequestEpoch, _Live] = {}
         self._by_sequence: dict[sequence.Sequence, _Live] = {}
         self._in_flight: _InFlight | None = None
         self._load_untold = False
-        """Something was cancelled since the last step told the load."""
+        """Something has changed it since the last step told it."""
         self._closed = False
         self._wake = asyncio.Event()
         self._nap: asyncio.Future[None] | None = None
@@ -66,6 +91,8 @@ class MockerEngine:
         if self._settings.mocker_start_s > 0:
             await self._pass_time(self._settings.mocker_start_s)
         self._check_open()
+        if self._directory is not None:
+            self._scheduler.memory.share(self._directory)
         return EngineInfo(
             engine="mocker",
             model=self._model,
@@ -75,7 +102,7 @@ class MockerEngine:
             max_num_seqs=self._settings.mocker_max_num_seqs,
         )
 
-    async def submit(self, work: Submit) -> None:
+    async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         self._check_open()
         current = RequestEpoch(work.request_id, work.epoch)
         if current in self._live:
@@ -87,6 +114,11 @@ class MockerEngine:
             arrival_time=work.arrival_time,
             cache_salt=work.cache_salt,
         )
+        if pulled is not None:
+            block_size = self._settings.mocker_block_size
+            queued.pull = plan_pull(pulled, queued.hashes(self._full_blocks(work.token_ids), block_size))
+        if work.hold_s > 0:
+            queued.hold = sequence.Hold(current, work.hold_s)
         live = _Live(current, queued, work.position, [(_QUEUED, self._clock())])
         self._live[current] = self._by_sequence[queued] = live
         self._wake.set()
@@ -97,22 +129,49 @@ class MockerEngine:
             if live is not None:
                 del self._by_sequence[live.sequence]
                 self._scheduler.cancel(live.sequence)
-                self._load_untold = True
+            if self._scheduler.pins.remove(request) or live is not None:
+                self._load_changed()
+
+    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+        block_size = self._settings.mocker_block_size
+        try:
+            hashes = chain_hashes(token_ids, cache_salt, block_size, self._full_blocks(token_ids))
+        except struct.error:
+            # No token ids at all: `submit` refuses them.
+            return None
+        return MissingPrefix(self._fingerprint, tuple(hashes), len(self._scheduler.pool.match(hashes)))
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        return await self._source.answer(question)
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        for name in pins:
+            if self._scheduler.pins.remove(name):
+                self._load_changed()
 
     async def step(self) -> Step:
         """As the port says. A cancelled call loses nothing: the next one goes on with the same step."""
-        if self._in_flight is None and not await self._find_work():
-            return self._told(())
-        if self._in_flight is None:
-            self._in_flight = self._begin()
+        while self._in_flight is None:
+            self._check_open()
+            self._settle()
+            self._in_flight = self._begin() if self._scheduler.has_work else None
+            if self._in_flight is None:
+                if self._load_untold:
+                    return self._told(())
+                await self._until_something_happens()
         await self._pass_time(self._in_flight.due - self._clock())
         self._check_open()
-        emitted, self._in_flight = self._in_flight.emitted, None
-        return self._told(emitted)
+        ended, self._in_flight = self._in_flight, None
+        self._scheduler.complete(ended.outcome, self._clock())
+        ended.over.set()
+        return self._told(ended.outcome.emitted)
 
     async def close(self, deadline_s: float) -> None:
         self._closed = True
         self._wake.set()
+        self._scheduler.memory.close()
+        if self._in_flight is not None:
+            self._in_flight.over.set()
         if self._nap is not None:
             self._nap.cancel()
 
@@ -120,26 +179,54 @@ class MockerEngine:
         if self._closed:
             raise EngineError("the mocker engine is closed")
 
-    async def _find_work(self) -> bool:
-        """Wait until there is something to compute (True) or a changed load to tell (False)."""
-        while True:
-            self._check_open()
-            if self._scheduler.has_work:
-                return True
-            if self._load_untold:
-                return False
-            self._wake.clear()
-            await self._wake.wait()
+    def _full_blocks(self, token_ids: Sequence[int]) -> int:
+        """How many blocks of a context can be cached. The last token is in none: it is always computed."""
+        return max(len(token_ids) - 1, 0) // self._settings.mocker_block_size
 
-    def _begin(self) -> _InFlight:
+    def _load_changed(self) -> None:
+        self._load_untold = True
+        self._wake.set()
+
+    def _settle(self) -> None:
+        """End what has been read, and what was kept for readers long enough."""
         now = self._clock()
-        outcome = self._scheduler.step()
+        read, expired = self._reads.end(now), self._scheduler.pins.expire(now)
+        self._load_untold |= read or expired
+
+    async def _until_something_happens(self) -> None:
+        """Sleep until somebody calls, or something ends by itself."""
+        self._wake.clear()
+        ends = [end for end in (self._reads.next_end, self._scheduler.pins.next_end) if end is not None]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
+        if ends:
+            waits.append(asyncio.ensure_future(self._sleep(max(min(ends) - self._clock(), 0.0))))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _written(self, blocks: list[int]) -> bool:
+        """Wait until no step under way writes one of these blocks. False: the engine has been closed."""
+        in_flight = self._in_flight
+        if in_flight is not None and not in_flight.outcome.filled.isdisjoint(blocks):
+            await in_flight.over.wait()
+        return not self._closed
+
+    def _begin(self) -> _InFlight | None:
+        """Begin a step, and reads. None: there is nothing to compute now."""
+        now = self._clock()
+        outcome = self._scheduler.begin(now)
+        self._reads.start(outcome.reads, now)
         for admitted in outcome.admitted:
             self._by_sequence[admitted].events.append((_SCHEDULED, now))
         for preempted in outcome.preempted:
             self._by_sequence[preempted].events.append((_PREEMPTED, now))
+        if not outcome.computed:
+            self._load_untold |= bool(outcome.reads or outcome.preempted)
+            return None
         due = now + self._settings.step_s(outcome.prefill_tokens, outcome.decode_seqs)
-        return _InFlight(due, outcome.emitted)
+        return _InFlight(due, outcome, asyncio.Event())
 
     async def _pass_time(self, seconds: float) -> None:
         """Sleep until the time is up or the engine is closed. Always lets others run."""

@@ -3,18 +3,24 @@
 Running requests are served first, in the order in which they were admitted; waiting ones are admitted with
 what is left of the step's token budget. A running request that finds no block takes those of the one that
 comes last in order, which waits again and is computed anew, from its prompt and what it has drawn.
+
+A request with blocks to pull is given all blocks of its prompt when its turn comes, and gives way to others while
+those are read. Then it is the first to be admitted, with what was read as cached.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages import Load
 from dynamo_local.engine.mocker import tokens
-from dynamo_local.engine.mocker.blocks import BlockPool, root_hash
+from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, root_hash
+from dynamo_local.engine.mocker.contents import Filling, fill, foreign_content
+from dynamo_local.engine.mocker.memory import BlockMemory
+from dynamo_local.engine.mocker.outcome import Draft, Outcome, Read
+from dynamo_local.engine.mocker.pins import Pins
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.sequence import Sequence
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -22,49 +28,37 @@ from dynamo_local.engine.mocker.settings import MockerSettings
 _TOKEN_IDS = 2**63
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one step did."""
-
-    computed: dict[Sequence, int]
-    """Tokens whose KV was computed."""
-    admitted: tuple[Sequence, ...]
-    preempted: tuple[Sequence, ...]
-    emitted: tuple[Sequence, ...]
-    """Each has drawn one token, its last one, and may be finished by it."""
-
-    @property
-    def decode_seqs(self) -> int:
-        return sum(count == 1 for count in self.computed.values())
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(self.computed.values()) - self.decode_seqs
-
-
 class Scheduler:
-    """Pure: no clock, no I/O.
+    """Pure: no clock, no I/O. A step is two calls, `begin` and `complete`; time passes in between.
 
     Invariants: waiting and finished requests refer to no block; a step computes something whenever there is
-    work, because the request that comes first in order can take the blocks of all others, and fits alone.
+    work and no block is pinned or being read into, because the request that comes first in order can take the
+    blocks of all others, and fits alone.
     """
 
     def __init__(self, settings: MockerSettings) -> None:
         self._settings = settings
-        self._pool = BlockPool(settings.mocker_kv_blocks)
+        self.memory = BlockMemory(settings.mocker_kv_blocks)
+        self.pool = BlockPool(settings.mocker_kv_blocks, keep_freed=settings.mocker_prefix_caching)
+        self.pins = Pins(self.pool, settings.most_pinned)
         self._running: list[Sequence] = []
         """In order of admission."""
         self._waiting: list[Sequence] = []
         """Sorted by `order`."""
+        self._loading: list[Sequence] = []
+        """Blocks of theirs are being read."""
+        self._loaded: list[Sequence] = []
+        """Have all blocks of their prompts, and wait for a place."""
         self._submitted = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._loaded)
 
     @property
     def load(self) -> Load:
-        return Load(len(self._running), len(self._waiting), self._pool.usage)
+        waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
+        return Load(len(self._running), waiting, self.pool.usage, self.pool.pinned_only)
 
     def submit(
         self,
@@ -94,35 +88,56 @@ class Scheduler:
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request and free its blocks. A finished or forgotten one is ignored."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._free(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        for some in (self._running, self._waiting, self._loading, self._loaded):
+            if sequence in some:
+                some.remove(sequence)
+                self._free(sequence)
+                return
 
-    def step(self) -> Outcome:
-        """Compute as much as budget and blocks allow."""
-        planned, preempted = self._plan_running()
-        # Not before the plan stands: who is preempted in a step has computed nothing in it.
-        for sequence, count in planned.items():
-            self._compute(sequence, count)
-        admitted = {} if preempted else self._admit(self._budget - sum(planned.values()))
-        computed = planned | admitted
-        emitted = tuple([sequence for sequence in computed if sequence.computed == len(sequence.tokens)])
+    def begin(self, now: float = 0.0) -> Outcome:
+        """Plan a step: as much as budget and blocks allow. It may turn out empty."""
+        draft = Draft(self._settings.mocker_max_num_batched_tokens)
+        # Not before the plan stands: who is preempted in a step computes nothing in it.
+        for sequence, count in self._plan_running(draft).items():
+            self._compute(sequence, count, draft)
+        if not draft.preempted:
+            self._admit_loaded(draft)
+            self._admit_waiting(draft, now)
+        return draft.outcome()
+
+    def complete(self, outcome: Outcome, now: float = 0.0) -> None:
+        """The step's time is over: its blocks are written, its tokens drawn from what the blocks hold."""
+        for filling in outcome.fillings:
+            fill(self.memory, filling)
+        running = set(self._running)
+        # Not those cancelled meanwhile.
+        emitted = [sequence for sequence in outcome.emitted if sequence in running]
         for sequence in emitted:
-            sequence.draw(self._settings.mocker_vocab_size)
-        self._retire(emitted)
-        return Outcome(computed, tuple(admitted), tuple(preempted), emitted)
+            hashes = self._full_hashes(sequence)
+            foreign = foreign_content(self.memory, sequence.blocks[: len(hashes)], hashes)
+            sequence.draw(self._settings.mocker_vocab_size, foreign)
+        self._retire([sequence for sequence in emitted if sequence.finish is not None], now)
 
-    @property
-    def _budget(self) -> int:
-        return self._settings.mocker_max_num_batched_tokens
+    def is_loading(self, sequence: Sequence) -> bool:
+        """Whether a read for it is still wanted."""
+        return sequence in self._loading
 
-    def _plan_running(self) -> tuple[dict[Sequence, int], list[Sequence]]:
-        """How much of each running request to compute, its blocks provided; and who made way for that."""
+    def end_read(self, read: Read, received: bool) -> None:
+        """The read is over. What was received counts as cached from now on; the rest will be computed."""
+        sequence = read.sequence
+        self._loading.remove(sequence)
+        if not received:
+            self._free(sequence)
+            self._enqueue(sequence)
+            return
+        sequence.computed = read.pull.end * self._settings.mocker_block_size
+        self._register(sequence, read.start)
+        self._loaded.append(sequence)
+
+    def _plan_running(self, draft: Draft) -> dict[Sequence, int]:
+        """How much of each running request to compute, its blocks provided, after some have made way for that."""
         planned: dict[Sequence, int] = {}
-        preempted: list[Sequence] = []
-        budget, index = self._budget, 0
+        budget, index = draft.budget, 0
         while index < len(self._running) and budget > 0:
             sequence = self._running[index]
             count = min(len(sequence.tokens) - sequence.computed, budget)
@@ -135,69 +150,103 @@ class Scheduler:
             index -= at < index
             budget += planned.pop(victim, 0)
             self._preempt(victim)
-            preempted.append(victim)
-        return planned, preempted
+            draft.preempted.append(victim)
+        return planned
 
-    def _admit(self, budget: int) -> dict[Sequence, int]:
+    def _admit_loaded(self, draft: Draft) -> None:
+        """First those that hold blocks already: others may wait for these."""
+        while self._loaded and draft.budget > 0 and self._has_place:
+            self._start(self._loaded.pop(0), draft)
+
+    def _admit_waiting(self, draft: Draft, now: float) -> None:
         """Let waiting requests in, in order, while budget, places and blocks for all of one are left."""
         block_size = self._settings.mocker_block_size
-        admitted: dict[Sequence, int] = {}
-        while self._waiting and budget > 0 and len(self._running) < self._settings.mocker_max_num_seqs:
+        while self._waiting and draft.budget > 0 and self._has_place:
             sequence = self._waiting[0]
             # The last token is always computed: the next one is drawn from that.
             full = (len(sequence.tokens) - 1) // block_size
-            hits = self._pool.match(sequence.hashes(full, block_size))
-            if self._blocks_of(len(sequence.tokens)) - len(hits) > self._pool.free_beside(hits):
+            hits = self.pool.match(sequence.hashes(full, block_size))
+            if self._blocks_of(len(sequence.tokens)) - len(hits) > self.pool.free_beside(hits):
                 break
-            self._running.append(self._waiting.pop(0))
-            self._pool.acquire(hits)
-            sequence.blocks = hits
-            sequence.computed = len(hits) * block_size
-            if sequence.cached_tokens is None:
-                sequence.cached_tokens = sequence.computed
-            count = min(len(sequence.tokens) - sequence.computed, budget)
-            self._provide(sequence, count)
-            self._compute(sequence, count)
-            admitted[sequence] = count
-            budget -= count
-        return admitted
+            self._waiting.pop(0)
+            self.pool.acquire(hits)
+            sequence.blocks, cached = hits, len(hits)
+            sequence.computed = cached * block_size
+            pull, sequence.pull = sequence.pull, None
+            if pull is not None and pull.helps(cached, now):
+                # All blocks at once: once loaded it needs none that somebody else may hold.
+                self._provide(sequence, len(sequence.tokens) - sequence.computed)
+                self._loading.append(sequence)
+                draft.reads.append(Read(sequence, pull, cached))
+            else:
+                self._start(sequence, draft)
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._running) < self._settings.mocker_max_num_seqs
+
+    def _start(self, sequence: Sequence, draft: Draft) -> None:
+        """Run a request that has its blocks, or can have them."""
+        self._running.append(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed
+        count = min(len(sequence.tokens) - sequence.computed, draft.budget)
+        self._provide(sequence, count)
+        self._compute(sequence, count, draft)
+        draft.admitted.append(sequence)
 
     def _provide(self, sequence: Sequence, count: int) -> bool:
         """Give a request the blocks for `count` more tokens, if that many are free."""
         lacking = self._blocks_of(sequence.computed + count) - len(sequence.blocks)
-        if lacking > self._pool.free:
+        if lacking > self.pool.free:
             return False
         if lacking > 0:
-            sequence.blocks.extend(self._pool.allocate(lacking))
+            sequence.blocks.extend(self.pool.allocate(lacking))
         return True
 
-    def _compute(self, sequence: Sequence, count: int) -> None:
-        block_size = self._settings.mocker_block_size
-        before = sequence.computed // block_size
+    def _compute(self, sequence: Sequence, count: int, draft: Draft) -> None:
+        """As in vLLM, blocks are found in the cache from now on, before they are written: who shares them
+        computes later, in the same step or another one."""
+        before = sequence.computed // self._settings.mocker_block_size
         sequence.computed += count
-        after = sequence.computed // block_size
-        if after > before:
-            hashes = sequence.hashes(after, block_size)
-            for index in range(before, after):
-                self._pool.register(sequence.blocks[index], hashes[index])
+        draft.computed[sequence] = count
+        draft.budget -= count
+        hashes = self._register(sequence, before)
+        if len(hashes) > before:
+            draft.fillings.append(Filling(tuple(sequence.blocks[: len(hashes)]), tuple(hashes), before))
+
+    def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """Of the blocks that are full of computed tokens."""
+        block_size = self._settings.mocker_block_size
+        return sequence.hashes(sequence.computed // block_size, block_size)
+
+    def _register(self, sequence: Sequence, start: int) -> list[BlockHash]:
+        """Have full blocks from index `start` on found in the cache. Returns the hashes of all."""
+        hashes = self._full_hashes(sequence)
+        for index in range(start, len(hashes)):
+            self.pool.register(sequence.blocks[index], hashes[index])
+        return hashes
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._free(sequence)
         self._enqueue(sequence)
 
-    def _retire(self, emitted: tuple[Sequence, ...]) -> None:
-        finished = [sequence for sequence in emitted if sequence.finish is not None]
+    def _retire(self, finished: list[Sequence], now: float) -> None:
         if finished:
             self._running = [sequence for sequence in self._running if sequence.finish is None]
         for sequence in finished:
+            if sequence.hold is not None:
+                # Again, because a block elsewhere that had the same content may be gone by now.
+                blocks = self.pool.match(self._register(sequence, 0))
+                self.pins.add(sequence.hold.name, blocks, now + sequence.hold.seconds)
             self._free(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=lambda waiting: waiting.order)
 
     def _free(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.blocks)
+        self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0
 

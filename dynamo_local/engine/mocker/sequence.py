@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages import FinishReason
+from dynamo_local.core.messages import FinishReason, RequestEpoch
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.blocks import BlockHash, chain_hash
+from dynamo_local.engine.mocker.pulling import Pull
 from dynamo_local.engine.mocker.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Hold:
+    """When the request has finished, its full blocks are kept under this name for so long."""
+
+    name: RequestEpoch
+    seconds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -15,7 +24,7 @@ class Sequence:
     """A prompt and the tokens drawn so far. `tokens` only ever grows; cache and progress come and go.
 
     Invariants: `blocks` hold at least `computed` tokens, and `computed <= len(tokens)`. One that does not
-    run has neither.
+    run has neither, unless it is being loaded or has been.
     """
 
     tokens: list[int]
@@ -32,7 +41,10 @@ class Sequence:
     computed: int = 0
     """Tokens whose KV is in the blocks."""
     cached_tokens: int | None = None
-    """Tokens found in the cache when it was first admitted."""
+    """Tokens found in the cache, or pulled, when it was first admitted."""
+    pull: Pull | None = None
+    """Blocks of another engine to be read, unless that has been tried."""
+    hold: Hold | None = None
     finish: FinishReason | None = None
     stop_reason: int | None = None
     _hashes: list[BlockHash] = field(default_factory=list)
@@ -50,9 +62,13 @@ class Sequence:
             known.append(chain_hash(parent, self.tokens[start : start + block_size]))
         return known[:count]
 
-    def draw(self, vocab_size: int) -> None:
-        """Append the token that follows, and see whether it is the last one."""
-        token_id = tokens.draw(self.state, vocab_size)
+    def draw(self, vocab_size: int, foreign: bytes | None = None) -> None:
+        """Append the token that follows, and see whether it is the last one. `foreign` is what the blocks hold if
+        that is not what belongs there: then the token is a wrong one."""
+        state = self.state
+        if foreign is not None:
+            state = tokens.absorb((int.from_bytes(foreign[:7]),), state)
+        token_id = tokens.draw(state, vocab_size)
         self.tokens.append(token_id)
         self.state = tokens.absorb((token_id,), self.state)
         if self._stops(token_id):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages import EngineInfo, RequestEpoch, Submit, TokenDelta
-from dynamo_local.core.ports import Progress, Step
+from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
+from dynamo_local.engine.vllm.core_methods import name_of
 from dynamo_local.engine.vllm.environment import CPU_CORES_ENV, prepare_environment
+from dynamo_local.engine.vllm.prefix_pull import PrefixPull
+from dynamo_local.engine.vllm.transfer import Description
 from dynamo_local.runtime.processes import prepare_forks
 
 
@@ -22,18 +28,24 @@ from dynamo_local.runtime.processes import prepare_forks
 class _Live:
     current: RequestEpoch
     position: int
+    hold_s: float
 
 
 class VllmEngine:
     """Implements `core.ports.Engine`.
 
     `config` holds keys of `arguments.engine_schema()`; others are ignored. `private_dir`: see environment.py.
+    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it.
     """
 
-    def __init__(self, config: dict[str, Any], private_dir: Path) -> None:
+    def __init__(self, config: dict[str, Any], private_dir: Path, *, kv_transfer: bool = False) -> None:
         self._config = config
         self._private_dir = private_dir
+        self._kv_transfer = kv_transfer
+        self._pull: PrefixPull | None = None
         self._live: dict[str, _Live] = {}
+        self._held: dict[str, float] = {}
+        """Finished requests whose blocks are held, and until when."""
         # One thread for the engine's whole life: its processes are forked from it, and the kernel kills them when the
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
@@ -44,16 +56,20 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         prepare_environment(self._private_dir)
         try:
-            self._core, info = await loop.run_in_executor(self._thread, _launch, self._config, progress)
+            launched = await loop.run_in_executor(self._thread, _launch, self._config, self._kv_transfer, progress)
+            self._core, vllm_config = launched
+            if self._kv_transfer:
+                self._pull = await _open_pull(self._core, vllm_config)
         except EngineError:
             raise
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+        info = _info(vllm_config)
         self._max_model_len = info.max_model_len
         return info
 
-    async def submit(self, work: Submit) -> None:
+    async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         from dynamo_local.engine.vllm.wire import core_request_of
 
         if len(work.token_ids) >= self._max_model_len:
@@ -61,14 +77,33 @@ class VllmEngine:
             raise RequestError(
                 f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
             )
-        request = core_request_of(work)
-        self._live[request.request_id] = _Live(RequestEpoch(work.request_id, work.epoch), work.position)
+        transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
+        request = core_request_of(work, transfer)
+        current = RequestEpoch(work.request_id, work.epoch)
+        self._live[request.request_id] = _Live(current, work.position, work.hold_s)
         await self._core.add_request_async(request)
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
-        known = [str(request) for request in requests if self._live.pop(str(request), None) is not None]
-        if known:
-            await self._core.abort_requests_async(known)
+        names = [str(request) for request in requests]
+        dropped = {name: live for name in names if (live := self._live.pop(name, None)) is not None}
+        if dropped:
+            await self._core.abort_requests_async(list(dropped))
+        # A request that was running here may have finished in the engine core.
+        held = [name for name in names if self._held.pop(name, None) or (name in dropped and dropped[name].hold_s > 0)]
+        if held and self._pull is not None:
+            self._pull.release(holds=held)
+
+    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+        return None if self._pull is None else await self._pull.missing(token_ids, cache_salt)
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        if self._pull is None:
+            return PinAnswer(blocks=0, refused="the engine is not set up for KV transfer")
+        return await self._pull.pin(question)
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        if self._pull is not None:
+            self._pull.release(pins=pins)
 
     async def step(self) -> Step:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -80,9 +115,11 @@ class VllmEngine:
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
-        return Step(outputs.timestamp, deltas, load_of(outputs.scheduler_stats))
+        return Step(outputs.timestamp, deltas, load_of(outputs.scheduler_stats, keeps=self._pull is not None))
 
     async def close(self, deadline_s: float) -> None:
+        if self._pull is not None:
+            self._pull.close()
         if self._core is not None:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
@@ -98,10 +135,18 @@ class VllmEngine:
         live.position += len(delta.token_ids)
         if delta.finish is not None:
             del self._live[output.request_id]
+            if live.hold_s > 0 and self._pull is not None:
+                self._hold(self._pull, output.request_id, live.hold_s)
         return delta
 
+    def _hold(self, pull: PrefixPull, name: str, hold_s: float) -> None:
+        now = time.monotonic()
+        self._held = {other: end for other, end in self._held.items() if end > now}
+        self._held[name] = now + hold_s
+        pull.watch(now + hold_s)
 
-def _launch(config: dict[str, Any], progress: Progress) -> tuple[Any, EngineInfo]:
+
+def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tuple[Any, Any]:
     """Import vLLM, start its engine core, and wait until that has loaded the model."""
     progress("importing vLLM")
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -113,6 +158,8 @@ def _launch(config: dict[str, Any], progress: Progress) -> tuple[Any, EngineInfo
     progress("reading the model's configuration")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
+    if kv_transfer:
+        args.kv_transfer_config = _transfer_config(args.kv_transfer_config)
     vllm_config = args.create_engine_config()
     if current_platform.is_cpu():
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
@@ -126,7 +173,38 @@ def _launch(config: dict[str, Any], progress: Progress) -> tuple[Any, EngineInfo
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
-    return core, _info(vllm_config)
+    return core, vllm_config
+
+
+def _transfer_config(configured: Any) -> Any:
+    """Of vLLM, for prefix pull. Raises EngineError."""
+    from vllm.config import KVTransferConfig
+
+    if configured is not None:
+        raise EngineError("kv-transfer and kv-transfer-config exclude each other", "leave one of them out")
+    # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
+    return KVTransferConfig(
+        kv_connector="PrefixPullConnector",
+        kv_connector_module_path="dynamo_local.engine.vllm.pull_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={
+            # What is known of engines that nobody has read from for so long, dead ones mostly, is forgotten.
+            "engine_ttl": 300.0,
+            # Threads that share the work of many small reads: more than there is, on one machine.
+            "num_threads": 0,
+        },
+    )
+
+
+async def _open_pull(core: Any, vllm_config: Any) -> PrefixPull:
+    from dynamo_local.engine.vllm.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.identity import fingerprint, model_identity
+
+    description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
+    model = await asyncio.to_thread(model_identity, vllm_config.model_config)
+    hasher = BlockHasher(vllm_config.cache_config)
+    return PrefixPull(core, description, fingerprint(description.identity, model), hasher)
 
 
 def _info(vllm_config: Any) -> EngineInfo:

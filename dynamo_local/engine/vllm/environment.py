@@ -22,6 +22,9 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "TOKENIZERS_PARALLELISM": "false",
+        # NIXL's transport wants a TCP socket beside shared memory, to notice that the other side has died. Not on all
+        # interfaces: it has no authentication.
+        "UCX_NET_DEVICES": "lo",
     }
     # "auto" would bind every engine of the machine to the same first core.
     if cores := environ.get(CPU_CORES_ENV):

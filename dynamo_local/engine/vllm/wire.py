@@ -5,7 +5,7 @@ Numbers stay exact: arrays travel as their bytes. Nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,11 +25,14 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages import Array, Load, Logprobs, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.messages import FinishReason as Finish
-from dynamo_local.core.ports import Request
+from dynamo_local.core.ports import Request, Sampling
 from dynamo_local.engine.vllm.fidelity import survival_of
+from dynamo_local.engine.vllm.transfer import Counts
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
+
+_TRANSFER = "kv_transfer_params"
 
 _FINISH: dict[Finish, FinishReason] = {
     "stop": FinishReason.STOP,
@@ -61,29 +64,40 @@ def request_of(core_request: EngineCoreRequest) -> Request:
         cache_salt=core_request.cache_salt,
         reasoning_ended=core_request.reasoning_ended,
         survival=survival_of(params),
+        max_tokens=params.max_tokens,
+        # For log-probabilities of the prompt, vLLM computes it whole, whatever is cached.
+        prefill_elsewhere=params.prompt_logprobs is None,
     )
 
 
-def _sampling_at(params: SamplingParams) -> Callable[[int], bytes]:
-    def encode(position: int) -> bytes:
-        if position == 0:
+def _sampling_at(params: SamplingParams) -> Sampling:
+    def encode(position: int, at_most: int | None = None) -> bytes:
+        if position == 0 and at_most is None:
             return _sampling_encoder.encode(params)
         rest = params.clone()
-        rest.max_tokens = None if params.max_tokens is None else params.max_tokens - position
-        rest.min_tokens = max(params.min_tokens - position, 0)
-        # Told by the first epoch, whose prompt was the client's.
-        rest.prompt_logprobs = None
+        limits = [params.max_tokens - position] if params.max_tokens is not None else []
+        limits += [at_most] if at_most is not None else []
+        rest.max_tokens = min(limits, default=None)
+        rest.min_tokens = min([max(params.min_tokens - position, 0), *limits])
+        if position > 0:
+            # Told by the first epoch, whose prompt was the client's.
+            rest.prompt_logprobs = None
         return _sampling_encoder.encode(rest)
 
     return encode
 
 
-def core_request_of(work: Submit) -> EngineCoreRequest:
-    """A submission as vLLM's engine core takes it, its id made of request and epoch. Raises RequestError."""
+def core_request_of(work: Submit, transfer: dict[str, Any] | None = None) -> EngineCoreRequest:
+    """A submission as vLLM's engine core takes it, its id made of request and epoch. Raises RequestError.
+
+    `transfer` tells the KV connector what to do with it; nothing else that the submission says may.
+    """
     try:
         params = _sampling_decoder.decode(work.sampling)
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the sampling parameters cannot be read: {error}") from error
+    extra = {name: value for name, value in (params.extra_args or {}).items() if name != _TRANSFER}
+    params.extra_args = {**extra, _TRANSFER: transfer} if transfer is not None else extra or None
     engine_id = str(RequestEpoch(work.request_id, work.epoch))
     return EngineCoreRequest(
         request_id=engine_id,
@@ -136,11 +150,16 @@ def core_output_of(delta: TokenDelta, prompt_tokens: int) -> EngineCoreOutput:
     )
 
 
-def load_of(stats: SchedulerStats | None) -> Load | None:
-    """The scheduler's word on the load, if the step came with one."""
+def load_of(stats: SchedulerStats | None, *, keeps: bool = False) -> Load | None:
+    """The scheduler's word on the load, if the step came with one. `keeps`: its engine keeps blocks for readers."""
     if stats is None:
         return None
-    return Load(running=stats.num_running_reqs, waiting=stats.num_waiting_reqs, kv_usage=float(stats.kv_cache_usage))
+    running, waiting = stats.num_running_reqs, stats.num_waiting_reqs
+    if not stats.kv_connector_stats:
+        return Load(running, waiting, float(stats.kv_cache_usage), 0.0 if keeps else None)
+    counts = msgspec.convert(stats.kv_connector_stats, Counts)
+    used = counts.used_blocks - counts.kept_blocks
+    return Load(running, waiting, used / counts.blocks, counts.kept_blocks / counts.blocks)
 
 
 def _prefill_stats(cached_tokens: int | None, prompt_tokens: int) -> PrefillStats | None:

@@ -31,6 +31,7 @@ def test_waiting_and_stolen_time_is_not_busy_time() -> None:
         ("VLLM::Worker", "Worker"),
         ("python -m dynamo_local.runtime.host --namespace bench --service Frontend ", "frontend"),
         ("python -m dynamo_local.runtime.host --namespace bench --service VllmWorker ", "worker host"),
+        ("python -m dynamo_local.runtime.host --namespace bench --service PrefillWorker ", "prefill host"),
         ("python -c from multiprocessing.resource_tracker import main", "other"),
     ],
 )

@@ -111,6 +111,10 @@ print(sorted({{"torch", "transformers", "vllm"}} & set(sys.modules)))
         (["logs"], "there are no logs in namespace dynamo"),
         (["logs", "Worker"], "no log of 'Worker'"),
         (["ps", "--namespace", "a_b"], "namespace 'a_b' is not valid"),
+        (["role", "dynamo_Worker", "prefill"], "no server runs in namespace dynamo"),
+        (["role", "dynamo_Worker", "frontend"], "'frontend' is not one of 'prefill', 'decode'"),
+        (["role", "dynamo_Worker"], "Missing argument"),
+        (["role", "dynamo_Worker", "decode", "--namespace", "a_b"], "namespace 'a_b' is not valid"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(

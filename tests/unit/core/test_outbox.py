@@ -83,3 +83,20 @@ def test_running_finished_and_forgotten() -> None:
     assert outbox.finished_before(5.1) == [R]
     assert outbox.forget([R, other, RequestEpoch("unknown", 1)]) == [other]
     assert len(outbox) == 0
+
+
+def test_what_is_held_is_the_engines_until_it_is_forgotten() -> None:
+    outbox = Outbox()
+    other = RequestEpoch("s", 1)
+    outbox.open(R, "f", 0, held=True)
+    outbox.open(other, "f", 0)
+    assert outbox.held() == [R]
+    for request in (R, other):
+        kept = outbox.get(request)
+        assert kept is not None
+        kept.add(produced([1])[0], now=5.0)
+    assert outbox.running() == {}
+    assert outbox.held() == [R]
+    assert outbox.forget([R, other]) == [R]
+    assert outbox.held() == []
+    assert outbox.forget([R]) == []

@@ -1,12 +1,13 @@
-"""Requests, and a scheduler run to the end with all its invariants checked after every step."""
+"""Requests, and a scheduler run to the end with all its invariants checked in and after every step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from dynamo_local.engine.mocker.outcome import Outcome
 from dynamo_local.engine.mocker.sampling import Sampling
-from dynamo_local.engine.mocker.scheduler import Outcome, Scheduler
+from dynamo_local.engine.mocker.scheduler import Scheduler
 from dynamo_local.engine.mocker.sequence import Sequence
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
@@ -14,7 +15,7 @@ from dynamo_local.engine.mocker.tokens import continuation
 VOCAB_SIZE = 256
 
 
-def tiny(**settings: int) -> MockerSettings:
+def tiny(**settings: float) -> MockerSettings:
     """Settings with blocks of 4 tokens and few of them."""
     keys: dict[str, Any] = {"kv_blocks": 8, "block_size": 4, "max_num_batched_tokens": 16} | settings
     return MockerSettings(**{f"mocker_{name}": value for name, value in keys.items()})
@@ -45,14 +46,18 @@ class Watched:
         assert sequence.blocks == []
         self.check_blocks()
 
-    def step(self) -> Outcome:
+    def step(self, now: float = 0.0) -> Outcome:
         before = {sequence: len(sequence.tokens) for sequence in self.salts}
-        outcome = self.scheduler.step()
+        outcome = self.scheduler.begin(now)
+        assert all(len(sequence.tokens) == before[sequence] for sequence in before)
+        self.check_blocks()
+        self.scheduler.complete(outcome, now)
         self.outcomes.append(outcome)
         grown = {sequence for sequence in before if len(sequence.tokens) > before[sequence]}
         assert set(outcome.emitted) == grown
         assert all(len(sequence.tokens) == before[sequence] + 1 for sequence in grown)
         self.check_work(outcome)
+        self.check_contents()
         for sequence in grown:
             if sequence.finish is not None:
                 assert sequence.blocks == []
@@ -69,8 +74,9 @@ class Watched:
 
     def check_work(self, outcome: Outcome) -> None:
         work, budget = sum(outcome.computed.values()), self.settings.mocker_max_num_batched_tokens
-        assert 0 < work <= budget
-        if work < budget:
+        assert work <= budget
+        assert work > 0 or self.kept
+        if work < budget and not self.kept:
             running = {sequence for sequence in self.salts if sequence.blocks}
             assert running <= set(outcome.emitted), "somebody could have been given more"
         assert all(count > 0 for count in outcome.computed.values())
@@ -96,6 +102,18 @@ class Watched:
         assert load.waiting is not None
         assert load.running + load.waiting == len(self.salts)
         assert load.running == sum(bool(sequence.blocks) for sequence in self.salts)
+
+    def check_contents(self) -> None:
+        """Between two steps each block holds what belongs there."""
+        block_size = self.settings.mocker_block_size
+        for sequence in self.salts:
+            full = sequence.computed // block_size
+            assert self.scheduler.memory.read(sequence.blocks[:full]) == sequence.hashes(full, block_size)
+
+    @property
+    def kept(self) -> bool:
+        """Whether blocks are kept from requests that could run with them."""
+        return self.scheduler.pool.pinned > 0
 
     @property
     def preemptions(self) -> int:

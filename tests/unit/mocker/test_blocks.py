@@ -7,19 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, chain_hash, root_hash
+from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, chain_hash, chain_hashes, root_hash
 
 TOTAL = 6
 HASHES = [bytes([i]) for i in range(9)]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A pool against a model: who holds which blocks, and what each block was filled with."""
+    """A pool against a model: who holds or pins which blocks, and what each block was filled with."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
         self.held: list[list[int]] = []
+        self.pinned: list[list[int]] = []
         self.content: dict[int, BlockHash] = {}
         """As last registered, and not taken for something else since."""
 
@@ -29,7 +30,7 @@ class PoolMachine(RuleBasedStateMachine):
         referenced = self.referenced()
         blocks = self.pool.allocate(count)
         assert len(set(blocks)) == count
-        assert not referenced & set(blocks)
+        assert not (referenced | self.kept()) & set(blocks)
         for block in blocks:
             self.content.pop(block, None)
         self.held.append(blocks)
@@ -50,6 +51,17 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free == beside
         self.held.append(blocks)
 
+    @rule(hashes=st.lists(st.sampled_from(HASHES), unique=True, max_size=4))
+    def pin_what_is_cached(self, hashes: list[BlockHash]) -> None:
+        blocks = self.pool.match(hashes)
+        self.pool.pin(blocks)
+        self.pinned.append(blocks)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        self.pool.unpin(self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1))))
+
     @precondition(lambda self: any(self.held))
     @rule(data=st.data(), block_hash=st.sampled_from(HASHES))
     def register(self, data: st.DataObject, block_hash: BlockHash) -> None:
@@ -69,9 +81,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert [self.pool.references(block) for block in range(TOTAL)] == [counts[b] for b in range(TOTAL)]
 
     @invariant()
-    def a_block_is_free_or_referenced(self) -> None:
-        assert self.pool.free + len(self.referenced()) == TOTAL
+    def a_block_is_free_or_referenced_or_pinned(self) -> None:
+        assert self.pool.free + len(self.referenced() | self.kept()) == TOTAL
         assert self.pool.usage == len(self.referenced()) / TOTAL
+        assert self.pool.pinned == len(self.kept())
+        assert self.pool.pinned_only == len(self.kept() - self.referenced()) / TOTAL
+
+    @invariant()
+    def what_is_pinned_keeps_its_content(self) -> None:
+        assert self.kept() <= self.content.keys()
 
     @invariant()
     def each_content_is_found_in_its_block(self) -> None:
@@ -79,6 +97,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def referenced(self) -> set[int]:
         return {block for blocks in self.held for block in blocks}
+
+    def kept(self) -> set[int]:
+        return {block for blocks in self.pinned for block in blocks}
 
 
 TestPool = PoolMachine.TestCase
@@ -125,6 +146,20 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     assert len(pool.match([b"1", b"2", b"3"])) == 2
 
 
+def test_without_a_cache_free_blocks_are_found_by_nobody_and_taken_first() -> None:
+    pool = BlockPool(4, keep_freed=False)
+    first, second = filled(pool, b"1"), filled(pool, b"2")
+    pool.pin(pool.match([b"1"]))
+    pool.release(first)
+    pool.release(second)
+    assert pool.match([b"1"]) == first
+    assert pool.match([b"2"]) == []
+    assert pool.allocate(1) == second
+    pool.unpin(first)
+    assert pool.match([b"1"]) == []
+    assert pool.allocate(1) == first
+
+
 def test_a_shared_block_is_free_only_when_nobody_refers_to_it() -> None:
     pool = BlockPool(2)
     blocks = filled(pool, b"1")
@@ -146,3 +181,9 @@ def test_a_hash_names_tokens_their_order_and_what_precedes_them(token_ids: list[
 
 def test_salts_differ_and_no_salt_is_none_of_them() -> None:
     assert len({root_hash(None), root_hash(""), root_hash("a"), root_hash("b")}) == 4
+
+
+def test_hashes_of_a_context_are_chained() -> None:
+    first = chain_hash(root_hash("salt"), [1, 2])
+    assert chain_hashes([1, 2, 3, 4, 5], "salt", 2, 2) == [first, chain_hash(first, [3, 4])]
+    assert chain_hashes([1], None, 2, 0) == []

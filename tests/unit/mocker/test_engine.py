@@ -82,7 +82,7 @@ async def test_a_preempted_request_tells_so_and_repeats_nothing() -> None:
     events = [event for delta in deltas_of(steps, "b") for event in delta.events]
     assert [kind for kind, _ in events][:4] == [1, 2, 3, 2]
     assert [at for _, at in events] == sorted(at for _, at in events)
-    assert steps[-1].load == Load(running=0, waiting=0, kv_usage=0.0)
+    assert steps[-1].load == Load(running=0, waiting=0, kv_usage=0.0, kv_pinned=0.0)
 
 
 async def test_every_step_tells_the_load() -> None:
@@ -90,7 +90,7 @@ async def test_every_step_tells_the_load() -> None:
     await engine.submit(work("a", max_tokens=1))
     await engine.submit(work("b", max_tokens=2))
     loads = [step.load for step in await steps_until_finished(engine, requests=2)]
-    assert loads == [Load(0, 1, 0.0), Load(1, 0, 2 / 16), Load(0, 0, 0.0)]
+    assert loads == [Load(0, 1, 0.0, 0.0), Load(1, 0, 2 / 16, 0.0), Load(0, 0, 0.0, 0.0)]
 
 
 async def test_any_replay_continues_the_log_of_the_request() -> None:

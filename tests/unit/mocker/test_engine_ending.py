@@ -24,7 +24,7 @@ class TestCancel:
         await engine.submit(work("waiting"))
         idle = asyncio.create_task(engine.step())
         await engine.cancel([RequestEpoch("running", 1), RequestEpoch("waiting", 1)])
-        assert await idle == Step(1000.015, (), Load(running=0, waiting=0, kv_usage=0.0))
+        assert await idle == Step(1000.015, (), Load(running=0, waiting=0, kv_usage=0.0, kv_pinned=0.0))
 
     async def test_of_one_request_leaves_the_others(self) -> None:
         engine = engine_in(VirtualTime())
@@ -34,14 +34,14 @@ class TestCancel:
         await engine.cancel([RequestEpoch("a", 1)])
         (step,) = await steps_until_finished(engine)
         assert [delta.request_id for delta in step.deltas] == ["b"]
-        assert step.load == Load(0, 0, 0.0)
+        assert step.load == Load(0, 0, 0.0, 0.0)
 
     async def test_is_told_of_just_once(self) -> None:
         engine = engine_in(VirtualTime())
         await engine.submit(work())
         await engine.step()
         await engine.cancel([RequestEpoch("r", 1)])
-        assert (await engine.step()).load == Load(0, 0, 0.0)
+        assert (await engine.step()).load == Load(0, 0, 0.0, 0.0)
         again = asyncio.create_task(engine.step())
         for _ in range(3):
             await asyncio.sleep(0)
@@ -71,7 +71,7 @@ class TestCancel:
         await engine.cancel([RequestEpoch("gone", 1)])
         time.release()
         assert [delta.request_id for delta in (await step).deltas] == ["stays"]
-        assert (await step).load == Load(1, 0, 1 / 16)
+        assert (await step).load == Load(1, 0, 1 / 16, 0.0)
 
     async def test_and_submitted_anew_starts_from_its_position(self) -> None:
         time = StoppedTime()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import RequestError
-from dynamo_local.core.messages import Load
+from dynamo_local.core.messages import Load, RequestEpoch
+from dynamo_local.engine.mocker.sequence import Hold
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
 
@@ -19,10 +20,10 @@ def prompt(length: int, first: int = 0) -> list[int]:
 def test_one_request_from_prompt_to_length() -> None:
     watched = Watched(tiny())
     sequence = watched.submit(prompt(5), greedy(3))
-    assert watched.scheduler.load == Load(running=0, waiting=1, kv_usage=0.0)
+    assert watched.scheduler.load == Load(running=0, waiting=1, kv_usage=0.0, kv_pinned=0.0)
     first = watched.step()
     assert (first.admitted, first.emitted, first.computed) == ((sequence,), (sequence,), {sequence: 5})
-    assert watched.scheduler.load == Load(running=1, waiting=0, kv_usage=2 / 8)
+    assert watched.scheduler.load == Load(running=1, waiting=0, kv_usage=2 / 8, kv_pinned=0.0)
     assert watched.step().computed == {sequence: 1}
     watched.run()
     assert sequence.tokens[5:] == continuation(prompt(5), 3, VOCAB_SIZE)
@@ -103,7 +104,7 @@ def test_no_more_run_than_there_are_places() -> None:
     for first in (0, 50, 100):
         watched.submit(prompt(2, first), greedy(2))
     watched.step()
-    assert watched.scheduler.load == Load(running=2, waiting=1, kv_usage=2 / 8)
+    assert watched.scheduler.load == Load(running=2, waiting=1, kv_usage=2 / 8, kv_pinned=0.0)
     watched.run()
 
 
@@ -238,6 +239,23 @@ class TestStopping:
         # The token is drawn all the same: it follows from the context alone.
         assert self.oracle.count(self.oracle[5]) == 1
         assert self.run(eos_token_id=self.oracle[5], min_tokens=min_tokens)[0] == drawn
+
+
+def test_a_hold_keeps_blocks_that_were_found_elsewhere_until_they_went() -> None:
+    watched = Watched(tiny(max_num_batched_tokens=32))
+    shorter = watched.submit(prompt(7), greedy(3))
+    held = watched.submit(prompt(7), greedy(5))
+    held.hold = Hold(RequestEpoch("held", 1), 10.0)
+    while shorter.finish is None:
+        watched.step()
+    # Both have filled their second blocks with the same, and those of `shorter` are the ones that are found,
+    # until they are taken:
+    watched.submit(prompt(20, 100), greedy(1))
+    while held.finish is None:
+        watched.step()
+    watched.scheduler.pins.expire(9.9)
+    assert watched.scheduler.load.kv_pinned == 2 / 8
+    assert len(watched.scheduler.pool.match(held.hashes(2, 4))) == 2
 
 
 @given(

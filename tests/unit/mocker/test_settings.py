@@ -40,6 +40,10 @@ def test_settings_come_from_configuration() -> None:
         ({"mocker_step_base_ms": -1.0}, "mocker-step-base-ms must be at least 0"),
         ({"mocker_prefill_us_per_token": -0.1}, "mocker-prefill-us-per-token must be at least 0"),
         ({"mocker_decode_us_per_seq": float("nan")}, "mocker-decode-us-per-seq must be finite"),
+        ({"mocker_transfer_base_ms": -1.0}, "mocker-transfer-base-ms must be at least 0"),
+        ({"mocker_transfer_us_per_block": -1.0}, "mocker-transfer-us-per-block must be at least 0"),
+        ({"mocker_max_pinned_share": 1.1}, "mocker-max-pinned-share must be at most 1, not 1.1"),
+        ({"mocker_longest_pin_s": 0.0}, "mocker-longest-pin-s must be above 0"),
         ({"mocker_speedup": 0.0}, "mocker-speedup must be above 0"),
         ({"mocker_speedup": float("inf")}, "mocker-speedup must be finite"),
         ({"mocker_start_s": -1.0}, "mocker-start-s must be at least 0"),
@@ -66,3 +70,13 @@ def test_time_of_a_step() -> None:
     )
     assert settings.step_s(0, 0) == pytest.approx(0.001)
     assert settings.step_s(300, 10) == pytest.approx(0.003)
+
+
+def test_time_of_a_read() -> None:
+    settings = MockerSettings(mocker_transfer_base_ms=3.0, mocker_transfer_us_per_block=500.0, mocker_speedup=2.0)
+    assert settings.transfer_s(8) == pytest.approx(0.0035)
+
+
+@pytest.mark.parametrize(("share", "blocks"), [(0.0, 0), (0.5, 3), (0.99, 6), (1.0, 7)])
+def test_how_much_can_be_kept_for_readers(share: float, blocks: int) -> None:
+    assert MockerSettings(mocker_kv_blocks=7, mocker_max_pinned_share=share).most_pinned == blocks

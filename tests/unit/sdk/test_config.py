@@ -7,7 +7,9 @@ import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.sdk import Graph, load_graph, resolve
+from dynamo_local.sdk.graph import build_graph
 from dynamo_local.sdk.resolved import ResolvedGraph
+from tests.unit.sdk.graphs.roles import Boss, Front, Helper, Worker
 
 HERE = "tests.unit.sdk.graphs"
 NEEDED = ["--Router.model=tiny"]
@@ -254,3 +256,16 @@ def test_no_error_shows_a_secret(graph: Graph, write: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             resolve(graph, overrides=[*NEEDED, option])
         assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "role"),
+    [((), "worker"), ((Helper,), "leader"), ((Boss,), "follower"), ((Boss, Helper), "leader")],
+    ids=str,
+)
+def test_a_role_may_depend_on_who_else_is_there(others: tuple[type, ...], role: str) -> None:
+    """Of several that would decide it, the first that the decorator names does."""
+    graph = build_graph(f"{HERE}.roles:Front", Front, [(Front, other) for other in (Worker, *others)])
+    resolved = resolve(graph)
+    assert resolved.service("Worker").role == role
+    assert ResolvedGraph.from_json(resolved.to_json()).service("Worker").role == role

@@ -21,6 +21,7 @@ from state.transitions import (
     release,
     remove,
     set_lease,
+    set_role,
     taken,
 )
 from tests.unit.state.builders import OWNER, disaggregated, empty_state
@@ -81,6 +82,18 @@ def test_the_lease_follows_the_process() -> None:
     assert taken(cleared) == {0, 1}
 
 
+def test_a_role_outlives_the_process_that_took_it_up() -> None:
+    state = set_lease(disaggregated(), "dynamo_VllmWorker", "first", 10)
+    state = set_role(state, "dynamo_VllmWorker", "first", "prefill")
+    assert state.components["dynamo_VllmWorker"].role == "prefill"
+    state = set_lease(clear_lease(state, "dynamo_VllmWorker", "first"), "dynamo_VllmWorker", "second", 11)
+    entry = state.components["dynamo_VllmWorker"]
+    assert (entry.role, entry.lease, entry.devices) == ("prefill", "second", (0,))
+    # A process that starts anew, not in another one's place, has the role that it is started in.
+    fresh = claim(release(state, "dynamo_VllmWorker"), "dynamo_VllmWorker", role="decode", cmd="python -m host")
+    assert fresh.components["dynamo_VllmWorker"].role == "decode"
+
+
 def test_a_name_may_be_given_in_parts() -> None:
     assert shape(release(disaggregated(), Watcher("dynamo", "VllmWorker")))["dynamo_VllmWorker"] is None
 
@@ -103,6 +116,12 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "claim of no watcher's name": lambda s: claim(s, "router", role="", cmd=""),
     "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
     "lease for an emptied one": lambda s: set_lease(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1),
+    "role for an unknown one": lambda s: set_role(s, "dynamo_Router", "l", "prefill"),
+    "role for an emptied one": lambda s: set_role(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", "prefill"),
+    "role for one without a process": lambda s: set_role(s, "dynamo_VllmWorker", "l", "prefill"),
+    "role for a process that was replaced": lambda s: set_role(
+        set_lease(s, "dynamo_VllmWorker", "second", 11), "dynamo_VllmWorker", "first", "prefill"
+    ),
     "release of an unknown one": lambda s: release(s, "dynamo_Router"),
     "release of an emptied one": lambda s: release(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
     "removal of an unknown one": lambda s: remove(s, "dynamo_Router"),

@@ -1,0 +1,86 @@
+"""Which role a worker has, and taking up another one while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from components.workers.prefill import PrefillDuty
+from dynamo_local.core import codec
+from dynamo_local.core.errors import DecodeError, DynamoError
+from dynamo_local.core.fleet import PREFILL_ROLE
+from dynamo_local.core.messages import RoleAnswer, RoleQuestion
+from dynamo_local.runtime.bus import Message
+from dynamo_local.runtime.context import ServiceContext
+
+_log = logging.getLogger(__name__)
+
+DECODE_ROLE = "decode"
+
+
+class Roles:
+    """Holds a worker to the role that it announces. Engine, connections and requests in hand are not touched:
+
+    leaving "prefill", it takes no more jobs, and keeps what it has prefilled until that is fetched;
+    leaving "decode", the router stops giving it requests, and those it has are finished.
+    """
+
+    def __init__(self, context: ServiceContext, prefill: PrefillDuty) -> None:
+        self._context = context
+        self._prefill = prefill
+        self._changing = asyncio.Lock()
+        self._ended = False
+
+    @property
+    def role(self) -> str:
+        return self._context.announcer.presence.role
+
+    async def start(self) -> None:
+        """Take up the role that this process was started in."""
+        if self.role == PREFILL_ROLE:
+            self._prefill.start()
+        await self._context.bus.subscribe(self._context.subjects.role(self._context.lease), self._on_question)
+
+    async def stop(self) -> None:
+        """Take no more jobs, and no other role: the worker ends."""
+        async with self._changing:
+            self._ended = True
+            await self._prefill.stop()
+
+    async def take_up(self, role: str) -> RoleAnswer:
+        """Change the role, unless it cannot be had here."""
+        async with self._changing:
+            if role == self.role:
+                return RoleAnswer(role)
+            if (why := self._why_not(role)) is not None:
+                return RoleAnswer(self.role, refused=why)
+            assert self._context.take_role is not None, "every service process can record its role"
+            try:
+                await self._context.take_role(role)
+            except DynamoError as error:
+                return RoleAnswer(self.role, refused=str(error))
+            if role == PREFILL_ROLE:
+                self._prefill.start()
+            else:
+                await self._prefill.stop()
+            _log.info("the role is %s now", role)
+            return RoleAnswer(role)
+
+    def _why_not(self, role: str) -> str | None:
+        if not any(service.role == PREFILL_ROLE for service in self._context.graph.services):
+            return "the graph has no prefill workers, and so no prefill queue"
+        if role not in (PREFILL_ROLE, DECODE_ROLE):
+            return f"there is no role {role!r}; there are {PREFILL_ROLE} and {DECODE_ROLE}"
+        if self._context.take_role is None:
+            return "this process has no entry in a statefile"
+        if self._ended:
+            return "the worker is ending"
+        return None
+
+    async def _on_question(self, message: Message) -> None:
+        try:
+            question = codec.decode(message.data, RoleQuestion)
+        except DecodeError as error:
+            _log.warning("question ignored: %s", error)
+            return
+        await self._context.bus.publish(message.reply, codec.encode(await self.take_up(question.role)))

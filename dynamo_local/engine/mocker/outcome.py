@@ -1,0 +1,71 @@
+"""What a step of the scheduler does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dynamo_local.engine.mocker.contents import Filling
+from dynamo_local.engine.mocker.pulling import Pull
+from dynamo_local.engine.mocker.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Read:
+    """Blocks of another engine, `sources`, are to be read into a request's blocks with indices from `start` on."""
+
+    sequence: Sequence
+    pull: Pull
+    start: int
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return self.pull.blocks[self.start - self.pull.start :]
+
+    @property
+    def targets(self) -> list[int]:
+        return self.sequence.blocks[self.start : self.pull.end]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one step, complete or under way."""
+
+    computed: dict[Sequence, int]
+    """Tokens whose KV is computed."""
+    admitted: tuple[Sequence, ...]
+    preempted: tuple[Sequence, ...]
+    emitted: tuple[Sequence, ...]
+    """Each draws one token, its last one, and may be finished by it."""
+    reads: tuple[Read, ...]
+    """Begin with the step, but are not part of it. They are done by the caller, who tells of their ends."""
+    fillings: tuple[Filling, ...]
+
+    @property
+    def decode_seqs(self) -> int:
+        return sum(count == 1 for count in self.computed.values())
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(self.computed.values()) - self.decode_seqs
+
+    @property
+    def filled(self) -> set[int]:
+        """Blocks that are found in the cache though they are not written before the step's end."""
+        return {block for filling in self.fillings for block in filling.blocks[filling.start :]}
+
+
+@dataclass
+class Draft:
+    """A step being planned, with what is left of its budget of tokens."""
+
+    budget: int
+    computed: dict[Sequence, int] = field(default_factory=dict)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    fillings: list[Filling] = field(default_factory=list)
+
+    def outcome(self) -> Outcome:
+        emitted = tuple([sequence for sequence in self.computed if sequence.computed == len(sequence.tokens)])
+        admitted, preempted = tuple(self.admitted), tuple(self.preempted)
+        return Outcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))

@@ -1,0 +1,88 @@
+"""Utility methods that prefix pull adds to vLLM's engine core.
+
+A utility call is run by the engine core's own loop, between two steps, and wakes it when it is idle: the only moment
+at which its block pool may be touched. vLLM looks methods up by name, so they are set on the class, by the connector
+when vLLM loads it into an engine core's process, forked or spawned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal
+
+from dynamo_local.engine.vllm.transfer import Counts, Description, Pinned
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    from dynamo_local.engine.vllm.pull_scheduler import PullScheduler
+
+Method = Literal["describe", "cached", "pin", "release", "counts"]
+
+
+def name_of(method: Method) -> str:
+    """What vLLM knows it by."""
+    return f"dynamo_local_{method}"
+
+
+def install() -> None:
+    """Give the engine cores of this process the methods."""
+    from vllm.v1.engine.core import EngineCore
+
+    methods: dict[Method, Any] = {
+        "describe": _describe,
+        "cached": _cached,
+        "pin": _pin,
+        "release": _release,
+        "counts": _counts,
+    }
+    for method, function in methods.items():
+        setattr(EngineCore, name_of(method), function)
+
+
+def _describe(core: EngineCoreProc) -> Description:
+    return _scheduler(core).describe()
+
+
+def _cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
+    """How many leading hashes are cached."""
+    return len(_scheduler(core).source.cached(hashes))
+
+
+def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float) -> Future[Pinned]:
+    answer = _scheduler(core).source.pin(name, hashes, until)
+    _tell_load(core)
+    return answer
+
+
+def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) -> float | None:
+    """End these leases, and all that are over. Returns when the next one will be, if there are any."""
+    source = _scheduler(core).source
+    source.release(pins, holds)
+    _tell_load(core)
+    next_end = source.leases.next_end
+    return None if math.isinf(next_end) else next_end
+
+
+def _counts(core: EngineCoreProc) -> Counts:
+    return _scheduler(core).counts()
+
+
+def _scheduler(core: EngineCoreProc) -> PullScheduler:
+    connector: Any = core.scheduler.get_kv_connector()
+    part: PullScheduler = connector.connector_scheduler
+    return part
+
+
+def _tell_load(core: EngineCoreProc) -> None:
+    """Have the worker host hear of the load, which otherwise comes with steps only."""
+    from vllm.v1.engine import EngineCoreOutputs
+
+    scheduler: Any = core.scheduler
+    if scheduler.has_requests():
+        return
+    stats = scheduler.make_stats(kv_connector_stats=_scheduler(core).stats())
+    if stats is not None:
+        core.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))

@@ -1,0 +1,165 @@
+"""The worker host's side of prefix pull: questions of other workers, put to the engine core and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core.messages import PinAnswer, PinQuestion, Submit
+from dynamo_local.core.ports import MissingPrefix, PulledPrefix
+from dynamo_local.engine.vllm.core_methods import Method, name_of
+from dynamo_local.engine.vllm.transfer import (
+    LONGEST_LEASE_S,
+    MOST_BLOCKS,
+    Counts,
+    Description,
+    Handle,
+    Pinned,
+    Pull,
+    TransferParams,
+)
+
+_log = logging.getLogger(__name__)
+
+BlockHashes = Callable[[Sequence[int], str | None], list[bytes]]
+"""Hashes of a context's full blocks, by its tokens and its salt."""
+
+_PATIENCE_S = 30.0
+"""For an engine core that is busy with a step: a long chunk of a prefill, on a CPU."""
+
+_SWEEP_LATER_S = 0.01
+"""An engine core is told to end leases so long after their end, to end those that end soon after as well."""
+
+_MOST_HANDLE_BYTES = 1 << 19
+
+_handle_decoder = msgspec.msgpack.Decoder(Handle)
+_handle_encoder = msgspec.msgpack.Encoder()
+
+
+class PrefixPull:
+    """One engine core's. `core` is vLLM's client of it. Nothing here raises because the engine core has died: `step`
+    does, and the worker ends."""
+
+    def __init__(self, core: Any, description: Description, fingerprint: str, hashes_of: BlockHashes) -> None:
+        self._core = core
+        self._description = description
+        self._fingerprint = fingerprint
+        self._hashes_of = hashes_of
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+        """See core.ports.Engine. None also if the engine core has no time to answer."""
+        if self._description.unsupported is not None:
+            return None
+        # Without the last token, which has to be computed to sample the next.
+        hashes = self._hashes_of(token_ids[:-1], cache_salt)[:MOST_BLOCKS]
+        cached = await self._ask("cached", hashes) if hashes else 0
+        return None if cached is None else MissingPrefix(self._fingerprint, tuple(hashes), cached)
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        """See core.ports.Engine."""
+        now = time.monotonic()
+        until = min(question.until, now + LONGEST_LEASE_S)
+        refused = self._refusal(question, now)
+        if refused is not None:
+            return PinAnswer(blocks=0, refused=refused)
+        answer = await self._ask("pin", question.pin, question.hashes, until, patience_s=until - now)
+        if answer is None:
+            return PinAnswer(blocks=0, refused="the engine is too busy")
+        self.watch(until)
+        pinned = msgspec.convert(answer, Pinned)
+        handle = Handle(self._description.engine, self._description.agents, pinned.blocks)
+        return PinAnswer(
+            blocks=len(pinned.blocks),
+            until=until,
+            handle=msgspec.Raw(_handle_encoder.encode(handle)),
+            refused=pinned.refused,
+        )
+
+    def release(self, pins: Sequence[str] = (), holds: Sequence[str] = ()) -> None:
+        """End leases, soon. Unknown ones are ignored."""
+        task = asyncio.get_running_loop().create_task(self._release(pins, holds), name="release leases")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def watch(self, end: float) -> None:
+        """A lease ends then: an idle engine core has to be told."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(end - time.monotonic(), 0.0) + _SWEEP_LATER_S
+        if self._timer is None or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(when, self._sweep)
+
+    async def counts(self) -> Counts:
+        """What the engine core's blocks are used for."""
+        return msgspec.convert(await self._call("counts"), Counts)
+
+    def params_of(self, work: Submit, pulled: PulledPrefix | None) -> dict[str, Any] | None:
+        """A request's transfer parameters, if it has any."""
+        params = TransferParams(pull=_pull_of(pulled) if pulled is not None else None, hold_s=work.hold_s)
+        return None if params == TransferParams() else msgspec.to_builtins(params, builtin_types=(bytes,))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _refusal(self, question: PinQuestion, now: float) -> str | None:
+        if self._description.unsupported is not None:
+            return self._description.unsupported
+        if question.fingerprint != self._fingerprint:
+            return "the engines' KV caches mean different things"
+        if len(question.hashes) > MOST_BLOCKS:
+            return f"more than {MOST_BLOCKS} blocks"
+        if question.until <= now:
+            return "its time is over"
+        return None
+
+    def _sweep(self) -> None:
+        self._timer = None
+        self.release()
+
+    async def _release(self, pins: Sequence[str], holds: Sequence[str]) -> None:
+        next_end = await self._ask("release", pins, holds)
+        if next_end is not None:
+            self.watch(next_end)
+
+    async def _ask(self, method: Method, *args: Any, patience_s: float = _PATIENCE_S) -> Any:
+        """The engine core's answer, or None if it has none to give."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._call(method, *args)
+        except TimeoutError:
+            _log.warning("the engine did not answer within %.1f s", patience_s)
+        except Exception as error:  # noqa: BLE001
+            # vLLM raises all sorts of things for an engine core that dies. Its death is told elsewhere.
+            _log.warning("the engine did not answer: %s", error)
+        return None
+
+    async def _call(self, method: Method, *args: Any) -> Any:
+        return await self._core.call_utility_async(name_of(method), *args)
+
+
+def _pull_of(pulled: PulledPrefix) -> Pull | None:
+    """What is to be read, or None if the source's handle makes no sense."""
+    data = bytes(pulled.answer.handle)
+    try:
+        if len(data) > _MOST_HANDLE_BYTES:
+            raise msgspec.ValidationError(f"{len(data)} bytes are too many")
+        handle = _handle_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        _log.warning("the source's answer cannot be understood: %s", error)
+        return None
+    blocks = min(pulled.answer.blocks, len(handle.blocks), len(pulled.hashes), MOST_BLOCKS)
+    if blocks <= 0:
+        return None
+    handle = msgspec.structs.replace(handle, blocks=handle.blocks[:blocks])
+    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until)

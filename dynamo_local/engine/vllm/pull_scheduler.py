@@ -1,0 +1,253 @@
+"""The scheduler's side of prefix pull: runs in the engine core's process, inside its loop.
+
+As a **source** it leases cached blocks by content hash, to readers and to finished requests that somebody else goes on
+with. As a **destination** it has the worker processes read the blocks that a request lacks.
+
+No request is known to two engines. So what vLLM's NIXL connector does about remote requests (heartbeats, delayed
+frees, an open port for handshakes) is not used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import BlockIds
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.logger import init_logger
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request, RequestStatus
+
+from dynamo_local.engine.vllm.fence import StepFence
+from dynamo_local.engine.vllm.identity import identity_of, unsupported_reason
+from dynamo_local.engine.vllm.leases import Key
+from dynamo_local.engine.vllm.pull_metadata import KeptStats, PullMetadata, ReadReport, pack_payload
+from dynamo_local.engine.vllm.source import PullSource
+from dynamo_local.engine.vllm.transfer import Counts, Description, Pull, TransferParams
+
+logger = init_logger(__name__)
+
+_HELD_ENDS = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+class _Blocks:
+    """vLLM's block pool as `source.CachePool`."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    @property
+    def total(self) -> int:
+        return self._pool.num_gpu_blocks
+
+    def refer(self, blocks: Sequence[int]) -> None:
+        self._pool.touch([self._pool.blocks[block] for block in blocks])
+
+    def give_up(self, blocks: Sequence[int]) -> None:
+        # vLLM reuses first what comes first.
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+
+    def find(self, block_hash: bytes) -> int | None:
+        hit = self._pool.get_cached_block(BlockHash(block_hash), [0])
+        return None if hit is None else hit[0].block_id
+
+    def stands(self, block: int, block_hash: bytes) -> bool:
+        key = make_block_hash_with_group_id(BlockHash(block_hash), 0)
+        return self._pool.cached_block_hash_to_block.contain(key, block)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a request can have read: the blocks of its context with indices from `start` up to `end`."""
+
+    pull: Pull
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Read:
+    pull: Pull
+    local: list[int]
+    remote: list[int]
+
+
+class PullScheduler(NixlPullConnectorScheduler):
+    """See the module. `bind_pool` comes before everything but the constructor."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.source: PullSource
+        self._pool: BlockPool
+        self._fence = StepFence()
+        self._agents: tuple[bytes, ...] = ()
+        self._compatibility = ""
+        self._wanted: dict[str, _Wanted] = {}
+        """By request that is not admitted yet."""
+        self._hold_s: dict[str, float] = {}
+        """By request that has not finished: how long its blocks are to be kept then."""
+        self._posted: dict[str, _Read] = {}
+        """Reads to go out with the next step."""
+        self._reading: dict[str, list[int]] = {}
+        """By request: its blocks that are being read into."""
+        self._blocks_read = 0
+        self._strays: Counter[str] = Counter()
+        """By request: how many ranks have given up a read that has not ended."""
+
+    def bind_pool(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.source = PullSource(_Blocks(pool), self._fence, time.monotonic)
+
+    # For the engine core's utility methods, between steps
+
+    def describe(self) -> Description:
+        identity = identity_of(self.vllm_config, self.kv_cache_config)
+        return Description(
+            engine=self.engine_id,
+            agents=self._agents,
+            identity={**identity, "nixl": self._compatibility},
+            unsupported=unsupported_reason(self.vllm_config, self.kv_cache_config),
+        )
+
+    def stats(self) -> KeptStats:
+        return KeptStats.of(self.counts())
+
+    def counts(self) -> Counts:
+        free = self._pool.get_num_free_blocks()
+        blocks = self._pool.blocks
+        return Counts(
+            # Without the null block, which is never free and never used.
+            blocks=len(blocks) - 1,
+            used_blocks=len(blocks) - 1 - free,
+            kept_blocks=sum(blocks[block].ref_cnt == count for block, count in self.source.leases.references.items()),
+            leases=len(self.source.leases),
+            reads=len(self._reading),
+            blocks_read=self._blocks_read,
+            scheduled_steps=self._fence.scheduled,
+            ended_steps=self._fence.ended,
+        )
+
+    # For vLLM's scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Keep what readers need to know. (vLLM's own opens a port at which they ask for it.)"""
+        ranks = [metadata[0, rank] for rank in range(self.vllm_config.parallel_config.tensor_parallel_size)]
+        payloads = [payload for payload in ranks if isinstance(payload, NixlHandshakePayload)]
+        self._agents = tuple(map(pack_payload, payloads))
+        self._compatibility = payloads[0].compatibility_hash
+
+    def on_new_request(self, request: Request) -> None:
+        if not request.kv_transfer_params:
+            return
+        try:
+            params = msgspec.convert(request.kv_transfer_params, TransferParams)
+        except msgspec.ValidationError as error:
+            logger.warning("the transfer parameters of %s are ignored: %s", request.request_id, error)
+            return
+        if params.hold_s > 0:
+            self._hold_s[request.request_id] = params.hold_s
+        wanted = self._locate(request, params.pull) if params.pull is not None else None
+        if wanted is not None:
+            self._wanted[request.request_id] = wanted
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        """How many tokens beyond those cached here are to be read."""
+        wanted = self._wanted.get(request.request_id)
+        cached = num_computed_tokens // self.block_size
+        if wanted is None or not wanted.start <= cached < wanted.end or time.monotonic() >= wanted.pull.until:
+            return 0, False
+        return wanted.end * self.block_size - num_computed_tokens, True
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """The request is admitted. There is room for what was announced, unless vLLM does not want it after all."""
+        wanted = self._wanted.pop(request.request_id, None)
+        if wanted is None or num_external_tokens == 0:
+            return
+        cached = wanted.end - num_external_tokens // self.block_size
+        local = list(blocks.get_block_ids()[0][cached : wanted.end])
+        remote = list(wanted.pull.handle.blocks[cached - wanted.start : wanted.end - wanted.start])
+        self._posted[request.request_id] = _Read(wanted.pull, local, remote)
+        self._reading[request.request_id] = local
+        self._blocks_read += len(local)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Once for every step, as it is scheduled."""
+        self._fence.schedule()
+        self.source.expire()
+        meta = PullMetadata()
+        for request_id, read in self._posted.items():
+            handle = read.pull.handle
+            meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)
+        self._posted.clear()
+        return meta
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Before vLLM acts on what the workers report."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, ReadReport):
+            self._note_strays(report)
+        for request_id in connector_output.finished_recving or ():
+            self._reading.pop(request_id, None)
+
+    def end_step(self) -> KeptStats | None:
+        """Once for every step, when it has ended."""
+        self._fence.end()
+        return self.stats() if len(self.source.leases) else None
+
+    def request_finished(self, request: Request, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
+        """Never delays the freeing of blocks: vLLM's engine core steps at full speed for as long as that lasts."""
+        self._wanted.pop(request.request_id, None)
+        hold_s = self._hold_s.pop(request.request_id, 0.0)
+        if hold_s > 0 and request.status in _HELD_ENDS:
+            self._hold(request.request_id, block_ids[0], hold_s)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Strays are looked after by steps, even if there is nothing else to do."""
+        return bool(self._strays)
+
+    def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
+        """Where in the context the blocks to be read belong. Foreign content is found out here, by its hash."""
+        hashes = pull.hashes[: len(pull.handle.blocks)]
+        own: list[bytes] = list(request.block_hashes)
+        try:
+            start = own.index(hashes[0])
+        except (IndexError, ValueError):
+            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            return None
+        # Never all of the context: a token has to be computed to sample the next one, and vLLM would write that one's
+        # KV into a block which stands in the cache.
+        end = min(start + len(hashes), (request.num_tokens - 1) // self.block_size)
+        if tuple(own[start:end]) != hashes[: end - start]:
+            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            return None
+        return _Wanted(pull, start, end)
+
+    def _hold(self, request_id: str, block_ids: Sequence[int], hold_s: float) -> None:
+        full = [block for block in block_ids if self._pool.blocks[block].block_hash is not None]
+        refused = self.source.hold(request_id, full, hold_s)
+        if refused is not None:
+            logger.warning("the blocks of %s are not held: %s", request_id, refused)
+
+    def _note_strays(self, report: ReadReport) -> None:
+        self._strays.update(report.strayed)
+        for request_id in report.strayed:
+            # The request is to be computed in blocks other than those that may still be written to.
+            self.source.leases.strand(request_id, self._reading[request_id])
+        self._strays.subtract(report.ended)
+        for request_id in report.ended:
+            if self._strays[request_id] == 0:
+                del self._strays[request_id]
+                self.source.leases.end(Key("stray", request_id))

@@ -1,0 +1,145 @@
+"""The worker's side of prefix pull: runs in each of an engine's worker processes, inside its steps.
+
+A one-sided read does not notice that the blocks it reads are reused. The source promises not to reuse them before a
+certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    NixlAgentMetadata,
+    NixlConnectorMetadata,
+    RemoteMeta,
+    ReqMeta,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.nixl_threads import sleeping_progress_threads
+from dynamo_local.engine.vllm.pull_metadata import PullMetadata, ReadReport, unpack_payload
+
+logger = init_logger(__name__)
+
+_agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
+
+
+class PullWorker(NixlPullConnectorWorker):
+    """See the module."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
+        # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
+        # given.
+        cores = os.sched_getaffinity(0)
+        with sleeping_progress_threads():
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        os.sched_setaffinity(0, cores)
+        self._deadlines: dict[str, float] = {}
+        """By request whose read has neither succeeded nor been given up."""
+        self._agents: dict[str, bytes] = {}
+        """By engine that is not known yet: what to know of the rank that is this one's counterpart."""
+        self._strays: dict[str, list[int]] = {}
+        """By request: transfers that were given up and have not ended."""
+        self._stray_engines: dict[str, str] = {}
+        self._report = ReadReport()
+
+    def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
+        assert isinstance(metadata, PullMetadata)
+        self._deadlines.update(metadata.deadlines)
+        for engine, ranks in metadata.agents.items():
+            if engine not in self._remote_agents:
+                self._agents[engine] = ranks[self.tp_rank]
+        super().start_load_kv(metadata)
+
+    def get_transfer_results(self) -> KVConnectorTransferResults:
+        self._give_up(time.monotonic())
+        results: KVConnectorTransferResults = super().get_transfer_results()
+        # A read is seen complete now, not when it was.
+        now = time.monotonic()
+        for request_id in results.finished_recving:
+            if now >= self._deadlines.pop(request_id, 0.0):
+                results.failed_recving.add(request_id)
+        ended, _ = self._pop_done_transfers(self._strays)
+        self._report.ended.update(ended)
+        for request_id in ended:
+            del self._stray_engines[request_id]
+        return results
+
+    def take_report(self) -> ReadReport | None:
+        """What has happened to reads that were given up, once."""
+        report, self._report = self._report, ReadReport()
+        return report if report.strayed or report.ended else None
+
+    def _give_up(self, now: float) -> None:
+        """Let the reads fail whose time is over, whatever they wait for."""
+        for request_id in [request_id for request_id, until in self._deadlines.items() if until <= now]:
+            handles = self._recving_transfers.pop(request_id, None)
+            if handles:
+                # NIXL cannot take a read back: it may still write to its blocks.
+                self._strays[request_id] = handles
+                self._stray_engines[request_id] = _remote_of(self._recving_metadata[request_id]).engine_id
+                self._report.strayed[request_id] += 1
+            self._recv_failures.add(request_id)
+
+    def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
+        if self._recving_metadata.get(req_id) is not meta:
+            # Given up while it waited for its handshake; the blocks may be another's by now.
+            return
+        remote = _remote_of(meta)
+        known = self.dst_num_blocks.get(remote.engine_id)
+        if known is not None and max(remote.block_ids[0]) >= known:
+            self._failed_recv_reqs.put(req_id)
+            return
+        super()._read_blocks_for_req(req_id, meta)
+
+    def _nixl_handshake(
+        self,
+        host: str,
+        port: int,
+        remote_tp_size: int,
+        expected_engine_id: str,
+        remote_dcp_size: int = 1,
+        remote_pp_size: int = 1,
+        notif_agents_only: bool = False,
+    ) -> tuple[dict[tuple[int, int], str], float]:
+        """What vLLM's does, with what the source has told already instead of a question to its port.
+
+        Runs in a thread of its own, where any exception makes the reads that wait for it fail.
+        """
+        if not self.use_host_buffer:
+            # NVLink and the like are used only by threads that have a CUDA context.
+            current_platform.set_device(self.device_id)  # type: ignore[arg-type]  # as vLLM does
+        payload = unpack_payload(self._agents.pop(expected_engine_id))
+        if payload.compatibility_hash != self.compat_hash:
+            raise EngineError("the other engine's KV cache is of another kind")
+        agent = _agent_decoder.decode(payload.agent_metadata_bytes)
+        if agent.engine_id != expected_engine_id:
+            raise EngineError("the other engine is not the one it was taken for")
+        self._validate_remote_parallel_config(agent)
+        name = self.add_remote_agent(agent, self.tp_rank, remote_tp_size, agent.dcp_size)
+        return {(0, self.tp_rank): name}, 0.0
+
+    def _get_new_notifs(self) -> set[str]:
+        """Drop what readers send with their last byte: nothing is held in the name of a request."""
+        self.nixl_wrapper.get_new_notifs()
+        return set()
+
+    def _engines_with_inflight_transfers(self) -> set[str]:
+        return super()._engines_with_inflight_transfers() | set(self._stray_engines.values())
+
+    def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
+        self._agents.pop(engine_id, None)
+        super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+
+
+def _remote_of(meta: ReqMeta) -> RemoteMeta:
+    assert meta.remote is not None
+    return meta.remote

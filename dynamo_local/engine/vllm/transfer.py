@@ -1,0 +1,91 @@
+"""What the parts of a prefix pull tell each other: worker host, engine core, and (through a reader) another engine.
+
+Hosts speak with their engine core by utility calls, whose results are plain msgpack; hosts of different engines speak
+over the bus. Sizes are bounded here, where things come in.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MOST_BLOCKS = 16_384
+"""Blocks of one pull: half a megabyte of hashes, or half a million tokens at the smallest block size there is."""
+
+LONGEST_LEASE_S = 120.0
+"""However long somebody asks for."""
+
+_MOST_AGENT_BYTES = 1 << 16
+_MOST_RANKS = 64
+
+Block = Annotated[int, msgspec.Meta(ge=0)]
+Blocks = Annotated[tuple[Block, ...], msgspec.Meta(max_length=MOST_BLOCKS)]
+Hashes = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_BLOCKS)]
+Agents = Annotated[
+    tuple[Annotated[bytes, msgspec.Meta(max_length=_MOST_AGENT_BYTES)], ...], msgspec.Meta(max_length=_MOST_RANKS)
+]
+"""By rank: what NIXL needs to know to read from that rank's worker process (a NixlHandshakePayload in msgpack).
+
+vLLM would have the reader fetch it over an unauthenticated TCP port of the source. It travels with the answer to a pin
+instead, over the bus, and no port is opened.
+"""
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """`PinAnswer.handle`: from which engine which blocks are to be read."""
+
+    engine: Annotated[str, msgspec.Meta(max_length=64)]
+    agents: Agents
+    blocks: Blocks
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """Blocks to be read before a request is computed. `hashes` are consecutive ones of its context."""
+
+    handle: Handle
+    hashes: Hashes
+    until: float
+    """What is not read before that time (CLOCK_MONOTONIC, s) does not count."""
+
+
+class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request's `kv_transfer_params`."""
+
+    pull: Pull | None = None
+    hold_s: float = 0.0
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """An engine core's answer to a pin."""
+
+    blocks: tuple[int, ...]
+    refused: str | None = None
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What an engine core says of itself once it has started."""
+
+    engine: str
+    """New for every incarnation."""
+    agents: Agents
+    identity: dict[str, str]
+    """All that gives a block's bytes their meaning, as far as the engine core knows."""
+    unsupported: str | None = None
+    """Why this engine neither pulls nor is pulled from."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Blocks and steps of an engine core, for its worker and for tests."""
+
+    blocks: int
+    used_blocks: int
+    kept_blocks: int
+    """Used by nothing but leases."""
+    leases: int
+    reads: int
+    """Under way."""
+    blocks_read: int
+    """So far, and those whose read has failed as well."""
+    scheduled_steps: int
+    ended_steps: int

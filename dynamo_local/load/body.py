@@ -1,0 +1,112 @@
+"""The wire format of an answer: HTTP/1.1 heads and bodies (RFC 9112), and server-sent events in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
+MAX_HEAD_BYTES = 64 * 1024
+_MAX_CHUNK_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the head of an answer says about its body."""
+
+    status: int
+    length: int | None
+    """Bytes of the body, if it is said."""
+    chunked: bool
+    keeps_alive: bool
+
+    @property
+    def ends_with_connection(self) -> bool:
+        return not self.chunked and self.length is None
+
+
+def parse_head(raw: bytes) -> Head:
+    """Raises ValueError."""
+    status_line, *lines = raw.decode("latin-1").split("\r\n")
+    version, _, rest = status_line.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise ValueError(f"not HTTP/1.1: {status_line[:60]!r}")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    connection = headers.get("connection", "").lower()
+    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    length = None if chunked or "content-length" not in headers else int(headers["content-length"])
+    if int(rest[:3]) in (204, 304):
+        length, chunked = 0, False
+    keeps = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
+    return Head(int(rest[:3]), length, chunked, keeps)
+
+
+class Body:
+    """Takes the bytes after a head, gives those of the body."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._left = head.length
+        """Bytes still to come of the body, or of the chunk; None when a chunk's head comes next."""
+        self._raw = bytearray()
+        self._ending = False
+        self.complete = head.length == 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What is there of the body now. Raises ValueError for what is no chunk."""
+        if self._head.ends_with_connection:
+            return data
+        if not self._head.chunked:
+            assert self._left is not None
+            self._left -= len(data)
+            self.complete = self._left <= 0
+            return data if self._left >= 0 else data[: self._left]
+        self._raw += data
+        return b"".join(self._chunks())
+
+    def _chunks(self) -> list[bytes]:
+        parts: list[bytes] = []
+        while not self.complete:
+            if self._left is None:
+                line_end = self._raw.find(b"\r\n")
+                if line_end < 0:
+                    if len(self._raw) > _MAX_CHUNK_HEAD_BYTES:
+                        raise ValueError("a chunk without a size")
+                    break
+                line = bytes(self._raw[:line_end])
+                del self._raw[: line_end + 2]
+                if self._ending:
+                    self.complete = not line  # otherwise a trailer, which nobody wants
+                    continue
+                size = int(line.partition(b";")[0], 16)
+                if size < 0:
+                    raise ValueError("a chunk of negative size")
+                self._ending = size == 0
+                self._left = None if self._ending else size
+            else:
+                if len(self._raw) < self._left + 2:
+                    break
+                parts.append(bytes(self._raw[: self._left]))
+                del self._raw[: self._left + 2]
+                self._left = None
+        return parts
+
+
+class Events:
+    """Takes bytes of a stream of server-sent events, gives the data of those that are whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._rest += data
+        *events, self._rest = _END_OF_EVENT.split(self._rest)
+        return [found for event in events if (found := _data_of(event))]
+
+
+def _data_of(event: bytes) -> bytes:
+    """The lines of data, joined; comments and other fields are skipped."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    lines = (line.removesuffix(b"\r") for line in event.split(b"\n"))
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))

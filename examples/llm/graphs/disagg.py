@@ -1,0 +1,15 @@
+"""Disaggregated serving: long prompts are prefilled by workers of their own, which lend the KV to the decode workers.
+
+dynamo serve examples.llm.graphs.disagg:Frontend -f examples/llm/configs/disagg.yaml
+"""
+
+from __future__ import annotations
+
+from components.frontend import Frontend
+from components.router import Router
+from components.workers import PrefillWorker, VllmWorker
+
+Frontend.link(Router).link(VllmWorker)
+Frontend.link(PrefillWorker)
+
+__all__ = ["Frontend"]

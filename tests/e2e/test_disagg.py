@@ -1,0 +1,180 @@
+"""Prefill and decode on separate workers with real vLLM, as clients and operators see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
+
+MODEL = "quickstart"
+PROMPTS = 200
+LONGEST = 4000
+REMOTE_FROM = 64
+"""Prompts of more tokens are prefilled by the prefill worker."""
+SEED = 20260311
+
+
+@pytest.fixture(scope="module")
+def disagg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """`disagg` with one worker in each role."""
+    options = [
+        "examples.llm.graphs.disagg:Frontend",
+        "--file=examples/llm/configs/disagg.yaml",
+        f"--Frontend.max-local-prefill-length={REMOTE_FROM}",
+        "--Frontend.max-prefill-queue-size=100",
+        "--VllmWorker.dtype=float32",
+        "--PrefillWorker.dtype=float32",
+        f"--drain-timeout={PATIENCE_S}",
+        f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
+        f"--PrefillWorker.drain-timeout-s={PATIENCE_S}",
+    ]
+    with LlmServer(tmp_path_factory.mktemp("disagg") / "state", "disagg", options) as server:
+        server.await_ready()
+        server.await_workers(2)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(disagg: LlmServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=disagg.url, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def ask(api: httpx.Client, prompt: list[int], salt: str, **options: Any) -> dict[str, Any]:
+    """A completion that finds nothing cached, unless it is of the same salt."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0, "cache_salt": salt, **options}
+    answer = api.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def text(answer: dict[str, Any]) -> str:
+    (choice,) = answer["choices"]
+    found: str = choice["text"]
+    return found
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Of 1 to 4,000 tokens, short and long ones alike likely."""
+    draw = random.Random(SEED)
+    lengths = [1, 31, 32, 33, 64, 65, 2048, LONGEST]
+    lengths += [round(LONGEST ** draw.random()) for _ in range(number - len(lengths))]
+    return [[draw.randrange(200) for _ in range(length)] for length in lengths]
+
+
+def prefills(api: httpx.Client) -> dict[str, int]:
+    """The frontend's counters: what was decided, and what became of it."""
+    found = re.findall(r'dynamo_prefills_total\{outcome="([^"]+)"\} ([0-9.]+)', api.get("/metrics").text)
+    return {outcome: round(float(count)) for outcome, count in found}
+
+
+def locally(disagg: LlmServer, api: httpx.Client, asked: list[list[int]]) -> list[str]:
+    """The answers of the decode worker alone."""
+    disagg.command("config", "set", "max-local-prefill-length", str(LONGEST))
+    try:
+        remote = prefills(api).get("long", 0)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [text(answer) for answer in pool.map(lambda p: ask(api, p, "alone"), asked)]
+        assert prefills(api).get("long", 0) == remote
+        return answers
+    finally:
+        disagg.command("config", "set", "max-local-prefill-length", str(REMOTE_FROM))
+
+
+async def test_answers_are_those_of_one_worker_alone(disagg: LlmServer, api: httpx.Client) -> None:
+    asked = prompts(PROMPTS)
+    before = prefills(api)
+    with ThreadPoolExecutor(4) as pool:
+        together = [text(answer) for answer in pool.map(lambda p: ask(api, p, "together"), asked)]
+    after = prefills(api)
+    assert together == locally(disagg, api, asked)
+    long = sum(len(prompt) > REMOTE_FROM for prompt in asked)
+    assert after["prefilled elsewhere"] - before.get("prefilled elsewhere", 0) == long
+    await disagg.until(settled, "blocks are still held or pinned")
+
+
+def test_what_the_decode_worker_has_is_not_prefilled_elsewhere(disagg: LlmServer, api: httpx.Client) -> None:
+    prompt = prompts(8)[6]
+    first = ask(api, prompt, "again")
+    counted = prefills(api)
+    assert text(ask(api, prompt, "again")) == text(first)
+    assert prefills(api)["cached"] == counted.get("cached", 0) + 1
+    assert prefills(api)["long"] == counted["long"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 1},
+        {"n": 3, "temperature": 1.0, "seed": 7},
+        {"logprobs": 2, "echo": True},
+        {"temperature": 1.0, "seed": 3},
+        {"presence_penalty": 1.0},
+    ],
+    ids=str,
+)
+def test_sampling_is_the_same_wherever_the_prompt_was_prefilled(
+    disagg: LlmServer, api: httpx.Client, options: dict[str, Any]
+) -> None:
+    prompt = prompts(7)[6][:400]
+    remote = ask(api, prompt, f"remote {options}", **options)
+    disagg.command("config", "set", "max-local-prefill-length", str(LONGEST))
+    local = ask(api, prompt, f"local {options}", **options)
+    disagg.command("config", "set", "max-local-prefill-length", str(REMOTE_FROM))
+    assert [choice["text"] for choice in remote["choices"]] == [choice["text"] for choice in local["choices"]]
+    assert remote["usage"] == local["usage"]
+
+
+def test_requests_survive_their_prefill_worker(disagg: LlmServer, api: httpx.Client) -> None:
+    asked = prompts(60)[8:]
+    expected = locally(disagg, api, asked)
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, api, prompt, "killed") for prompt in asked]
+        answers[10].result()
+        os.kill(disagg.pid("PrefillWorker"), signal.SIGKILL)
+        assert [text(answer.result()) for answer in answers] == expected
+    disagg.await_workers(2)
+
+
+async def test_workers_change_their_roles_while_they_run(disagg: LlmServer, api: httpx.Client) -> None:
+    asked = prompts(20)
+    expected = locally(disagg, api, asked)
+    pids = {name: disagg.pid(name) for name in ("VllmWorker", "PrefillWorker")}
+    disagg.command("role", "disagg_PrefillWorker", "decode")
+    disagg.command("role", "disagg_VllmWorker", "prefill")
+    assert {row["watcher"]: row["role"] for row in disagg.ps() if row["role"] in ("prefill", "decode")} == {
+        "disagg_PrefillWorker": "decode",
+        "disagg_VllmWorker": "prefill",
+    }
+    before = prefills(api)["prefilled elsewhere"]
+    assert [text(ask(api, prompt, "turned")) for prompt in asked] == expected
+    assert prefills(api)["prefilled elsewhere"] > before
+    assert pids == {name: disagg.pid(name) for name in pids}
+    disagg.command("role", "disagg_VllmWorker", "decode")
+    disagg.command("role", "disagg_PrefillWorker", "prefill")
+    await disagg.until(settled, "blocks are still held or pinned")
+
+
+def test_the_queue_is_shown_and_empty(disagg: LlmServer) -> None:
+    shown = json.loads(disagg.command("queue", "ls", "--json"))
+    assert (shown["waiting"], shown["in_hand"]) == (0, 0)
+
+
+def test_nothing_is_left_when_it_ends(disagg: LlmServer) -> None:
+    tree = disagg.tree()
+    disagg.signal(signal.SIGTERM)
+    assert disagg.end(PATIENCE_S) == 0
+    assert none_of(tree)
+    assert not list(Path("/dev/shm").glob("*disagg*"))

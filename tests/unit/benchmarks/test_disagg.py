@@ -1,0 +1,40 @@
+"""What a turn of the benchmark of disaggregation says of its records."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.accounting import Usage
+from benchmarks.disagg import APART, TOGETHER, Turn, _report
+from dynamo_local.load.records import Record
+
+USED = Usage({"frontend": 1.0, "client": 0.5}, busy_s=2.0, stolen_s=0.0, at=4.0)
+
+
+def record(*chunks_s: float, tokens: int = 0, error: str = "") -> Record:
+    return Record(0.0, 8, 8, sent_s=0.0, chunks_s=list(chunks_s), ended_s=chunks_s[-1], tokens=tokens, error=error)
+
+
+def turn(gap_s: float, ttft_s: float = 1.0) -> Turn:
+    decode = record(0.0, gap_s, 2 * gap_s, tokens=6)
+    return Turn((decode,), (record(ttft_s, 4.0, tokens=2),), USED)
+
+
+def test_gaps_are_of_the_decodes_and_first_tokens_of_the_long_prompts() -> None:
+    found = turn(0.25, ttft_s=1.5)
+    assert found.gaps_s == [0.25, 0.25]
+    assert found.ttfts_s == [1.5]
+    assert found.tokens_per_s == 8 / 4.0
+    assert found.tokens_per_chunk == 2.0
+
+
+def test_failures_of_both_kinds_of_requests_are_told() -> None:
+    found = Turn((record(0.1, error="timeout"),), (record(0.2, error="HTTP 500"),), USED)
+    assert [why.partition(":")[0] for why in found.failures] == ["timeout", "HTTP 500"]
+
+
+def test_ratios_above_one_speak_for_disaggregation(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = _report({TOGETHER: [turn(0.3), turn(0.3)], APART: [turn(0.1), turn(0.1)]}, 64, {64: turn(0.2)})
+    assert figures["ratios"]["p99"]["estimate"] == pytest.approx(3.0)
+    assert figures["chunks"]["64"]["p99_s"] == pytest.approx(0.2)
+    assert "aggregated, chunks of 64" in capsys.readouterr().out
