@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from benchmarks.accounting import CLIENT, Usage, add, usage
 from benchmarks.calm import Patience
-from benchmarks.models import MODELS, QUICKSTART, model_folder
+from benchmarks.models import HEAVY, MODELS, QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
 from benchmarks.servers import Server, add_override, parse_overrides, running, start_ours
 from benchmarks.spread import bootstrap, median, quantile
@@ -32,35 +33,63 @@ from dynamo_local.load.workload import Lengthwise, drawn, endless
 SUMMARY = "decodes beside long prompts: separate prefill workers against workers that do both, on the same devices"
 TOGETHER, APART = "together", "apart"
 _CHUNKS = (64, 128, 256, 512)
-_STREAMS = 8
-_STREAM_SHAPE = Lengthwise(Uniform(32, 64), Uniform(110, 220))
-_LONG_TOKENS = 2400
 _LONG_ANSWER = 16
-_EVERY_S = 1.5
-_TURN_S = 12.0
-_TRIAL_S = 9.0
-_QUICK_TURN_S = 5.0
 _SETTLE_S = 1.0
-_ROUNDS = 5
 _PATIENCE_S = 20.0
 _MAX_MODEL_LEN = 4096
 _SHARES = (0.5, 0.99)
 _LETTERS = range(32, 127)
 """Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is asked of a model, such that prefill takes a good part of one device's time."""
+
+    streams: int
+    stream_shape: Lengthwise
+    long_tokens: int
+    every_s: float
+    chunks: tuple[int, ...]
+    """vLLM takes none below its max-num-seqs, which is 64 here."""
+    rounds: int
+    turn_s: float
+    trial_s: float
+
+
+_TRAFFIC = {
+    QUICKSTART: Traffic(8, Lengthwise(Uniform(32, 64), Uniform(110, 220)), 2400, 1.5, (64, 128, 256, 512), 5, 12, 9),
+    HEAVY: Traffic(4, Lengthwise(Uniform(8, 16), Uniform(30, 60)), 800, 8.0, (64, 128, 256), 3, 24, 16),
+}
+_QUICK_TURN_S = 5.0
 _LIMITS = Limits(max_in_flight=1000, timeout_s=120.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
-    parser.add_argument("--rounds", type=int, help=f"turns of each side ({_ROUNDS})")
-    parser.add_argument("--seconds", type=float, help=f"length of a turn ({_TURN_S:g})")
-    parser.add_argument(
-        "--chunks", type=int, nargs="+", default=list(_CHUNKS), help="chunk sizes tried without prefill workers"
-    )
-    parser.add_argument("--streams", type=int, default=_STREAMS, help="streams that decode all the time")
-    parser.add_argument("--long", type=int, default=_LONG_TOKENS, help="tokens of a long prompt")
-    parser.add_argument("--every", type=float, default=_EVERY_S, help="seconds between two long prompts")
+    parser.add_argument("--rounds", type=int, help="turns of each side")
+    parser.add_argument("--seconds", type=float, help="length of a turn")
+    parser.add_argument("--chunks", type=int, nargs="+", help="chunk sizes tried without prefill workers")
+    parser.add_argument("--streams", type=int, help="streams that decode all the time")
+    parser.add_argument("--long", type=int, help="tokens of a long prompt")
+    parser.add_argument("--every", type=float, help="seconds between two long prompts")
     add_override(parser)
+
+
+def _traffic(arguments: argparse.Namespace) -> Traffic:
+    """That of the model, as the command line changes it."""
+    usual = _TRAFFIC[arguments.model]
+    rounds, seconds = (1, _QUICK_TURN_S) if arguments.quick else (usual.rounds, None)
+    return Traffic(
+        arguments.streams or usual.streams,
+        usual.stream_shape,
+        arguments.long or usual.long_tokens,
+        arguments.every or usual.every_s,
+        tuple(arguments.chunks or usual.chunks),
+        arguments.rounds or rounds,
+        arguments.seconds or seconds or usual.turn_s,
+        arguments.seconds or seconds or usual.trial_s,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,11 +99,18 @@ class Turn:
     decodes: tuple[Record, ...]
     longs: tuple[Record, ...]
     used: Usage
+    arrivals_s: float
+    """Until then long prompts arrived."""
 
     @property
     def gaps_s(self) -> list[float]:
         """Inter-token latency of the streams that decode: each silence between two chunks."""
-        return [gap for record in self.decodes for gap in record.gaps_s]
+        return [
+            later - earlier
+            for record in self.decodes
+            for earlier, later in itertools.pairwise(record.chunks_s)
+            if later <= self.arrivals_s
+        ]
 
     @property
     def ttfts_s(self) -> list[float]:
@@ -100,46 +136,46 @@ class Turn:
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
-    rounds = arguments.rounds or (1 if arguments.quick else _ROUNDS)
+    traffic = _traffic(arguments)
     folder = str(model_folder(arguments.model))
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        chunk, tried = await _best_chunk(Path(scratch), folder, arguments)
+        chunk, tried = await _best_chunk(Path(scratch), folder, traffic)
         together = _start(Path(scratch, "agg"), folder, "agg_router", {"VllmWorker.max-num-batched-tokens": chunk})
         apart = _start(Path(scratch, "disagg"), folder, "disagg", parse_overrides(arguments.override))
         async with running(together, apart):
             progress("waiting for both servers")
             await asyncio.gather(together.ready(), apart.ready())
-            turns = await _turns({TOGETHER: together, APART: apart}, rounds, arguments)
+            patience = Patience(0 if arguments.quick else _PATIENCE_S)
+            turns = await _turns({TOGETHER: together, APART: apart}, traffic, patience)
     return _report(turns, chunk, tried)
 
 
-async def _turns(servers: Mapping[str, Server], rounds: int, arguments: argparse.Namespace) -> dict[str, list[Turn]]:
+async def _turns(servers: Mapping[str, Server], traffic: Traffic, patience: Patience) -> dict[str, list[Turn]]:
     """The sides take turns, round by round."""
     for server in servers.values():
-        await _turn(server, -1, 2 * arguments.every, arguments)
+        await _turn(server, -1, 2 * traffic.every_s, traffic)
     turns: dict[str, list[Turn]] = {name: [] for name in servers}
-    patience = Patience(0 if arguments.quick else _PATIENCE_S)
-    for number in range(rounds):
+    for number in range(traffic.rounds):
         await patience.wait(process for server in servers.values() for process in server.processes)
         # ABBA: whatever drifts favours neither side.
-        for name in servers if number % 2 else reversed(servers):
-            turns[name].append(await _turn(servers[name], number, _seconds(arguments, _TURN_S), arguments))
+        for name in sorted(servers, reverse=bool(number % 2)):
+            turns[name].append(await _turn(servers[name], number, traffic.turn_s, traffic))
             progress(f"round {number + 1}, {name}: {_told(turns[name][-1])}")
     return turns
 
 
-async def _best_chunk(scratch: Path, folder: str, arguments: argparse.Namespace) -> tuple[int, dict[int, Turn]]:
+async def _best_chunk(scratch: Path, folder: str, traffic: Traffic) -> tuple[int, dict[int, Turn]]:
     """The chunk size with which the slowest percent of the gaps is shortest, and what each brought."""
     tried: dict[int, Turn] = {}
-    if len(arguments.chunks) == 1:
-        return arguments.chunks[0], tried
-    for chunk in arguments.chunks:
+    if len(traffic.chunks) == 1:
+        return traffic.chunks[0], tried
+    for chunk in traffic.chunks:
         overrides = {"VllmWorker.max-num-batched-tokens": chunk}
         server = _start(scratch / f"chunk-{chunk}", folder, "agg_router", overrides)
         async with running(server):
             await server.ready()
-            await _turn(server, -1, arguments.every, arguments)
-            tried[chunk] = await _turn(server, chunk, _seconds(arguments, _TRIAL_S), arguments)
+            await _turn(server, -1, traffic.every_s, traffic)
+            tried[chunk] = await _turn(server, chunk, traffic.trial_s, traffic)
         progress(f"chunks of {chunk} tokens: {_told(tried[chunk])}")
     return min(tried, key=lambda chunk: tried[chunk].gap_s(0.99)), tried
 
@@ -154,17 +190,13 @@ def _start(scratch: Path, folder: str, graph: str, overrides: Mapping[str, Any])
     return start_ours(scratch, folder, graph, settings | dict(overrides))
 
 
-def _seconds(arguments: argparse.Namespace, usual: float) -> float:
-    return arguments.seconds or (_QUICK_TURN_S if arguments.quick else usual)
-
-
-async def _turn(server: Server, seed: int, seconds: float, arguments: argparse.Namespace) -> Turn:
+async def _turn(server: Server, seed: int, seconds: float, traffic: Traffic) -> Turn:
     """Streams that decode from the first second to the last (closed loop), and a long prompt at steady intervals,
     whether or not the earlier ones were answered (open loop)."""
     endpoint = parse_url(f"http://{server.host}:{server.port}")
     connections = endpoint.connections()
     asking = Asking(server.model, is_chat=False, ignore_eos=True, extra={})
-    long_shape = Lengthwise(Uniform(arguments.long, arguments.long), Uniform(_LONG_ANSWER, _LONG_ANSWER))
+    long_shape = Lengthwise(Uniform(traffic.long_tokens, traffic.long_tokens), Uniform(_LONG_ANSWER, _LONG_ANSWER))
 
     def generator(prompts_seed: int) -> Generator:
         prompts = Prompts(Alphabet(_LETTERS, 0), prompts_seed)
@@ -174,12 +206,13 @@ async def _turn(server: Server, seed: int, seconds: float, arguments: argparse.N
     before = usage(server.processes)
     try:
         await asyncio.gather(
-            decodes.closed_loop(endless(_STREAM_SHAPE, seed), arguments.streams, seconds),
-            longs.open_loop(drawn(Constant(1 / arguments.every), long_shape, seconds, seed)),
+            decodes.closed_loop(endless(traffic.stream_shape, seed), traffic.streams, seconds),
+            longs.open_loop(drawn(Constant(1 / traffic.every_s), long_shape, seconds, seed)),
         )
     finally:
         connections.close()
-    turn = Turn(tuple(decodes.records), tuple(longs.records), usage(server.processes).since(before))
+    used = usage(server.processes).since(before)
+    turn = Turn(tuple(decodes.records), tuple(longs.records), used, seconds)
     await asyncio.sleep(_SETTLE_S)
     return turn
 

@@ -137,15 +137,17 @@ def test_sampling_is_the_same_wherever_the_prompt_was_prefilled(
     assert remote["usage"] == local["usage"]
 
 
-def test_requests_survive_their_prefill_worker(disagg: LlmServer, api: httpx.Client) -> None:
-    asked = prompts(60)[8:]
+@pytest.mark.parametrize("victim", ["PrefillWorker", "VllmWorker", "Nats"])
+async def test_requests_survive_a_kill(disagg: LlmServer, api: httpx.Client, victim: str) -> None:
+    asked = prompts(50)[8:]
     expected = locally(disagg, api, asked)
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(ask, api, prompt, "killed") for prompt in asked]
+        answers = [pool.submit(ask, api, prompt, f"{victim} killed") for prompt in asked]
         answers[10].result()
-        os.kill(disagg.pid("PrefillWorker"), signal.SIGKILL)
+        os.kill(disagg.pid(victim), signal.SIGKILL)
         assert [text(answer.result()) for answer in answers] == expected
     disagg.await_workers(2)
+    await disagg.until(settled, "blocks are still held or pinned")
 
 
 async def test_workers_change_their_roles_while_they_run(disagg: LlmServer, api: httpx.Client) -> None:

@@ -260,22 +260,29 @@ async def test_an_answer_that_leads_nowhere_costs_time_only(source: PullEngine, 
 
 
 async def test_preemption_at_both_sides(source: PullEngine, reader: PullEngine) -> None:
-    """Six requests that do not fit into either engine together, moved while they run."""
-    prompts = [prompt_of(19 * BLOCK, seed=seed) for seed in range(80, 86)]
-    names = [await source.submit(prompt, 4 * BLOCK) for prompt in prompts]
-    moved = []
-    for prompt, name in zip(prompts, names, strict=True):
-        so_far = (await source.answer(name, at_least=40)).tokens
-        pulled = await reader.ask(source, prompt + so_far)
-        moved.append((so_far, await reader.submit(prompt + so_far, 4 * BLOCK - len(so_far), pulled)))
-        await reader.answer(moved[-1][1], at_least=1)
-        await source.engine.unpin([pulled.pin])
+    """Six requests fit into an engine, and do no more when they have grown. They are moved meanwhile."""
+    count = 8 * BLOCK
+    prompts = [prompt_of(16 * BLOCK, seed=seed) for seed in range(80, 86)]
+    names = [await source.submit(prompt, count) for prompt in prompts]
+    so_far = [(await source.answer(name, at_least=40)).tokens for name in names]
+    contexts = [prompt + tokens for prompt, tokens in zip(prompts, so_far, strict=True)]
+    # The last of them are refused: no more than half of the blocks are kept for readers.
+    pulls = [await reader.ask(source, context) for context in contexts]
+    moved = [
+        await reader.submit(context, len(prompts[0]) + count - len(context), pulled)
+        for context, pulled in zip(contexts, pulls, strict=True)
+    ]
+    for name in moved:
+        await reader.answer(name, at_least=1)
+    await source.engine.unpin([pulled.pin for pulled in pulls])
     there = [await source.answer(name) for name in names]
-    here = [(so_far, await reader.answer(name)) for so_far, name in moved]
-    assert [so_far + answer.tokens for so_far, answer in here] == [answer.tokens for answer in there]
+    here = [await reader.answer(name) for name in moved]
+    for begun, rest, whole in zip(so_far, here, there, strict=True):
+        assert begun + rest.tokens == whole.tokens
     assert any(answer.preempted for answer in there)
-    assert any(answer.preempted for _, answer in here)
-    assert any(answer.cached for _, answer in here)
+    assert any(answer.preempted for answer in here)
+    assert [bool(answer.cached) for answer in here] == [pulled.answer.blocks > 0 for pulled in pulls]
+    assert 0 < sum(pulled.answer.blocks for pulled in pulls) <= BLOCKS // 2
 
 
 async def test_a_source_that_dies(source: PullEngine, reader: PullEngine, levers: Levers, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.frontend import PULLED
 from tests.chaos.run import run_on_mockers
-from tests.chaos.settings import ChaosSettings
+from tests.chaos.settings import ON_DISAGG, ChaosSettings
 
 pytestmark = pytest.mark.integration
 
@@ -19,3 +20,12 @@ def test_every_request_is_accounted_for_and_nothing_is_left_over(tmp_path: Path)
     # Otherwise nothing was tried.
     assert report.fault_count >= 5, report.as_text()
     assert report.tally.right >= 20, report.as_text()
+
+
+def test_with_prefill_workers_as_well(tmp_path: Path) -> None:
+    changes = {"seconds": 12, "seed": 5, "workers": 3, "prefill_workers": 3, "streams": 24}
+    report = run_on_mockers(ChaosSettings(**{**ON_DISAGG, **changes}), tmp_path / "state")
+    assert report.defects == [], report.as_text()
+    assert report.fault_count >= 5, report.as_text()
+    assert report.tally.right >= 20, report.as_text()
+    assert report.tally.prefills.get(PULLED, 0) >= 10, report.as_text()

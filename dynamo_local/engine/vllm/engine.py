@@ -29,6 +29,8 @@ class _Live:
     current: RequestEpoch
     position: int
     hold_s: float
+    pulling: bool
+    """It may still be reading another engine's blocks."""
 
 
 class VllmEngine:
@@ -80,7 +82,7 @@ class VllmEngine:
         transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
         request = core_request_of(work, transfer)
         current = RequestEpoch(work.request_id, work.epoch)
-        self._live[request.request_id] = _Live(current, work.position, work.hold_s)
+        self._live[request.request_id] = _Live(current, work.position, work.hold_s, pulled is not None)
         await self._core.add_request_async(request)
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
@@ -88,10 +90,13 @@ class VllmEngine:
         dropped = {name: live for name in names if (live := self._live.pop(name, None)) is not None}
         if dropped:
             await self._core.abort_requests_async(list(dropped))
-        # A request that was running here may have finished in the engine core.
+        # One that was running here may have finished, and be held, in the engine core.
         held = [name for name in names if self._held.pop(name, None) or (name in dropped and dropped[name].hold_s > 0)]
-        if held and self._pull is not None:
+        if self._pull is not None and held:
             self._pull.release(holds=held)
+        if self._pull is not None and any(live.pulling for live in dropped.values()):
+            # Whoever has cancelled may unpin: not before these requests can count as read no more.
+            await self._pull.settle()
 
     async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
         return None if self._pull is None else await self._pull.missing(token_ids, cache_salt)
@@ -133,6 +138,7 @@ class VllmEngine:
             return None
         delta = delta_of(output, live.current, live.position)
         live.position += len(delta.token_ids)
+        live.pulling = False
         if delta.finish is not None:
             del self._live[output.request_id]
             if live.hold_s > 0 and self._pull is not None:

@@ -88,6 +88,10 @@ class PrefixPull:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def settle(self) -> None:
+        """Wait until the engine core has dealt with everything that it was sent."""
+        await self._release((), ())
+
     def watch(self, end: float) -> None:
         """A lease ends then: an idle engine core has to be told."""
         loop = asyncio.get_running_loop()

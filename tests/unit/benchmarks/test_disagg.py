@@ -17,7 +17,7 @@ def record(*chunks_s: float, tokens: int = 0, error: str = "") -> Record:
 
 def turn(gap_s: float, ttft_s: float = 1.0) -> Turn:
     decode = record(0.0, gap_s, 2 * gap_s, tokens=6)
-    return Turn((decode,), (record(ttft_s, 4.0, tokens=2),), USED)
+    return Turn((decode,), (record(ttft_s, 4.0, tokens=2),), USED, 2.0)
 
 
 def test_gaps_are_of_the_decodes_and_first_tokens_of_the_long_prompts() -> None:
@@ -28,8 +28,13 @@ def test_gaps_are_of_the_decodes_and_first_tokens_of_the_long_prompts() -> None:
     assert found.tokens_per_chunk == 2.0
 
 
+def test_what_came_after_the_last_long_prompt_does_not_count() -> None:
+    found = Turn((record(0.0, 0.5, 2.5, 3.0),), (), USED, 2.0)
+    assert found.gaps_s == [0.5]
+
+
 def test_failures_of_both_kinds_of_requests_are_told() -> None:
-    found = Turn((record(0.1, error="timeout"),), (record(0.2, error="HTTP 500"),), USED)
+    found = Turn((record(0.1, error="timeout"),), (record(0.2, error="HTTP 500"),), USED, 2.0)
     assert [why.partition(":")[0] for why in found.failures] == ["timeout", "HTTP 500"]
 
 

@@ -13,6 +13,8 @@ from dynamo_local.core.messages import (
     Array,
     Assignment,
     AssignRequest,
+    CachedAnswer,
+    CachedQuestion,
     Cancel,
     Charge,
     Charges,
@@ -20,14 +22,22 @@ from dynamo_local.core.messages import (
     LeaseRevoked,
     Load,
     Logprobs,
+    PinAnswer,
+    PinQuestion,
+    PrefillClaim,
+    PrefillGrant,
+    PrefillJob,
     Presence,
     Progress,
     Released,
     RequestEpoch,
     Resend,
+    RoleAnswer,
+    RoleQuestion,
     Submit,
     TokenBatch,
     TokenDelta,
+    Unpin,
     Work,
 )
 
@@ -35,6 +45,8 @@ text = st.text(max_size=12)
 counts = st.integers(0, 2**31)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 tokens = st.lists(st.integers(0, 2**31), max_size=6)
+texts = st.lists(text, max_size=3).map(tuple)
+packed = st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m)))
 charges = st.builds(Charge, request_id=text, worker=text, tokens=counts)
 request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
 
@@ -79,7 +91,8 @@ engine_infos = st.builds(
     kv_blocks=counts,
     max_num_seqs=counts,
 )
-loads = st.builds(Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=st.none() | st.floats(0, 1))
+shares = st.none() | st.floats(0, 1)
+loads = st.builds(Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=shares, kv_pinned=shares)
 presences = st.builds(
     Presence,
     watcher=text,
@@ -99,17 +112,20 @@ submits = st.builds(
     epoch=counts,
     frontend=text,
     token_ids=tokens,
-    sampling=st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m))),
+    sampling=packed,
     position=counts,
     arrival_time=finite,
     priority=st.integers(-(2**31), 2**31),
     cache_salt=st.none() | text,
     reasoning_ended=st.none() | st.booleans(),
+    source=st.none() | text,
+    hold_s=st.floats(0, 1e9),
 )
 progress = st.lists(st.builds(Progress, request_id=text, epoch=counts, position=counts), max_size=4).map(tuple)
 acks = st.builds(Ack, progress=progress)
 resends = st.builds(Resend, frontend=text, progress=progress)
 cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
+unpins = st.builds(Unpin, pins=texts)
 
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     Presence: presences,
@@ -119,12 +135,12 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         request_id=text,
         frontend=text,
         tokens=counts,
-        avoid=st.lists(text, max_size=3).map(tuple),
+        avoid=texts,
     ),
     Assignment: st.builds(Assignment, worker=st.none() | text),
     Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
-    Work: submits | cancels | acks | resends,
+    Work: submits | cancels | acks | resends | unpins,
     TokenBatch: st.builds(
         TokenBatch,
         worker=text,
@@ -132,6 +148,21 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         timestamp=finite,
         deltas=st.lists(deltas, max_size=3).map(tuple),
     ),
+    CachedQuestion: st.builds(CachedQuestion, token_ids=tokens, cache_salt=st.none() | text),
+    CachedAnswer: st.builds(CachedAnswer, tokens=counts),
+    PrefillJob: st.builds(PrefillJob, job=text, request_id=text, frontend=text, tokens=counts, deadline=finite),
+    PrefillClaim: st.builds(PrefillClaim, job=text, request_id=text, worker=text, delivery=counts),
+    PrefillGrant: st.builds(PrefillGrant, work=st.none() | submits),
+    PinQuestion: st.builds(
+        PinQuestion,
+        pin=text,
+        fingerprint=text,
+        hashes=st.lists(st.binary(max_size=32), max_size=3).map(tuple),
+        until=finite,
+    ),
+    PinAnswer: st.builds(PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text),
+    RoleQuestion: st.builds(RoleQuestion, role=text),
+    RoleAnswer: st.builds(RoleAnswer, role=text, refused=st.none() | text),
 }
 """Every message that travels by itself, as its receiver decodes it."""
 

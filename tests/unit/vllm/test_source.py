@@ -140,6 +140,7 @@ def test_a_pin_during_a_step_is_answered_when_the_step_has_ended() -> None:
     source = source_of(pool, fence)
     fence.schedule()
     block = pool.allocate(CHAIN[0])
+    assert block is not None
     fence.schedule()
     answer = source.pin("p", CHAIN, 5.0)
     fence.schedule()

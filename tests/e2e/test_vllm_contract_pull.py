@@ -1,0 +1,248 @@
+"""What prefix pull relies on in the pinned vLLM and NIXL, held to it: an upgrade that breaks something breaks here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo_local.core.messages import Submit
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from vllm.config import CacheConfig, KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import UtilityOutput
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import Request
+
+from dynamo_local.engine.vllm import wire
+from dynamo_local.engine.vllm.block_hashes import BlockHasher
+from dynamo_local.engine.vllm.identity import unsupported_reason
+from dynamo_local.engine.vllm.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
+from dynamo_local.engine.vllm.pull_connector import PrefixPullConnector
+from dynamo_local.engine.vllm.pull_metadata import KeptStats
+from dynamo_local.engine.vllm.pull_scheduler import PullScheduler, _Blocks
+from dynamo_local.engine.vllm.pull_worker import PullWorker
+from dynamo_local.engine.vllm.transfer import Counts
+
+COUNTS = Counts(
+    blocks=10, used_blocks=5, kept_blocks=2, leases=1, reads=0, blocks_read=0, scheduled_steps=7, ended_steps=7
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "overridden"),
+    [
+        (
+            PrefixPullConnector,
+            NixlBaseConnector,
+            {
+                "bind_gpu_block_pool", "build_connector_worker_meta", "build_kv_connector_stats",
+                "get_kv_connector_stats", "start_load_kv",
+            },
+        ),
+        (
+            PullScheduler,
+            NixlPullConnectorScheduler,
+            {
+                "build_connector_meta", "get_num_new_matched_tokens", "has_pending_push_work", "on_new_request",
+                "request_finished", "set_xfer_handshake_metadata", "update_connector_output",
+                "update_state_after_alloc",
+            },
+        ),
+        (
+            PullWorker,
+            NixlPullConnectorWorker,
+            {
+                "_cleanup_remote_engine", "_engines_with_inflight_transfers", "_get_new_notifs", "_nixl_handshake",
+                "_read_blocks_for_req", "get_transfer_results", "start_load_kv",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_exactly_these_methods_are_overridden_with_the_same_parameters(
+    ours: type, theirs: type, overridden: set[str]
+) -> None:
+    inherited = {name for name in vars(ours) if hasattr(theirs, name) and not name.startswith("__")}
+    assert {name for name in inherited if callable(getattr(ours, name))} == overridden
+    for name in overridden:
+        mine, other = (list(inspect.signature(getattr(cls, name)).parameters) for cls in (ours, theirs))
+        assert mine == other, name
+
+
+def _attributes(cls: type) -> set[str]:
+    """Names that a class's own code gives to `self`."""
+    return set(re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(cls)))
+
+
+def test_none_of_our_attributes_is_one_of_vllms() -> None:
+    scheduler = _attributes(NixlBaseConnectorScheduler) | _attributes(NixlPullConnectorScheduler)
+    worker = _attributes(NixlBaseConnectorWorker) | _attributes(NixlPullConnectorWorker)
+    assert "_reqs_need_recv" in scheduler
+    assert not _attributes(PullScheduler) & scheduler
+    assert not _attributes(PullWorker) & worker
+
+
+def test_a_connector_sees_every_step_come_and_go_once() -> None:
+    scheduler = inspect.getsource(Scheduler)
+    assert inspect.getsource(Scheduler.schedule).count("self._build_kv_connector_meta(self.connector,") == 1
+    assert scheduler.count("return connector.build_connector_meta(scheduler_output)") == 1
+    assert inspect.getsource(Scheduler.update_from_output).count("self.connector.get_kv_connector_stats()") == 1
+    assert scheduler.count("self.connector.get_kv_connector_stats()") == 1
+
+
+def test_aborts_come_before_completions_and_failures_before_both() -> None:
+    for step in (EngineCore.step, EngineCore.step_with_batch_queue):
+        source = inspect.getsource(step)
+        assert source.index("_process_aborts_queue()") < source.index("update_from_output(")
+    update = inspect.getsource(Scheduler.update_from_output)
+    assert update.index("_handle_failed_recving(") < update.index("_update_from_kv_xfer_finished(")
+    # Strays are leased while the request still has its blocks.
+    finish = inspect.getsource(Scheduler._update_from_kv_xfer_finished)
+    assert finish.index("update_connector_output(") < finish.index("_free_blocks(")
+
+
+def test_a_utility_method_may_answer_later() -> None:
+    answers: list[UtilityOutput] = []
+    later: Future[int] = Future()
+    EngineCoreProc._invoke_utility_method("pin", lambda: later, UtilityOutput(1), answers.append)
+    assert not answers
+    later.set_result(5)
+    assert answers[0].result is not None
+    assert answers[0].result.result == 5
+
+
+def test_blocks_are_found_kept_and_given_up_through_vllms_pool() -> None:
+    hashes = BlockHasher(CacheConfig(block_size=32))
+    pool = BlockPool(num_gpu_blocks=6, enable_caching=True, hash_block_size=32)
+    tokens = list(range(96))
+    request = Request("r", tokens, SamplingParams(max_tokens=1), None, block_hasher=hashes._hasher)
+    own = pool.get_new_blocks(3)
+    pool.cache_full_blocks(request, own, 0, 3, 32, 0)
+    adapter = _Blocks(pool)
+    found = [adapter.find(block_hash) for block_hash in hashes(tokens, None)]
+    assert found == [block.block_id for block in own]
+    ids = [block.block_id for block in own]
+    adapter.refer(ids)
+    pool.free_blocks(reversed(own))
+    assert pool.get_num_free_blocks() == 2
+    assert not {block.block_id for block in pool.get_new_blocks(2)} & set(ids)
+    adapter.give_up(ids)
+    # The last of a context is reused first.
+    assert pool.get_new_blocks(1)[0].block_id == ids[2]
+    assert not adapter.stands(ids[2], hashes(tokens, None)[2])
+    assert adapter.stands(ids[0], hashes(tokens, None)[0])
+
+
+def test_hashes_are_the_same_in_every_process_and_salted() -> None:
+    tokens = list(range(70))
+    plain = BlockHasher(CacheConfig(block_size=32))(tokens, None)
+    assert plain == BlockHasher(CacheConfig(block_size=32))(tokens, None)
+    salted = BlockHasher(CacheConfig(block_size=32))(tokens, "salt")
+    assert len(plain) == len(salted) == 2
+    assert not set(plain) & set(salted)
+    assert len(plain[0]) == 32
+
+
+def test_every_incarnation_has_an_engine_id_of_its_own_and_buffers_on_its_device() -> None:
+    one, other = KVTransferConfig(), KVTransferConfig()
+    assert one.engine_id != other.engine_id
+    assert one.kv_buffer_device == current_platform.device_type
+
+
+def _configs(spec: Any, **changes: Any) -> tuple[Any, Any]:
+    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "data_parallel_size": 1}
+    vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        speculative_config=None,
+    )
+    for name, value in changes.items():
+        setattr(vllm_config, name, value)
+    return vllm_config, SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+
+
+def test_only_full_attention_is_supported() -> None:
+    shape: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    full = FullAttentionSpec(**shape)
+    assert unsupported_reason(*_configs(full)) is None
+    assert unsupported_reason(*_configs(SlidingWindowSpec(**shape, sliding_window=128)))
+    vllm_config, cache = _configs(full)
+    cache.kv_cache_groups *= 2
+    assert unsupported_reason(vllm_config, cache)
+    assert unsupported_reason(*_configs(full, speculative_config=object()))
+    assert unsupported_reason(*_configs(full, cache_config=SimpleNamespace(enable_prefix_caching=False)))
+
+
+def test_nixl_takes_what_makes_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Any = importlib.import_module("nixl._api")
+    bindings = api.nixlBind
+    made: list[Any] = []
+    monkeypatch.setattr(bindings, "nixlAgent", lambda name, config: made.append(config))
+    config = bindings.nixlAgentConfig()
+    config.pthrDelay = 0
+    with sleeping_progress_threads():
+        api.nixlBind.nixlAgent("agent", config)
+    assert made[0].pthrDelay == PROGRESS_TIMEOUT_US
+    assert made[0].syncMode == bindings.NIXL_THREAD_SYNC_STRICT
+    assert api.nixlBind is bindings
+    source = inspect.getsource(api.nixl_agent.__init__)
+    assert "nixlBind.nixlAgent(agent_name, agent_config)" in source
+
+
+def test_the_bases_still_have_what_we_hang_on_to() -> None:
+    worker = inspect.getsource(NixlBaseConnectorWorker) + inspect.getsource(NixlPullConnectorWorker)
+    for name in (
+        "_recving_metadata", "_recving_transfers", "_recv_failures", "_failed_recv_reqs", "_remote_agents",
+        "dst_num_blocks", "compat_hash", "use_host_buffer", "device_id", "tp_rank", "nixl_wrapper",
+    ):  # fmt: skip
+        assert f"self.{name}" in worker, name
+    for name in ("_pop_done_transfers", "_validate_remote_parallel_config", "add_remote_agent"):
+        assert hasattr(NixlBaseConnectorWorker, name), name
+    assert hasattr(KVConnectorBase_V1, "bind_gpu_block_pool")
+    assert "kv_connector_stats" in inspect.signature(Scheduler.make_stats).parameters
+
+
+def test_nobody_but_us_tells_the_connector_what_to_do() -> None:
+    sampling = msgspec.msgpack.encode(
+        {"max_tokens": 5, "extra_args": {"kv_transfer_params": {"hold_s": 1e9}, "mine": 1}}
+    )
+    work = Submit(request_id="r", epoch=1, frontend="f", token_ids=[1], sampling=msgspec.Raw(sampling))
+    params = wire.core_request_of(work).sampling_params
+    assert params is not None
+    assert params.extra_args == {"mine": 1}
+    ours = wire.core_request_of(work, {"hold_s": 2.0})
+    request = Request.from_engine_core_request(ours, None)
+    assert request.kv_transfer_params == {"hold_s": 2.0}
+
+
+def test_what_is_only_kept_for_readers_is_no_usage() -> None:
+    stats = SchedulerStats(kv_cache_usage=0.5, kv_connector_stats=KeptStats.of(COUNTS).to_dict())
+    load = wire.load_of(stats, keeps=True)
+    assert load is not None
+    assert (load.kv_usage, load.kv_pinned) == (0.3, 0.2)
+    idle = wire.load_of(SchedulerStats(kv_cache_usage=0.5), keeps=True)
+    assert idle is not None
+    assert (idle.kv_usage, idle.kv_pinned) == (0.5, 0.0)
+    without = wire.load_of(SchedulerStats(kv_cache_usage=0.5))
+    assert without is not None
+    assert without.kv_pinned is None
