@@ -15,6 +15,7 @@ from dynamo_local.core.errors import DeviceError
 DeviceKind = Literal["gpu", "cpu-slot"]
 
 CPU_CORES_VARIABLE = "DYN_CPU_CORES"
+OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Comma-separated cores of a process on CPU slots. An engine binds its threads to them."""
 
 CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -99,6 +100,16 @@ def environment_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
         cores = sorted({core for device in devices for core in device.cores})
         settings[CPU_CORES_VARIABLE] = ",".join(map(str, cores))
     return settings
+
+
+def threads_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
+    """What such a process is to find unless its own settings say otherwise: as many OpenMP threads as cores.
+
+    From its first moment: OpenMP reads it when it is loaded, which a preloaded library does before any code of the
+    process runs. More threads than cores wait for each other by spinning, and everything becomes many times slower.
+    """
+    cores = {core for device_id in ids for core in inventory.device(device_id).cores}
+    return {OMP_THREADS_VARIABLE: str(len(cores))} if cores and inventory.kind != "gpu" else {}
 
 
 def cpu_slots(cores: Sequence[int], count: int) -> Inventory:

@@ -258,7 +258,8 @@ class BusDispatcher:
             self._breakers.forget(lost)
             for live in list(self._live.values()):
                 if live.held is not None and live.held.worker == lost:
-                    live.held = None
+                    # It may only be unheard, and keep the blocks for nobody.
+                    self._tasks.spawn(f"lost source of {live.request_id}", self._release_held(live))
                 if live.log.worker == lost:
                     self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
 

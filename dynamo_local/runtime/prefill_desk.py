@@ -147,7 +147,8 @@ class PrefillDesk:
         if live is None or job is None or job.id != claim.job:
             self._remote.outcomes["not wanted any more"] += 1
             return None
-        if claim.delivery > self._remote.patience.deliveries:
+        job.claims += 1
+        if max(job.claims, claim.delivery) > self._remote.patience.deliveries:
             self._withdraw(job, "delivered too often")
             return None
         if live.at_prefill_worker:

@@ -54,6 +54,8 @@ class Job:
     request_id: str
     deadline: float
     granted: RequestEpoch | None = None
+    claims: int = 0
+    """How often it was claimed. (NATS counts deliveries, but may begin anew when it is restarted.)"""
 
     def overdue(self, now: float) -> bool:
         """Whether nobody has claimed it in time."""

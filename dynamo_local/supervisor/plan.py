@@ -17,7 +17,7 @@ from dynamo_local.core.names import (
     Watcher,
 )
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
-from state.devices import Inventory, allocate, environment_for
+from state.devices import Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE
 
 BUS_ROLE = "bus"
@@ -69,7 +69,8 @@ def plan_services(
             watcher = Watcher(graph.namespace, service.name, index)
             devices = allocate(inventory, taken, service.gpu, needed_by=_label(service, index))
             taken.update(devices)
-            environment = settings | environment_for(inventory, devices) | {WATCHER_ENV: str(watcher)}
+            held = environment_for(inventory, devices)
+            environment = threads_for(inventory, devices) | settings | held | {WATCHER_ENV: str(watcher)}
             plans.append(WatcherPlan(watcher, service.role, _command(graph, service), environment, devices))
     return tuple(plans)
 

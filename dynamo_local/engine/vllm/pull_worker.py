@@ -29,6 +29,8 @@ from dynamo_local.engine.vllm.pull_metadata import PullMetadata, ReadReport, unp
 
 logger = init_logger(__name__)
 
+_LOOK_EVERY_S = 0.5
+
 _agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
 
@@ -50,6 +52,8 @@ class PullWorker(NixlPullConnectorWorker):
         """By request: transfers that were given up and have not ended."""
         self._stray_engines: dict[str, str] = {}
         self._report = ReadReport()
+        self._look_at = 0.0
+        """When transfers are to be looked after, though there are none: other engines' notices pile up."""
 
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         assert isinstance(metadata, PullMetadata)
@@ -60,7 +64,12 @@ class PullWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
 
     def get_transfer_results(self) -> KVConnectorTransferResults:
-        self._give_up(time.monotonic())
+        now = time.monotonic()
+        if not self._deadlines and not self._strays and now < self._look_at:
+            # Nothing is being read: looking for what has ended costs a part of every step.
+            return KVConnectorTransferResults()
+        self._look_at = now + _LOOK_EVERY_S
+        self._give_up(now)
         results: KVConnectorTransferResults = super().get_transfer_results()
         # A read is seen complete now, not when it was.
         now = time.monotonic()

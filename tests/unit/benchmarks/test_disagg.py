@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.accounting import Usage
-from benchmarks.disagg import APART, TOGETHER, Turn, _report
+from benchmarks.disagg import APART, TOGETHER, _report
+from benchmarks.mixed_load import EngineTimes, Turn
+from dynamo_local.core.messages import TokenBatch, TokenDelta
 from dynamo_local.load.records import Record
 
 USED = Usage({"frontend": 1.0, "client": 0.5}, busy_s=2.0, stolen_s=0.0, at=4.0)
@@ -41,5 +43,17 @@ def test_failures_of_both_kinds_of_requests_are_told() -> None:
 def test_ratios_above_one_speak_for_disaggregation(capsys: pytest.CaptureFixture[str]) -> None:
     figures = _report({TOGETHER: [turn(0.3), turn(0.3)], APART: [turn(0.1), turn(0.1)]}, 64, {64: turn(0.2)})
     assert figures["ratios"]["p99"]["estimate"] == pytest.approx(3.0)
+    assert "p99 at the engine" not in figures["ratios"]
     assert figures["chunks"]["64"]["p99_s"] == pytest.approx(0.2)
     assert "aggregated, chunks of 64" in capsys.readouterr().out
+
+
+def test_engine_times_are_of_long_answers_in_the_time_asked_for() -> None:
+    times = EngineTimes()
+    for index in range(40):
+        deltas = [TokenDelta("stream", 1, index, [7])]
+        if index < 16:
+            deltas.append(TokenDelta("long prompt", 1, index, [7]))
+        times.take(TokenBatch("worker", index, 10.0 + index, tuple(deltas)))
+    assert times.gaps_s(20.0) == (1.0,) * 20
+    assert times.gaps_s(20.0) == ()

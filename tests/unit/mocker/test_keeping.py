@@ -19,11 +19,6 @@ LONG = list(range(100, 154))
 
 
 @pytest.fixture
-def time() -> SharedTime:
-    return SharedTime()
-
-
-@pytest.fixture
 async def engine(time: SharedTime, tmp_path: Path) -> AsyncIterator[Party]:
     async with parties(time, tmp_path, SETTINGS) as (found,):
         yield found

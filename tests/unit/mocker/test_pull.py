@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,17 +18,6 @@ from .two_engines import PROMPT, SETTINGS, Party, larger, parties, right
 from .virtual_time import SharedTime
 
 OTHER = [100 + token for token in PROMPT]
-
-
-@pytest.fixture
-def time() -> SharedTime:
-    return SharedTime()
-
-
-@pytest.fixture
-async def pair(time: SharedTime, tmp_path: Path) -> AsyncIterator[list[Party]]:
-    async with parties(time, tmp_path, SETTINGS, SETTINGS) as found:
-        yield found
 
 
 class TestPull:
@@ -135,105 +122,6 @@ class TestPull:
         await time.until(lambda: reader.finished("b"))
         assert time.now - begun == pytest.approx(0.140 + 0.140 + 0.012)
         assert (reader.cached("a"), reader.cached("b")) == (16, 16)
-
-
-class TestAPullThatFails:
-    """Each ends in the right tokens, computed here, and with nothing left over."""
-
-    async def start(self, pair: list[Party], *, seconds: float = 10.0) -> PulledPrefix:
-        source, reader = pair
-        await source.run("first")
-        pulled = await reader.ask(source, seconds=seconds)
-        await reader.submit("second", pulled=pulled)
-        await source.time.advance(0.05)
-        assert not reader.deltas("second")
-        return pulled
-
-    async def check(self, reader: Party) -> None:
-        await reader.time.until(lambda: reader.finished("second"))
-        assert reader.tokens("second") == right()
-        assert reader.cached("second") == 0
-        assert reader.idle
-        # What was read under another's time is not in the cache.
-        assert await reader.run("third") == right()
-
-    async def test_because_the_pin_ends_in_the_middle(self, pair: list[Party]) -> None:
-        source, reader = pair
-        await self.start(pair, seconds=0.1)
-        await self.check(reader)
-        assert source.idle
-
-    async def test_because_the_pin_ends_in_the_very_moment(self, pair: list[Party], time: SharedTime) -> None:
-        _, reader = pair
-        await self.start(pair, seconds=0.140)
-        await time.until(lambda: reader.finished("second"))
-        assert (reader.cached("second"), reader.tokens("second")) == (0, right())
-
-    async def test_because_the_time_is_over_before_it_begins(self, pair: list[Party], time: SharedTime) -> None:
-        source, reader = pair
-        await source.run("first")
-        pulled = await reader.ask(source, seconds=0.1)
-        await time.advance(0.1)
-        begun = time.now
-        await reader.submit("second", pulled=pulled)
-        await self.check(reader)
-        assert reader.deltas("second")[0].events[1][1] == begun
-
-    async def test_because_the_source_is_closed_in_the_middle(self, pair: list[Party]) -> None:
-        source, reader = pair
-        await self.start(pair)
-        await source.engine.close(1.0)
-        await self.check(reader)
-
-    async def test_because_the_step_before_took_too_long(self, pair: list[Party], time: SharedTime) -> None:
-        # The read is noticed to be over only after the step that was under way.
-        source, reader = pair
-        await source.run("first")
-        pulled = await reader.ask(source, seconds=0.145)
-        await reader.submit("long", list(range(200, 230)), max_tokens=1)
-        await time.advance(0.001)
-        await reader.submit("second", pulled=pulled)
-        await time.until(lambda: reader.finished("second"))
-        assert (reader.cached("second"), reader.tokens("second")) == (0, right())
-
-    async def test_because_the_handle_is_nonsense(self, pair: list[Party]) -> None:
-        source, reader = pair
-        await source.run("first")
-        pulled = await reader.ask(source)
-        nonsense = msgspec.structs.replace(pulled.answer, handle=msgspec.Raw(b"\xa3xyz"))
-        await reader.submit("second", pulled=replace(pulled, answer=nonsense))
-        await self.check(reader)
-
-    async def test_because_it_is_cancelled(self, pair: list[Party], time: SharedTime) -> None:
-        source, reader = pair
-        await self.start(pair)
-        await reader.cancel("second")
-        await time.settle()
-        assert reader.idle
-        # Its blocks are given to somebody else before the read would have been over.
-        others = {f"o{n}": list(range(60 * n, 60 * n + 30)) for n in (1, 2)}
-        for name, token_ids in others.items():
-            await reader.submit(name, token_ids, max_tokens=2)
-        await time.advance(1.0)
-        assert {name: reader.tokens(name) for name in others} == {n: right(t, 2) for n, t in others.items()}
-        assert not reader.deltas("second")
-        assert source.kept == 4
-
-    async def test_because_its_request_is_given_up_while_it_waits_to_begin(
-        self, pair: list[Party], time: SharedTime
-    ) -> None:
-        source, reader = pair
-        await source.run("first")
-        pulled = await reader.ask(source)
-        # 14 of 16 blocks: there is no room for the pull.
-        await reader.submit("long", list(range(200, 254)), max_tokens=2)
-        await time.advance(0.001)
-        await reader.submit("second", pulled=pulled)
-        await reader.cancel("second")
-        await time.until(lambda: reader.finished("long"))
-        assert reader.tokens("long") == right(list(range(200, 254)), 2)
-        await time.settle()
-        assert reader.idle
 
 
 class TestForeignKv:

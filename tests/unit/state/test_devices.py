@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DeviceError
-from state.devices import Device, Inventory, allocate, cpu_slots, environment_for
+from state.devices import Device, Inventory, allocate, cpu_slots, environment_for, threads_for
 
 IDS = st.lists(st.integers(0, 31), unique=True, max_size=12).map(sorted)
 CORES = st.sets(st.integers(0, 63), min_size=1, max_size=24).map(sorted)
@@ -72,6 +72,12 @@ def test_slots_become_cores() -> None:
     assert environment_for(cpu_slots([0, 1, 2, 3], 2), (1,))["DYN_CPU_CORES"] == "2,3"
     assert environment_for(cpu_slots([4, 6], 4), (0, 2))["DYN_CPU_CORES"] == "4"
     assert "DYN_CPU_CORES" not in environment_for(cpu_slots([0], 1), ())
+
+
+def test_a_cpu_slot_has_as_many_threads_as_cores() -> None:
+    assert threads_for(cpu_slots([0, 1, 2, 3], 2), (1,)) == {"OMP_NUM_THREADS": "2"}
+    assert threads_for(cpu_slots([4, 6], 4), (0, 2)) == {"OMP_NUM_THREADS": "1"}
+    assert threads_for(cpu_slots([0], 1), ()) == {}
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

@@ -51,6 +51,13 @@ def test_a_process_is_told_who_it_is_and_what_it_holds() -> None:
     assert "HF_HOME" not in front.environment
 
 
+def test_a_worker_has_a_thread_for_each_core_unless_its_settings_say_otherwise() -> None:
+    (worker,) = plan(4, service("Worker", gpu=1))
+    assert worker.environment["OMP_NUM_THREADS"] == "2"
+    (worker,) = plan(4, service("Worker", gpu=1, OMP_NUM_THREADS="7"))
+    assert worker.environment["OMP_NUM_THREADS"] == "7"
+
+
 def test_only_the_root_is_told_the_address_to_listen_on() -> None:
     (worker, front) = plan(4, service("Worker"), service("Front"))
     assert (front.environment["DYN_HTTP_HOST"], front.environment["DYN_HTTP_PORT"]) == ("127.0.0.1", "8000")
