@@ -114,8 +114,11 @@ async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(
     assert not takes_jobs(worker)
     await publish(queue, "second")
     taker = PrefillTaker(bus, subjects)
-    (job,) = await taker.take(1, DEADLINE_S)
-    assert job.job.request_id == "second"
+    left: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while "second" not in left:
+            # The first one too, if the worker had not begun it: then it was given back.
+            left += [job.job.request_id for job in await taker.take(1, DEADLINE_S)]
     await taker.close()
     assert statefile.roles == [PREFILL_ROLE, "decode"]
 
