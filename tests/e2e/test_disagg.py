@@ -14,7 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from dynamo_local.core.messages import Load, Presence
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
 
 MODEL = "quickstart"
@@ -23,6 +25,7 @@ LONGEST = 4000
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker."""
 SEED = 20260311
+NO_LOAD = Load(running=0, waiting=0, kv_usage=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,11 @@ def text(answer: dict[str, Any]) -> str:
     (choice,) = answer["choices"]
     found: str = choice["text"]
     return found
+
+
+def idle(workers: list[Presence]) -> bool:
+    """As `settled`, but for workers that have made no step since they were started, and so tell of no load."""
+    return settled([w if w.load is not None else replace(w, load=NO_LOAD) for w in workers])
 
 
 def prompts(number: int) -> list[list[int]]:
@@ -147,7 +155,7 @@ async def test_requests_survive_a_kill(disagg: LlmServer, api: httpx.Client, vic
         os.kill(disagg.pid(victim), signal.SIGKILL)
         assert [text(answer.result()) for answer in answers] == expected
     disagg.await_workers(2)
-    await disagg.until(settled, "blocks are still held or pinned")
+    await disagg.until(idle, "blocks are still held or pinned")
 
 
 async def test_workers_change_their_roles_while_they_run(disagg: LlmServer, api: httpx.Client) -> None:
