@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,20 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import capacity, disagg, overhead, prefill_queue, prefix_pull, recovery, startup
+from benchmarks import (
+    capacity,
+    disagg,
+    first_token,
+    migration,
+    overhead,
+    planner,
+    prefill_queue,
+    prefix_pull,
+    rebalance,
+    recovery,
+    startup,
+    workers,
+)
 from benchmarks.report import Figures, progress, save
 from dynamo_local.core.errors import DynamoError
 
@@ -24,18 +37,21 @@ class Benchmark:
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, Figures]]
-    start: Callable[[Coroutine[Any, Any, Figures]], Figures] = uvloop.run
 
 
 BENCHMARKS = {
     "overhead": Benchmark(overhead.SUMMARY, overhead.add_arguments, overhead.run),
+    "first-token": Benchmark(first_token.SUMMARY, first_token.add_arguments, first_token.run),
     "capacity": Benchmark(capacity.SUMMARY, capacity.add_arguments, capacity.run),
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
+    "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
     "recovery": Benchmark(recovery.SUMMARY, recovery.add_arguments, recovery.run),
-    # `dynamo load` takes its times from the event loop, and uvloop's clock ticks once a millisecond.
-    "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run, asyncio.run),
+    "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run),
+    "planner": Benchmark(planner.SUMMARY, planner.add_arguments, planner.run),
     "prefill-queue": Benchmark(prefill_queue.SUMMARY, prefill_queue.add_arguments, prefill_queue.run),
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
+    "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
+    "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
 }
 
 
@@ -46,19 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.benchmark is None:
         parser.print_help()
         return 0
+    # As Ctrl-C: what was started is ended. vLLM's own server would leave its engine behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         benchmark = BENCHMARKS[arguments.benchmark]
-        figures = benchmark.start(benchmark.run(arguments))
+        figures = uvloop.run(benchmark.run(arguments))
     except DynamoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     save(arguments.json, arguments.benchmark, figures)
     progress("done")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Each takes less than 6 minutes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Each takes less than 6 minutes, but planner half an hour."
+    )
     commands = parser.add_subparsers(dest="benchmark", title="benchmarks")
     for name, benchmark in BENCHMARKS.items():
         command = commands.add_parser(name, help=benchmark.summary, description=benchmark.summary)

@@ -6,7 +6,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ _ROLES = (
     ("--service Router", "router"),
     ("--service VllmWorker", "worker host"),
     ("--service PrefillWorker", "prefill host"),
+    ("dynamo_local.runtime.zygote", "zygote"),
     ("nats-server", "nats"),
     ("circusd", "circusd"),
     ("dynamo_local.cli.main serve", "dynamo serve"),
@@ -95,16 +95,6 @@ def is_alive(process: Process) -> bool:
     """Whether that very process is there (a zombie counts)."""
     stat = read_stat(process.pid)
     return stat is not None and stat.started_s == process.started_s
-
-
-def bind(processes: Iterable[Process], cores: Iterable[int]) -> None:
-    """Bind all threads of the processes to the cores."""
-    wanted = set(cores)
-    for process in processes:
-        with suppress(OSError):
-            for thread in (_PROC / str(process.pid) / "task").iterdir():
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread.name), wanted)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import Usage, add, bind
+from benchmarks.accounting import Usage, add
 from benchmarks.calm import Patience
 from benchmarks.load import Load, Shape, closed_loop, pooled_gaps
 from benchmarks.models import QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
 from benchmarks.servers import Server, running, start_ours
 from benchmarks.spread import Interval, bootstrap, median, quantile
+from dynamo_local.supervisor.core_keeping import bind
 
 SUMMARY = "requests and tokens per second that one frontend carries, on the mocker"
 FRONTEND_CORE = 0
@@ -126,8 +127,8 @@ async def _measure(
 def _place(server: Server) -> None:
     frontend = server.of_role("frontend")
     rest = os.sched_getaffinity(0) - {FRONTEND_CORE} or {FRONTEND_CORE}
-    bind(frontend, {FRONTEND_CORE})
-    bind((process for process in server.processes if process not in frontend), rest)
+    bind((process.pid for process in frontend), {FRONTEND_CORE})
+    bind((process.pid for process in server.processes if process not in frontend), rest)
     os.sched_setaffinity(0, rest)
 
 

@@ -169,8 +169,8 @@ class Connection:
         if self._exchange is not None:
             self._exchange.abandon("closed")
 
-    async def complete(self, prompt: str, tokens: int, answer: Answer | None = None) -> Answer:
-        """Exactly so many greedy tokens after the prompt. A failure is told in the answer, not raised.
+    async def complete(self, prompt: str | list[int], tokens: int, answer: Answer | None = None) -> Answer:
+        """Exactly so many greedy tokens after the prompt (text, or token ids). A failure is told in the answer.
 
         Pass an `answer` to watch it while it comes.
         """
@@ -195,7 +195,7 @@ class Connection:
             )
         return self._exchange
 
-    def _request(self, prompt: str, tokens: int) -> bytes:
+    def _request(self, prompt: str | list[int], tokens: int) -> bytes:
         wanted = {
             "model": self._model,
             "prompt": prompt,

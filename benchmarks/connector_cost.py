@@ -1,11 +1,15 @@
-"""What the KV connector costs a decode step of an engine that neither pulls nor is pulled from."""
+"""What the KV connector costs a decode step of an engine that neither pulls nor is pulled from.
+
+Three engines take turns: two without the connector, of which one is the control, and one with it. So it is part of the
+result how much two processes of the same kind differ, and what differs less cannot be told from nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.accounting import CLIENT, Usage, add, usage
@@ -43,32 +47,47 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two neighbouring turns with the same requests."""
+class Round:
+    """Neighbouring turns with the same requests."""
 
     off: Turn
+    control: Turn
     on: Turn
 
 
-async def pairs(
-    off: BenchEngine, on: BenchEngine, streams: Sequence[int], rounds: int, patience: Patience
-) -> dict[int, list[Pair]]:
-    """The engines take turns; whoever has not its turn is stopped."""
-    for engine in (off, on):
+@dataclass(frozen=True)
+class Engines:
+    """Those that take turns, on the same core."""
+
+    off: BenchEngine
+    control: BenchEngine
+    on: BenchEngine
+
+    @property
+    def all(self) -> tuple[BenchEngine, ...]:
+        return (self.off, self.control, self.on)
+
+
+async def rounds_of(
+    engines: Engines, streams: Sequence[int], rounds: int, patience: Patience
+) -> dict[int, list[Round]]:
+    """Whoever has not its turn is stopped."""
+    for engine in engines.all:
         engine.pause()
-    for engine in (off, on):
+    for engine in engines.all:
         await _turn(engine, max(streams), -1)
-    found: dict[int, list[Pair]] = {count: [] for count in streams}
-    for number, count in itertools.product(range(rounds), streams):
-        await patience.wait((*off.processes, *on.processes))
-        turns: dict[str, Turn] = {}
-        # ABBA: whatever drifts favours neither side.
-        for engine in (off, on) if number % 2 else (on, off):
-            turns[engine.name] = await _turn(engine, count, number)
-        pair = Pair(turns[off.name], turns[on.name])
-        found[count].append(pair)
-        shown = " / ".join(milliseconds(turn.step_s, 3) for turn in (pair.off, pair.on))
-        progress(f"round {number + 1}, {count} streams: a step takes {shown} ms without / with the connector")
+    found: dict[int, list[Round]] = {count: [] for count in streams}
+    orders = itertools.cycle(itertools.permutations(engines.all))
+    for number in range(rounds):
+        # Another one each time: whatever drifts favours nobody.
+        order = next(orders)
+        for count in streams:
+            await patience.wait(process for engine in engines.all for process in engine.processes)
+            turns = {engine.name: await _turn(engine, count, number) for engine in order}
+            this = Round(*(turns[engine.name] for engine in engines.all))
+            found[count].append(this)
+            shown = " / ".join(milliseconds(turn.step_s, 3) for turn in (this.off, this.control, this.on))
+            progress(f"round {number + 1}, {count} streams: a step takes {shown} ms without / without / with it")
     return found
 
 
@@ -87,29 +106,49 @@ async def _turn(engine: BenchEngine, streams: int, seed: int) -> Turn:
     return Turn([later - earlier for earlier, later in itertools.pairwise(times)], used)
 
 
-_HEADERS = ("streams", "step ms off", "on", "on / off [95 %]", "of means [95 %]", "CPU of a step, on / off [95 %]")
+_HEADERS = (
+    "streams",
+    "step ms off",
+    "on",
+    "on / off [95 %]",
+    "control / off",
+    "of means: on / off",
+    "control / off",
+    "CPU of a step: on / off",
+    "control / off",
+)
+_MEASURES: Mapping[str, Callable[[Turn], float]] = {
+    "step": lambda turn: turn.step_s,
+    "mean": lambda turn: turn.mean_s,
+    "cpu": lambda turn: turn.cpu_s,
+}
 
 
-def report(found: dict[int, list[Pair]]) -> Figures:
+def report(found: Mapping[int, Sequence[Round]]) -> Figures:
     results = {streams: _compare(each) for streams, each in found.items()}
     table("A decode step without and with the connector", _HEADERS, [_row(n, each) for n, each in results.items()])
     return {str(streams): result for streams, result in results.items()}
 
 
-def _compare(each: Sequence[Pair]) -> Figures:
+def _compare(each: Sequence[Round]) -> Figures:
+    ratios = {
+        name: {
+            "on": vars(bootstrap([of(one.on) / of(one.off) for one in each])),
+            "control": vars(bootstrap([of(one.control) / of(one.off) for one in each])),
+        }
+        for name, of in _MEASURES.items()
+    }
     return {
-        "step_s": {"off": median([pair.off.step_s for pair in each]), "on": median([pair.on.step_s for pair in each])},
-        "ratio": vars(bootstrap([pair.on.step_s / pair.off.step_s for pair in each])),
-        "ratio_of_means": vars(bootstrap([pair.on.mean_s / pair.off.mean_s for pair in each])),
-        "ratio_of_cpu": vars(bootstrap([pair.on.cpu_s / pair.off.cpu_s for pair in each])),
-        "foreign_cores": add(turn.used for pair in each for turn in (pair.off, pair.on)).foreign_cores,
+        "step_s": {"off": median([one.off.step_s for one in each]), "on": median([one.on.step_s for one in each])},
+        "ratios": ratios,
+        "foreign_cores": add(turn.used for one in each for turn in (one.off, one.control, one.on)).foreign_cores,
         "rounds": len(each),
     }
 
 
 def _row(streams: int, result: Figures) -> list[str]:
-    ratios = (result["ratio"], result["ratio_of_means"], result["ratio_of_cpu"])
     steps = result["step_s"]
+    ratios = [ratio for measure in result["ratios"].values() for ratio in (measure["on"], measure["control"])]
     return [
         str(streams),
         *(milliseconds(steps[side], 2) for side in ("off", "on")),

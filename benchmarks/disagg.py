@@ -1,7 +1,9 @@
 """What separate prefill workers do for the decodes: streams that decode while long prompts arrive, on two devices.
 
-One side has two workers that do everything, with the chunk size (tokens computed in a step) that served its decodes
-best in a first run; the other has a decode worker and a prefill worker. They take turns with the same requests.
+One side has two workers that do everything, with the best chunk size (tokens computed in a step) that was found in
+first turns: of those with which long prompts wait for their first token no more than half as long again as with the one
+that is best for them, the one with which the slowest percent of the decodes' gaps is shortest. The other side has a
+decode worker and a prefill worker. They take turns with the same requests.
 
 Latencies are those of the client, and beside them those with which the tokens left the engines: on a machine that has
 no more cores than devices, all processes between the two want the engines' cores as well.
@@ -33,16 +35,20 @@ SUMMARY = "decodes beside long prompts: separate prefill workers against workers
 TOGETHER, APART = "together", "apart"
 _PATIENCE_S = 20.0
 _MAX_MODEL_LEN = 4096
+_MAX_NUM_SEQS = 16
+"""More than are ever under way. vLLM takes no chunk size below it."""
+_WAIT_BOUND = 1.5
+"""See above: "half as long again"."""
 _SHARES = (0.5, 0.99)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: traffic such that prefill takes a good part of one device's time."""
+    """What is measured: traffic such that prefill takes a good part of one device's time, and that all but one in a
+    hundred of the decodes' gaps have nothing to do with the streams' own, short prompts."""
 
     traffic: Traffic
     chunks: tuple[int, ...]
-    """vLLM takes none below its max-num-seqs, which is 64 here."""
     rounds: int
     turn_s: float
     trial_s: float
@@ -51,16 +57,16 @@ class Plan:
 
 _PLANS = {
     QUICKSTART: Plan(
-        Traffic(8, Lengthwise(Uniform(32, 64), Uniform(110, 220)), 2400, 1.5), (64, 128, 256, 512), 5, 12, 9
+        Traffic(8, Lengthwise(Uniform(16, 32), Uniform(1000, 2000)), 3800, 3.0), (32, 64, 128, 256), 4, 18, 12
     ),
-    HEAVY: Plan(Traffic(4, Lengthwise(Uniform(8, 16), Uniform(30, 60)), 800, 8.0), (64, 128, 256), 3, 24, 16),
+    HEAVY: Plan(Traffic(4, Lengthwise(Uniform(8, 16), Uniform(400, 800)), 800, 8.0), (16, 32, 64, 128), 3, 24, 16),
 }
 _QUICK_TURN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
-    parser.add_argument("--rounds", type=int, help="turns of each side")
+    parser.add_argument("--rounds", type=int, help="turns of each side; 0: try chunk sizes only")
     parser.add_argument("--seconds", type=float, help="length of a turn")
     parser.add_argument("--chunks", type=int, nargs="+", help="chunk sizes tried without prefill workers")
     parser.add_argument("--streams", type=int, help="streams that decode all the time")
@@ -82,7 +88,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
             arguments.every or traffic.every_s,
         ),
         tuple(arguments.chunks or usual.chunks),
-        arguments.rounds or rounds,
+        rounds if arguments.rounds is None else arguments.rounds,
         arguments.seconds or seconds or usual.turn_s,
         arguments.seconds or seconds or usual.trial_s,
     )
@@ -93,15 +99,19 @@ async def run(arguments: argparse.Namespace) -> Figures:
     plan = _plan(arguments)
     folder = str(model_folder(arguments.model))
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        chunk, tried = await _best_chunk(Path(scratch), folder, plan)
-        together = _start(Path(scratch, "agg"), folder, "agg_router", {"VllmWorker.max-num-batched-tokens": chunk})
+        chunk, found = await _best_chunk(Path(scratch), folder, plan)
+        if not plan.rounds:
+            return found
+        # Nothing moves between these workers, so they are spared what it costs.
+        chunked = {"VllmWorker.max-num-batched-tokens": chunk, "VllmWorker.kv-transfer": False}
+        together = _start(Path(scratch, "agg"), folder, "agg_router", chunked)
         apart = _start(Path(scratch, "disagg"), folder, "disagg", parse_overrides(arguments.override))
         async with running(together, apart):
             progress("waiting for both servers")
             await asyncio.gather(together.ready(), apart.ready())
             patience = Patience(0 if arguments.quick else _PATIENCE_S)
             turns = await _turns({TOGETHER: together, APART: apart}, plan, patience)
-    return _report(turns, chunk, tried)
+    return found | _report(turns, chunk)
 
 
 async def _turns(servers: Mapping[str, Server], plan: Plan, patience: Patience) -> dict[str, list[Turn]]:
@@ -122,29 +132,51 @@ async def _turns(servers: Mapping[str, Server], plan: Plan, patience: Patience) 
     return turns
 
 
-async def _best_chunk(scratch: Path, folder: str, plan: Plan) -> tuple[int, dict[int, Turn]]:
-    """The chunk size with which the slowest percent of the gaps is shortest, and what each brought."""
+async def _best_chunk(scratch: Path, folder: str, plan: Plan) -> tuple[int, Figures]:
+    """The best chunk size, and the figures of all."""
     tried: dict[int, Turn] = {}
     if len(plan.chunks) == 1:
-        return plan.chunks[0], tried
+        return plan.chunks[0], {"chunk": plan.chunks[0]}
     for chunk in plan.chunks:
         overrides = {"VllmWorker.max-num-batched-tokens": chunk}
         server = _start(scratch / f"chunk-{chunk}", folder, "agg_router", overrides)
+        times = EngineTimes()
         async with running(server):
             await server.ready()
-            await mixed_load(server, plan.traffic, plan.traffic.every_s, -1)
-            tried[chunk] = await mixed_load(server, plan.traffic, plan.trial_s, chunk)
+            async with PresenceLog(server) as log:
+                await times.follow(log)
+                await mixed_load(server, plan.traffic, plan.traffic.every_s, -1, times)
+                tried[chunk] = await mixed_load(server, plan.traffic, plan.trial_s, chunk, times)
         progress(f"chunks of {chunk} tokens: {_told(tried[chunk])}")
-    return min(tried, key=lambda chunk: tried[chunk].gap_s(0.99)), tried
+    rows = [_row(str(size), [turn]) for size, turn in tried.items()]
+    table("Aggregated, by chunk size", _HEADERS, rows)
+    best = best_chunk(tried)
+    progress(f"best for the decodes, within {_WAIT_BOUND:g} times the shortest TTFT of long prompts: {best}")
+    return best, {"chunk": best, "chunks": {str(size): _figures(turn) for size, turn in tried.items()}}
+
+
+def best_chunk(tried: Mapping[int, Turn]) -> int:
+    """By the rule above."""
+    waits_s = {chunk: median(turn.ttfts_s) for chunk, turn in tried.items()}
+    allowed = [chunk for chunk, wait_s in waits_s.items() if wait_s <= _WAIT_BOUND * min(waits_s.values())]
+    return min(allowed, key=lambda chunk: tried[chunk].gap_s(0.99))
 
 
 def _start(scratch: Path, folder: str, graph: str, overrides: Mapping[str, Any]) -> Server:
     scratch.mkdir()
-    settings: dict[str, Any] = {"VllmWorker.max-model-len": _MAX_MODEL_LEN, "Frontend.max-model-len": _MAX_MODEL_LEN}
+    settings: dict[str, Any] = {
+        "VllmWorker.max-model-len": _MAX_MODEL_LEN,
+        "VllmWorker.max-num-seqs": _MAX_NUM_SEQS,
+        "Frontend.max-model-len": _MAX_MODEL_LEN,
+    }
     if graph == "agg_router":
         settings["VllmWorker.ServiceArgs.workers"] = 2
     else:
-        settings |= {"PrefillWorker.dtype": "float32", "PrefillWorker.max-model-len": _MAX_MODEL_LEN}
+        settings |= {
+            "PrefillWorker.dtype": "float32",
+            "PrefillWorker.max-model-len": _MAX_MODEL_LEN,
+            "PrefillWorker.max-num-seqs": _MAX_NUM_SEQS,
+        }
     return start_ours(scratch, folder, graph, settings | dict(overrides))
 
 
@@ -172,7 +204,7 @@ _HEADERS = (
 )
 
 
-def _report(turns: dict[str, list[Turn]], chunk: int, tried: dict[int, Turn]) -> Figures:
+def _report(turns: Mapping[str, Sequence[Turn]], chunk: int) -> Figures:
     pairs = list(zip(turns[TOGETHER], turns[APART], strict=True))
     ratios = {
         "p50": bootstrap([one.gap_s(0.5) / two.gap_s(0.5) for one, two in pairs]),
@@ -185,8 +217,6 @@ def _report(turns: dict[str, list[Turn]], chunk: int, tried: dict[int, Turn]) ->
     ]
     if engine:
         ratios["p99 at the engine"] = bootstrap(engine)
-    if tried:
-        table("Chunk sizes tried, one turn each", _HEADERS, [_row(str(size), [turn]) for size, turn in tried.items()])
     rows = [_row(f"aggregated, chunks of {chunk}", turns[TOGETHER]), _row("disaggregated", turns[APART])]
     table("Inter-token latency of the decodes", _HEADERS, rows)
     table(
@@ -196,10 +226,8 @@ def _report(turns: dict[str, list[Turn]], chunk: int, tried: dict[int, Turn]) ->
     )
     _cores_table(turns)
     return {
-        "chunk": chunk,
         "ratios": {name: vars(interval) for name, interval in ratios.items()},
         "sides": {name: [_figures(turn) for turn in each] for name, each in turns.items()},
-        "chunks": {str(size): _figures(turn) for size, turn in tried.items()},
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from benchmarks.accounting import Usage, usage
 from benchmarks.presences import PresenceLog
@@ -14,7 +15,6 @@ from benchmarks.spread import quantile
 from dynamo_local.core.messages import TokenBatch
 from dynamo_local.load.arrivals import Constant
 from dynamo_local.load.endpoint import Asking, parse_url
-from dynamo_local.load.figures import figures
 from dynamo_local.load.generator import Generator, Limits, Writer
 from dynamo_local.load.lengths import Uniform
 from dynamo_local.load.prompts import Alphabet, Prompts
@@ -41,6 +41,17 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class EngineView:
+    """What left the engines during one turn."""
+
+    gaps_s: tuple[float, ...] = ()
+    """From one token of a stream to its next."""
+    tokens: int = 0
+    """Of streams and long prompts."""
+    stream_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Turn:
     """What one turn brought."""
 
@@ -48,9 +59,8 @@ class Turn:
     longs: tuple[Record, ...]
     used: Usage
     arrivals_s: float
-    """Until then long prompts arrived."""
-    engine_gaps_s: tuple[float, ...] = ()
-    """From one token of a stream to its next, as they left the engines."""
+    """Until then long prompts arrived, and streams went on."""
+    engines: EngineView = field(default_factory=EngineView)
 
     @property
     def gaps_s(self) -> list[float]:
@@ -69,29 +79,31 @@ class Turn:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all answers."""
-        return figures((*self.decodes, *self.longs), 0.0, 0.0).output_tokens_per_s
+        return self.engines.tokens / self.arrivals_s
 
     @property
     def tokens_per_chunk(self) -> float:
-        return figures(self.decodes, 0.0, 0.0).tokens_per_chunk or 0.0
+        """Of the streams."""
+        chunks = sum(at <= self.arrivals_s for record in self.decodes for at in record.chunks_s)
+        return self.engines.stream_tokens / chunks if chunks else 0.0
 
     @property
     def failures(self) -> list[str]:
-        return [f"{record.error}: {record.detail}" for record in (*self.decodes, *self.longs) if record.error]
+        return [f"{record.error}: {record.detail}" for record in (*self.decodes, *self.longs) if record.is_failed]
 
     def gap_s(self, share: float) -> float:
         return quantile(self.gaps_s, share)
 
     def engine_gap_s(self, share: float) -> float | None:
-        return quantile(self.engine_gaps_s, share) if self.engine_gaps_s else None
+        return quantile(self.engines.gaps_s, share) if self.engines.gaps_s else None
 
 
 class EngineTimes:
     """When the engines of a server had the tokens of its requests, by the times that their workers tell."""
 
     def __init__(self) -> None:
-        self._times: defaultdict[str, list[float]] = defaultdict(list)
+        self._seen: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        """By request: when how many tokens left its engine."""
 
     async def follow(self, log: PresenceLog) -> None:
         await log.watch_tokens(self.take)
@@ -99,21 +111,24 @@ class EngineTimes:
     def take(self, batch: TokenBatch) -> None:
         for delta in batch.deltas:
             if delta.token_ids:
-                self._times[delta.request_id].append(batch.timestamp)
+                self._seen[delta.request_id].append((batch.timestamp, len(delta.token_ids)))
 
-    def gaps_s(self, seconds: float) -> tuple[float, ...]:
-        """Of the streams' requests in the first `seconds` of what was seen since the last call."""
-        seen, self._times = self._times, defaultdict(list)
-        end = min((times[0] for times in seen.values()), default=0.0) + seconds
-        streams = [times for times in seen.values() if len(times) > LONG_ANSWER]
-        return tuple(b - a for times in streams for a, b in itertools.pairwise(times) if b <= end)
+    def view(self, seconds: float) -> EngineView:
+        """The first `seconds` of what was seen since the last call."""
+        seen, self._seen = self._seen, defaultdict(list)
+        end = min((times[0][0] for times in seen.values()), default=0.0) + seconds
+        in_time = [[(at, tokens) for at, tokens in times if at <= end] for times in seen.values()]
+        streams = [times for times in in_time if len(times) > LONG_ANSWER]
+        return EngineView(
+            tuple(later - earlier for times in streams for (earlier, _), (later, _) in itertools.pairwise(times)),
+            sum(tokens for times in in_time for _, tokens in times),
+            sum(tokens for times in streams for _, tokens in times),
+        )
 
 
-async def mixed_load(
-    server: Server, traffic: Traffic, seconds: float, seed: int, engine_times: EngineTimes | None = None
-) -> Turn:
-    """Streams that decode from the first second to the last (closed loop), and a long prompt at steady intervals,
-    whether or not the earlier ones were answered (open loop)."""
+async def mixed_load(server: Server, traffic: Traffic, seconds: float, seed: int, engine_times: EngineTimes) -> Turn:
+    """Streams that decode from the first second to the last, when they are cut off (closed loop), and a long prompt at
+    steady intervals, whether or not the earlier ones were answered (open loop)."""
     endpoint = parse_url(f"http://{server.host}:{server.port}")
     connections = endpoint.connections()
     asking = Asking(server.model, is_chat=False, ignore_eos=True, extra={})
@@ -124,15 +139,20 @@ async def mixed_load(
         return Generator(connections, Writer(endpoint, asking, prompts), _LIMITS)
 
     decodes, longs = generator(2 * seed), generator(2 * seed + 1)
+
+    async def decode() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await decodes.closed_loop(endless(traffic.stream_shape, seed), traffic.streams, None)
+
     before = usage(server.processes)
     try:
         await asyncio.gather(
-            decodes.closed_loop(endless(traffic.stream_shape, seed), traffic.streams, seconds),
+            decode(),
             longs.open_loop(drawn(Constant(1 / traffic.every_s), long_shape, seconds, seed)),
         )
     finally:
         connections.close()
     used = usage(server.processes).since(before)
     await asyncio.sleep(_SETTLE_S)
-    gaps_s = engine_times.gaps_s(seconds) if engine_times is not None else ()
-    return Turn(tuple(decodes.records), tuple(longs.records), used, seconds, gaps_s)
+    return Turn(tuple(decodes.records), tuple(longs.records), used, seconds, engine_times.view(seconds))

@@ -1,14 +1,16 @@
 """What prefix pull moves per second, and what the connector costs an engine that neither pulls nor is pulled from.
 
-Real engines, as workers start them, in this process's hands: two that pull from one another, on a core each, and one
-without the connector on the first one's core. For the cost of a decode step those two take turns, and whoever has not
-its turn is stopped (SIGSTOP), so that not even its sleeping threads are in the way.
+Real engines, as workers start them, in this process's hands: two that pull from one another, on a core each, and two
+without the connector on the first one's core. For the cost of a decode step those on that core take turns, and whoever
+has not its turn is stopped (SIGSTOP), so that not even its sleeping threads are in the way.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import itertools
 import json
 import random
 import tempfile
@@ -40,6 +42,8 @@ _MAX_MODEL_LEN = 8192
 _PULL_ROUNDS, _DECODE_ROUNDS = 7, 10
 _PATIENCE_S = 30.0
 _PIN_S = 30.0
+_BESIDE_TOKENS, _BESIDE_S = 120, 0.3
+"""Of each stream beside a pull, and the time that they have to get going."""
 _FLOAT32_BYTES = 4
 _PAGE_BYTES = 4096
 _COPY_BYTES = 1 << 28
@@ -52,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-rounds", type=int, help=f"turns of each engine ({_DECODE_ROUNDS})")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="tokens pulled")
     parser.add_argument("--streams", type=int, nargs="+", default=list(_STREAMS), help="streams that decode at once")
+    parser.add_argument("--beside", type=int, default=0, help="streams that the reader decodes while it pulls")
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
@@ -63,20 +68,21 @@ async def run(arguments: argparse.Namespace) -> Figures:
     config = {"max-model-len": _MAX_MODEL_LEN, "block-size": _BLOCK}
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        progress("starting three engines")
-        plain = await stack.enter_async_context(
-            BenchEngine("off", scratch, str(folder), 0, kv_transfer=False, **config)
-        )
-        source = await stack.enter_async_context(BenchEngine("on", scratch, str(folder), 0, kv_transfer=True, **config))
-        reader = await stack.enter_async_context(
-            BenchEngine("reader", scratch, str(folder), 1, kv_transfer=True, **config)
-        )
+        progress("starting four engines")
+
+        async def start(name: str, core: int, *, kv_transfer: bool) -> BenchEngine:
+            engine = BenchEngine(name, scratch, str(folder), core, kv_transfer=kv_transfer, **config)
+            return await stack.enter_async_context(engine)
+
+        off, control = await start("off", 0, kv_transfer=False), await start("control", 0, kv_transfer=False)
+        source, reader = await start("on", 0, kv_transfer=True), await start("reader", 1, kv_transfer=True)
         reader.pause()
-        decodes = await connector_cost.pairs(plain, source, arguments.streams, decode_rounds, patience)
+        turns = connector_cost.Engines(off, control, source)
+        decodes = await connector_cost.rounds_of(turns, arguments.streams, decode_rounds, patience)
         for engine in (source, reader):
             engine.wake()
         copier = _Copier(_bytes_per_token(folder))
-        pulls = await _pulls(source, reader, arguments.sizes, pull_rounds, patience, copier)
+        pulls = await _pulls(source, reader, arguments.sizes, pull_rounds, patience, copier, arguments.beside)
     return {"decode_step": connector_cost.report(decodes), "pulls": _report(pulls, copier)}
 
 
@@ -100,6 +106,8 @@ class Pulling:
     """Times to the first token."""
     copied_s: float
     """A memory copy of as many bytes."""
+    longer_s: float | None
+    """By how much the longest step of a stream beside the pull was longer than the median of the others."""
 
     @property
     def took_s(self) -> float:
@@ -108,39 +116,62 @@ class Pulling:
 
 
 async def _pulls(
-    source: BenchEngine, reader: BenchEngine, sizes: Sequence[int], rounds: int, patience: Patience, copier: _Copier
+    source: BenchEngine,
+    reader: BenchEngine,
+    sizes: Sequence[int],
+    rounds: int,
+    patience: Patience,
+    copier: _Copier,
+    beside: int,
 ) -> dict[int, list[Pulling]]:
     draw = random.Random(0)
-    await _pull(source, reader, min(sizes), draw, copier)  # the first one makes the connection
+    await _pull(source, reader, min(sizes), draw, copier, 0)  # the first one makes the connection
     found: dict[int, list[Pulling]] = {size: [] for size in sizes}
     for number in range(rounds):
         await patience.wait((*source.processes, *reader.processes))
         for size in sizes if number % 2 else reversed(sizes):
-            found[size].append(await _pull(source, reader, size, draw, copier))
+            found[size].append(await _pull(source, reader, size, draw, copier, beside))
         last = ", ".join(milliseconds(found[size][-1].took_s) for size in sizes)
         progress(f"pulls, round {number + 1}: {last} ms")
     return found
 
 
-async def _pull(source: BenchEngine, reader: BenchEngine, size: int, draw: random.Random, copier: _Copier) -> Pulling:
+async def _pull(
+    source: BenchEngine, reader: BenchEngine, size: int, draw: random.Random, copier: _Copier, beside: int
+) -> Pulling:
     # One token more than is pulled: the last one is computed in any case, to sample the next.
     prompt = [draw.randrange(256) for _ in range(size + 1)]
     computed = await source.run(prompt, 1)
+    streams = [asyncio.create_task(reader.run([number] * _BLOCK, _BESIDE_TOKENS)) for number in range(beside)]
+    if streams:
+        await asyncio.sleep(_BESIDE_S)
     begin = time.perf_counter()
-    missing = await reader.engine.missing(prompt, None)
+    missing = await reader.engine.missing(prompt, None, None)
     if missing is None:
         raise ServerError("the reader does not say what it lacks")
     hashes = missing.hashes[missing.cached :]
     question = PinQuestion(f"{draw.getrandbits(64):x}", missing.fingerprint, hashes, time.monotonic() + _PIN_S)
     answer = await source.engine.pin(question)
     asked_s = time.perf_counter() - begin
+    begun_at = time.perf_counter()
     pulled = await reader.run(prompt, 1, PulledPrefix(question.pin, hashes, answer))
+    ended_at = time.perf_counter()
+    longer_s = _longer(await asyncio.gather(*streams), begun_at, ended_at) if streams else None
     await source.engine.unpin([question.pin])
     _check(pulled, size, "pulled")
     cached = await reader.run(prompt, 1)
     _check(cached, size, "cached")
     copied_s = copier.copy(size)
-    return Pulling(size, asked_s, computed.ttft_s, pulled.ttft_s, cached.ttft_s, copied_s)
+    return Pulling(size, asked_s, computed.ttft_s, pulled.ttft_s, cached.ttft_s, copied_s, longer_s)
+
+
+def _longer(streams: Sequence[Request], begin: float, end: float) -> float:
+    steps = list(itertools.pairwise(streams[0].times))
+    if not begin < steps[-1][1]:
+        raise ServerError("the streams beside a pull had ended before it")
+    meanwhile = [later - earlier for earlier, later in steps if later > begin and earlier < end]
+    others = [later - earlier for earlier, later in steps if later <= begin or earlier >= end]
+    return max(meanwhile) - median(others)
 
 
 def _check(request: Request, tokens: int, what: str) -> None:
@@ -189,6 +220,7 @@ _HEADERS = (
     "first token ms: pulled",
     "cached",
     "computed",
+    "longest step beside, ms more",
 )
 
 
@@ -206,6 +238,7 @@ def _report(pulls: dict[int, list[Pulling]], copier: _Copier) -> Figures:
 
 def _summary(size: int, each: Sequence[Pulling]) -> Figures:
     pull, copied_s = bootstrap([pulling.took_s for pulling in each]), median([pulling.copied_s for pulling in each])
+    longer = [pulling.longer_s for pulling in each if pulling.longer_s is not None]
     return {
         "bytes": size,
         "pull_s": vars(pull),
@@ -217,6 +250,7 @@ def _summary(size: int, each: Sequence[Pulling]) -> Figures:
             "cached": median([pulling.cached_s for pulling in each]),
             "computed": median([pulling.computed_s for pulling in each]),
         },
+        "longer_s": median(longer) if longer else None,
         "rounds": len(each),
     }
 
@@ -233,4 +267,5 @@ def _row(tokens: int, result: Figures) -> list[str]:
         f"{result['ratio']:.1f}",
         milliseconds(result["asked_s"]),
         *(milliseconds(result["ttft_s"][name]) for name in ("pulled", "cached", "computed")),
+        "" if result["longer_s"] is None else milliseconds(result["longer_s"]),
     ]

@@ -11,15 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.accounting import Process, bind, descendants, is_alive
+from benchmarks.accounting import Process, descendants, is_alive
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.supervisor.core_keeping import bind
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -63,14 +64,14 @@ class Server:
     async def ready(self) -> float:
         """Wait until /health answers 200. Returns the seconds since the start."""
         deadline = time.perf_counter() + READY_WITHIN_S
-        while (await self._get("/health"))[0] != 200:
+        while (await self.get("/health"))[0] != 200:
             if self.popen.poll() is not None:
                 raise ServerError(f"{self.name} ended while it was starting:\n{self.last_lines()}")
             if time.perf_counter() > deadline:
                 raise ServerError(f"{self.name} is not ready after {READY_WITHIN_S:g} s:\n{self.last_lines()}")
             await asyncio.sleep(_POLL_S)
         took_s = time.perf_counter() - self.started_at
-        _, body = await self._get("/v1/models")
+        _, body = await self.get("/v1/models")
         self.model = msgspec.json.decode(body)["data"][0]["id"]
         self.refresh()
         return took_s
@@ -103,7 +104,7 @@ class Server:
                     os.kill(process.pid, signal.SIGKILL)
         self.popen.wait()
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body; status 0 if nobody answers."""
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port)
@@ -144,12 +145,14 @@ def start_vllm(folder: Path, model: str, engine_core: int) -> Server:
     return _start("vLLM", argv, environ, folder / "vllm.log", port)
 
 
-def start_ours(folder: Path, model: str, graph: str, overrides: Mapping[str, Any]) -> Server:
-    """`dynamo serve` of one of the example graphs ("agg", "agg_router")."""
+def start_ours(
+    folder: Path, model: str, graph: str, overrides: Mapping[str, Any], options: Sequence[str] = ()
+) -> Server:
+    """`dynamo serve` of one of the example graphs ("agg", "agg_router"). `options`: further ones of its own."""
     port = _free_port()
     argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"examples.llm.graphs.{graph}:Frontend"]
     argv += ["-f", f"examples/llm/configs/{graph}.yaml", "--model", model]
-    argv += [f"--port={port}", f"--namespace={NAMESPACE}"]
+    argv += [f"--port={port}", f"--namespace={NAMESPACE}", *options]
     settings = {f"VllmWorker.{key}": value for key, value in ENGINE.items()} | dict(overrides)
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     state_root = folder / "state"
@@ -191,8 +194,8 @@ def spread_over_cores(servers: list[Server], engine_core: int) -> None:
     rest = os.sched_getaffinity(0) - {engine_core} or {engine_core}
     for server in servers:
         engine = {*server.of_role("EngineCore"), *server.of_role("Worker")}
-        bind(engine, {engine_core})
-        bind((process for process in server.processes if process not in engine), rest)
+        bind((process.pid for process in engine), {engine_core})
+        bind((process.pid for process in server.processes if process not in engine), rest)
     os.sched_setaffinity(0, rest)
 
 

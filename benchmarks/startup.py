@@ -1,7 +1,8 @@
 """How long until a worker takes requests, against vLLM's own server, and how fast each decodes afterwards.
 
 Each round starts the whole of ours, then kills its worker and times the next one (that is what a system that scales
-waits for), then starts vLLM's own server. Nothing is bound to cores until it is ready.
+waits for); does the same with every process importing vLLM by itself; then starts vLLM's own server. Nothing is bound
+to cores until it is ready.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ from benchmarks.spread import Interval, bootstrap, median
 
 SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
 ENGINE_CORE = 0
+_OURS = "ours"
+_SIDES: Mapping[str, Sequence[str]] = {_OURS: (), "ours, --no-zygote": ("--no-zygote",)}
+"""Options of `dynamo serve` by what they are called."""
+
 _STREAMS = (1, 8)
 _PATIENCE_S = 60.0
 _TURN_S = 3.0
@@ -49,27 +54,29 @@ async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds = arguments.rounds or (1 if arguments.quick else 3)
     model = str(model_folder(QUICKSTART))
-    ours, theirs = [], []
+    ours: dict[str, list[Figures]] = {side: [] for side in _SIDES}
+    theirs: list[Figures] = []
     patience = Patience(0 if arguments.quick else _PATIENCE_S)
     for number in range(rounds):
         await patience.wait()
-        ours.append(await _start_ours(model, number, parse_overrides(arguments.override)))
-        progress(f"round {number + 1}, ours: {_told(ours[-1])}")
+        for side, options in _SIDES.items():
+            ours[side].append(await _start_ours(model, number, parse_overrides(arguments.override), options))
+            progress(f"round {number + 1}, {side}: {_told(ours[side][-1])}")
         theirs.append(await _start_vllm(model, number))
         progress(f"round {number + 1}, vLLM: {_told(theirs[-1])}")
     return _report(ours, theirs)
 
 
-async def _start_ours(model: str, seed: int, overrides: dict[str, str]) -> Figures:
+async def _start_ours(model: str, seed: int, overrides: dict[str, str], options: Sequence[str] = ()) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        server = start_ours(Path(scratch), model, "agg", overrides)
+        server = start_ours(Path(scratch), model, "agg", overrides, options)
         async with running(server), PresenceLog(server) as log:
             all_s = await server.ready()
             first = await log.ready_worker()
-            started: Figures = {"whole_s": all_s, "with_the_rest_s": _timings(log, first.lease, first.pid)["ready"]}
+            started: Figures = {"whole_s": all_s, "with_the_rest_s": _timings(server, log, first.lease)["ready"]}
             os.kill(first.pid, signal.SIGKILL)
             second = await log.ready_worker(frozenset({first.lease}))
-            phases = _timings(log, second.lease, second.pid)
+            phases = _timings(server, log, second.lease)
             started |= {"worker_s": phases["ready"], "worker_cpu_s": _cpu_s(second.pid), "phases_s": phases}
             await server.ready()
             return started | {"step_s": await _steps(server, seed)}
@@ -88,12 +95,14 @@ def _cpu_s(root: int) -> float:
     return sum(stat.cpu_s for process in descendants(root) if (stat := read_stat(process.pid)) is not None)
 
 
-def _timings(log: PresenceLog, lease: str, pid: int) -> dict[str, float]:
-    """Seconds from the start of a worker's process to each stage that it told of."""
-    stat = read_stat(pid)
-    if stat is None:
+def _timings(server: Server, log: PresenceLog, lease: str) -> dict[str, float]:
+    """Seconds from the start of the one worker's process to each stage that it told of. If the process was forked, from
+    the start of the one that circus started for it."""
+    server.refresh()
+    started_s = min((process.started_s for process in server.of_role("worker host")), default=None)
+    if started_s is None:
         raise ServerError("a worker was gone before it could be looked at")
-    return {stage: at - stat.started_s for stage, at in log.phases(lease).items()}
+    return {stage: at - started_s for stage, at in log.phases(lease).items()}
 
 
 async def _steps(server: Server, seed: int) -> dict[str, float]:
@@ -116,31 +125,37 @@ def _told(figures: Figures) -> str:
     return f"all {figures['whole_s']:.1f} s, {worker}a token {steps}"
 
 
-def _report(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
-    rows = {
-        "vLLM's own server": _estimate(theirs, "whole_s"),
-        "ours: everything (`dynamo serve` to /health)": _estimate(ours, "whole_s"),
-        "ours: its worker, started beside the rest": _estimate(ours, "with_the_rest_s"),
-        "ours: one more worker": _estimate(ours, "worker_s"),
-    }
-    ratio = bootstrap([mine["worker_s"] / other["whole_s"] for mine, other in zip(ours, theirs, strict=True)])
+def _report(ours: Mapping[str, Sequence[Figures]], theirs: Sequence[Figures]) -> Figures:
+    rows = {"vLLM's own server": _estimate(theirs, "whole_s")}
+    cpu = {"vLLM's own server": _estimate(theirs, "cpu_s")}
+    for side, rounds in ours.items():
+        rows[f"{side}: everything (`dynamo serve` to /health)"] = _estimate(rounds, "whole_s")
+        rows[f"{side}: its worker, started beside the rest"] = _estimate(rounds, "with_the_rest_s")
+        rows[f"{side}: one more worker"] = _estimate(rounds, "worker_s")
+        cpu[f"{side}: one more worker"] = _estimate(rounds, "worker_cpu_s")
+    pairs = zip(ours[_OURS], theirs, strict=True)
+    ratio = bootstrap([mine["worker_s"] / other["whole_s"] for mine, other in pairs])
     table("Seconds until ready", ("start of", "seconds [95 %]"), [[name, i.shown(1)] for name, i in rows.items()])
     print(f"one more worker of ours / vLLM's own server: {ratio.shown(2)}")
-    cpu = {"vLLM's own server": _estimate(theirs, "cpu_s"), "ours: one more worker": _estimate(ours, "worker_cpu_s")}
     table("CPU seconds until ready", ("start of", "CPU s [95 %]"), [[name, i.shown(1)] for name, i in cpu.items()])
-    stages = _stages(ours)
-    table("Stages of one more worker", ("until", "seconds [95 %]"), [[name, i.shown(1)] for name, i in stages.items()])
-    steps = {streams: _step_ratio(ours, theirs, streams) for streams in map(str, _STREAMS)}
+    for side, rounds in ours.items():
+        stages = [[name, i.shown(1)] for name, i in _stages(rounds).items()]
+        table(f"Stages of one more worker, {side}", ("until", "seconds [95 %]"), stages)
+    steps = {side: {n: _step_ratio(rounds, theirs, n) for n in map(str, _STREAMS)} for side, rounds in ours.items()}
     table(
         "Decode speed afterwards",
-        ("streams", "ms a token vLLM", "ours", "ours / vLLM [95 %]"),
-        [[n, f"{1e3 * _step(theirs, n):.2f}", f"{1e3 * _step(ours, n):.2f}", i.shown(2)] for n, i in steps.items()],
+        ("side", "streams", "ms a token vLLM", "ours", "ours / vLLM [95 %]"),
+        [
+            [side, n, f"{1e3 * _step(theirs, n):.2f}", f"{1e3 * _step(ours[side], n):.2f}", ratio.shown(2)]
+            for side, ratios in steps.items()
+            for n, ratio in ratios.items()
+        ],
     )
     return {
-        "ours": list(ours),
+        "ours": {side: list(rounds) for side, rounds in ours.items()},
         "vllm": list(theirs),
         "worker_to_vllm": vars(ratio),
-        "step_ratio": {streams: vars(interval) for streams, interval in steps.items()},
+        "step_ratio": {side: {n: vars(i) for n, i in ratios.items()} for side, ratios in steps.items()},
     }
 
 

@@ -5,25 +5,41 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.planner import Planner
 from components.router import Router
 from components.workers import PrefillWorker, VllmWorker
-from dynamo_local.core import disaggregation
+from dynamo_local.core import disaggregation, rebalancing
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, PortInUseError
-from dynamo_local.core.live_settings import MAX_LOCAL_PREFILL_LENGTH, MAX_PREFILL_QUEUE_SIZE
+from dynamo_local.core.fleet import PREFILL_ROLE
+from dynamo_local.core.live_settings import (
+    MAX_LOCAL_PREFILL_LENGTH,
+    MAX_PREFILL_QUEUE_SIZE,
+    REBALANCE,
+    REBALANCE_ABOVE,
+    REBALANCE_BELOW,
+    REBALANCE_PERIOD_S,
+)
+from dynamo_local.core.messages import Counts
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.recovery import Patience
-from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
+from dynamo_local.engine.vllm import VLLM_PRELOAD
+from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
+from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.graph_watch import GraphWatch
+from dynamo_local.monitor.metrics import MOVE_GAP_SECONDS, MOVE_GAP_STEPS, FrontendState, Sample, samples
 from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigner
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.dispatcher import BusDispatcher
 from dynamo_local.runtime.http_gate import GateState, HttpGate
 from dynamo_local.runtime.live_settings import LiveSettings
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.rebalancer import Rebalancer
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
@@ -50,11 +66,28 @@ class FrontendSettings(Limits):
     max_prefill_queue_size: int = field(
         default=MAX_PREFILL_QUEUE_SIZE.default, metadata={"help": MAX_PREFILL_QUEUE_SIZE.help}
     )
+    rebalance: bool = field(default=bool(REBALANCE.default), metadata={"help": REBALANCE.help})
+    rebalance_below: int = field(default=REBALANCE_BELOW.default, metadata={"help": REBALANCE_BELOW.help})
+    rebalance_above: int = field(default=REBALANCE_ABOVE.default, metadata={"help": REBALANCE_ABOVE.help})
+    rebalance_period_s: int = field(default=REBALANCE_PERIOD_S.default, metadata={"help": REBALANCE_PERIOD_S.help})
+
+    @property
+    def live(self) -> dict[str, int]:
+        """What `dynamo config set` may change, as it is configured."""
+        return {
+            MAX_LOCAL_PREFILL_LENGTH.name: self.max_local_prefill_length,
+            MAX_PREFILL_QUEUE_SIZE.name: self.max_prefill_queue_size,
+            REBALANCE.name: int(self.rebalance),
+            REBALANCE_BELOW.name: self.rebalance_below,
+            REBALANCE_ABOVE.name: self.rebalance_above,
+            REBALANCE_PERIOD_S.name: self.rebalance_period_s,
+        }
 
 
 @service(
-    config=combine(schema_of(FrontendSettings), engine_schema(), server_schema()),
+    config=combine(schema_of(FrontendSettings), engine_schema(), server_schema(), adapter_schema()),
     role="frontend",
+    preload=VLLM_PRELOAD,
 )
 class Frontend(Service):
     """The OpenAI API of the graph."""
@@ -62,16 +95,15 @@ class Frontend(Service):
     router = depends(Router)
     workers = depends(VllmWorker)
     prefill_workers = depends(PrefillWorker)
+    planner = depends(Planner)
+    """Not called: part of what runs behind the API, so that a graph starts it."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._settings = context.settings(FrontendSettings)
         self._fleet = FleetWatch(context.bus, context.subjects)
-        defaults = {
-            MAX_LOCAL_PREFILL_LENGTH.name: self._settings.max_local_prefill_length,
-            MAX_PREFILL_QUEUE_SIZE.name: self._settings.max_prefill_queue_size,
-        }
-        self._live_settings = LiveSettings(context.bus, context.subjects, defaults)
+        self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
+        self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
         self._remote = self._remote_prefill()
         self._dispatcher = BusDispatcher(
             context.bus,
@@ -83,41 +115,44 @@ class Frontend(Service):
             Patience(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
             self._remote,
         )
+        self._rebalancer = Rebalancer(self._dispatcher.mover, self._fleet, self._rebalancing, context.tasks)
         self._draining = False
         self._server: Any = None
 
     @async_on_start
     async def start(self) -> None:
         """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
-        from dynamo_local.engine.vllm.counters import expose
         from dynamo_local.engine.vllm.server import OpenAIServer
 
         listener = _bind()
         await self._live_settings.start()
         self._context.tasks.spawn("settings", self._live_settings.run())
         await self._dispatcher.start()
+        self._rebalancer.start()
+        await self._graph.start()
         await self._fleet.start()
-        self._context.tasks.spawn("fleet", self._fleet.run())
         context = self._context
+        context.tasks.spawn("fleet", self._fleet.run())
+        if PREFILL_ROLE in self._roles():
+            context.tasks.spawn("queue length", self._graph.follow_queue())
         self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate())
-        loop, announcer = asyncio.get_running_loop(), self._context.announcer
+        loop, announcer = asyncio.get_running_loop(), context.announcer
 
         def progress(detail: str) -> None:
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
         serving = await self._server.start(listener, progress)
-        if self._remote is not None:
-            counts = self._remote.outcomes
-            expose(
-                "dynamo_prefills", "Decisions about remote prefill, and what became of them", "outcome", lambda: counts
-            )
-        self._context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
+        mover = self._dispatcher.mover
+        mover.subscribe(lambda moves: announcer.note(counts=Counts(moves=moves)))
+        expose(self._samples, {MOVE_GAP_SECONDS: mover.gap_s, MOVE_GAP_STEPS: mover.gap_steps})
+        context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 
     @async_on_shutdown
     async def stop(self) -> None:
         """Refuse new requests and let those under way finish."""
         self._draining = True
+        self._dispatcher.mover.stop()
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
         await self._dispatcher.cancel_all()
@@ -140,6 +175,34 @@ class Frontend(Service):
         return disaggregation.Limits(
             settings.get(MAX_LOCAL_PREFILL_LENGTH.name), settings.get(MAX_PREFILL_QUEUE_SIZE.name)
         )
+
+    def _rebalancing(self) -> rebalancing.Limits | None:
+        """As they are now; None: it is off."""
+        settings = self._live_settings
+        if not settings.get(REBALANCE.name):
+            return None
+        return rebalancing.Limits(
+            below=settings.get(REBALANCE_BELOW.name),
+            above=settings.get(REBALANCE_ABOVE.name),
+            period_s=settings.get(REBALANCE_PERIOD_S.name),
+        )
+
+    def _roles(self) -> list[str]:
+        return [service.role for service in self._context.graph.services]
+
+    def _samples(self) -> Iterator[Sample]:
+        """What /metrics shows beside vLLM's own."""
+        prefills = None if self._remote is None else self._remote.outcomes
+        mover = self._dispatcher.mover
+        state = FrontendState(
+            self._dispatcher.live_requests,
+            self._roles(),
+            prefills,
+            mover.outcomes,
+            mover.pulled_tokens,
+            mover.counts.pulled_bytes,
+        )
+        return samples(self._graph.snapshot(), state)
 
     def _gate(self) -> Any:
         state = GateState(has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining)

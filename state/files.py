@@ -6,6 +6,7 @@ Errors of the file system leave here as StateError with the path and the system'
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -94,44 +95,47 @@ def make_run_directory(paths: StatePaths) -> None:
 
 def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
     """Where the sockets go: the run directory, or a new private directory for temporary files if a path under
-    the run directory would be too long for a socket. `remove_sockets` undoes it. `temporary` is where
+    the run directory would be too long for a socket. `remove_run_directory` removes that, too. `temporary` is where
     directories for temporary files go, the system's choice by default."""
     sockets = Sockets(paths.run_dir)
     if sockets.fit:
         return sockets
-    with system_errors("cannot create a directory for sockets"):
-        sockets = Sockets(Path(tempfile.mkdtemp(prefix=_socket_prefix(paths), dir=temporary)))
+    name = f"{_socket_prefix(paths)}{secrets.token_hex(4)}"
+    sockets = Sockets((temporary or Path(tempfile.gettempdir())) / name)
     if not sockets.fit:
-        sockets.directory.rmdir()
         raise StateError(
             f"paths under {sockets.directory.parent} are too long for a unix socket",
             "set DYN_LOCAL_STATE_DIR to a shorter path",
         )
+    with system_errors("cannot create a directory for sockets"):
+        # Recorded first: whoever clears up after a crash finds all there can be.
+        paths.sockets_link.symlink_to(sockets.directory)
+        sockets.directory.mkdir(mode=DIRECTORY_MODE)
     return sockets
 
 
-def remove_sockets(paths: StatePaths, circus_endpoint: str, temporary: Path | None = None) -> None:
-    """Remove the directory that `make_sockets` created outside the run directory, if the endpoint names one.
-
-    The endpoint comes from a file: a directory that `make_sockets` cannot have made is left alone.
-    """
-    directory = Path(circus_endpoint.removeprefix("ipc://")).parent
-    ours = directory.name.startswith(_socket_prefix(paths))
-    if not ours or directory.parent != (temporary or Path(tempfile.gettempdir())):
-        return
-    with system_errors(f"cannot remove {directory}"):
-        found = directory.lstat() if os.path.lexists(directory) else None
-        if found and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            _remove_tree(directory)
-
-
 def remove_run_directory(paths: StatePaths) -> bool:
-    """Remove the run directory with everything in it. Returns whether there was one."""
+    """Remove the run directory with everything in it, and the directory of the sockets. Returns whether there was
+    one."""
     with system_errors(f"cannot remove {paths.run_dir}"):
         if not os.path.lexists(paths.run_dir):
             return False
+        if not paths.run_dir.is_symlink():
+            _remove_sockets(paths)
         _remove_tree(paths.run_dir)
         return True
+
+
+def _remove_sockets(paths: StatePaths) -> None:
+    """A directory that `make_sockets` cannot have made is left alone."""
+    if not paths.sockets_link.is_symlink():
+        return
+    directory = paths.sockets_link.readlink()
+    if not directory.name.startswith(_socket_prefix(paths)) or not os.path.lexists(directory):
+        return
+    found = directory.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+        _remove_tree(directory)
 
 
 @contextmanager

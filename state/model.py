@@ -7,8 +7,9 @@ are checked when a state is written or read.
 
 - A component's key is its watcher's name; its namespace is the state's, its service is `component`.
 - No device is held by two components.
-- An entry whose process is gone holds nothing: no device list, no lease, no pid. Only an unsuffixed entry may
-  be such a template; a suffixed one exists only while it holds.
+- An entry whose process is gone holds nothing: no device list, no lease, no pid, no phase. Only an unsuffixed entry
+  may be such a template; a suffixed one exists only while it holds.
+- Only an entry that starts replaces another one.
 - No secrets: `environment` takes DYN_* settings whose names do not look secret; commands carry no
   credentials.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,7 +26,8 @@ from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.names import Watcher, check_namespace, parse_watcher
 from state.devices import DeviceKind
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
+"""Version 2 has phases: who does not know of them would start a retiring worker again. Version 3 has restarts."""
 
 RECORDED_SETTINGS = ("DYN_NAMESPACE", "DYN_LOCAL_STATE_DIR", "DYN_CPU_SLOTS", "DYN_LOG")
 """Environment settings worth recording: they explain how a server was started, and none is secret."""
@@ -34,6 +36,10 @@ _SECRET_NAME = re.compile(r"TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
     r"(?:^|\s)--?(?:[\w.]+-)*(?:[\w.]*key|token|password|passwd|secret)(?=[\s=]|$)", re.IGNORECASE
 )
+
+Phase = Literal["starting", "retiring", "restarting"]
+"""A change of what runs that is under way. `starting`: added, and undone unless it becomes ready. `retiring`: to end,
+and not to be started again. `restarting`: to end, and to be started under its name and on its devices, once more."""
 
 DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -48,7 +54,8 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One watcher's entry. `component` is the service's name, `lease` names the life of one process: a
-    restarted process has a new one. `lease` and `pid` are None until the process has registered."""
+    restarted process has a new one. `lease` and `pid` are None until the process has registered. `phase` is None for a
+    worker that is to run, and for a template. `replaces` names the watcher that is to end once this one is ready."""
 
     watcher_name: str
     component: str
@@ -57,10 +64,14 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resources: Resources = Resources()
     lease: str | None = None
     pid: Pid | None = None
+    phase: Phase | None = None
+    replaces: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.holds and (self.lease is not None or self.pid is not None):
-            raise StateError(f"entry {self.watcher_name} holds no resources but a lease or a pid")
+        if self.replaces is not None and self.phase != "starting":
+            raise StateError(f"entry {self.watcher_name} is to replace {self.replaces} and does not start")
+        if not self.holds and (self.lease, self.pid, self.phase) != (None, None, None):
+            raise StateError(f"entry {self.watcher_name} holds no resources but a lease, a pid or a phase")
         if not self.holds and self.watcher.index > 0:
             raise StateError(f"entry {self.watcher_name} is suffixed and holds nothing")
         if len(set(self.devices)) != len(self.devices):

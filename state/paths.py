@@ -82,9 +82,39 @@ class StatePaths:
         return self.run_dir / "graph.json"
 
     @property
+    def blueprint_file(self) -> Path:
+        """How workers are made, JSON. There while workers may be added and removed."""
+        return self.run_dir / "blueprint.json"
+
+    @property
+    def changes_lock(self) -> Path:
+        """Held by whoever adds or removes workers."""
+        return self.run_dir / "changes.lock"
+
+    @property
+    def planner_lock(self) -> Path:
+        """Held by the planner that adds and removes workers, for its whole life."""
+        return self.run_dir / "planner.lock"
+
+    @property
+    def decisions_file(self) -> Path:
+        """What the planner decided, one JSON object a line."""
+        return self.logs_dir / "decisions.jsonl"
+
+    @property
     def bus_file(self) -> Path:
         """Address and token of the bus, JSON."""
         return self.run_dir / "bus.json"
+
+    @property
+    def zygote_socket(self) -> Path:
+        """Where services are forked (runtime/zygote). Its path may be too long for a socket by name."""
+        return self.run_dir / "zygote.sock"
+
+    @property
+    def sockets_link(self) -> Path:
+        """Names the directory of the sockets, if that is elsewhere. There before the directory, and gone after it."""
+        return self.run_dir / "sockets"
 
     @property
     def nats_dir(self) -> Path:
@@ -113,7 +143,7 @@ _UUID_LENGTH = 36
 @dataclass(frozen=True)
 class Sockets:
     """The arbiter's unix sockets, all in one 0700 directory, which also has room for the sockets and temporary
-    files of the engines. Made by `state.files.make_sockets`."""
+    files of the engines. Made by `state.files.make_sockets`, removed with the run directory."""
 
     directory: Path
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
-from state.files import remove_run_directory, remove_sockets
+from state.files import remove_run_directory
 from state.locks import ServerLock
 from state.model import State
 from state.paths import StatePaths, state_root
@@ -28,12 +28,14 @@ ROUNDS = 5
 def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tuple[str, ...]]:
     """Release the claims of watchers that are not alive. Returns the new state and a note for each release.
 
-    Idempotent. `watchers_alive` must have been read after `state`: a claim precedes its process, so a claim
-    younger than the list of processes would look dead.
+    A watcher is alive while the arbiter knows it, also while its process is about to be started again, and so is one
+    that is to be restarted: its claim is kept for the next process. Idempotent.
+    `watchers_alive` must have been read after `state`: a claim precedes its process, so a claim younger than the list
+    of processes would look dead.
     """
     notes: list[str] = []
     for name, component in state.components.items():
-        if component.holds and name not in watchers_alive:
+        if component.holds and component.phase != "restarting" and name not in watchers_alive:
             state = release(state, name)
             held = f"devices {list(component.devices)}" if component.devices else "no device"
             notes.append(f"{name} has no process: its claim ({held}) is released")
@@ -41,7 +43,7 @@ def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tup
 
 
 def unclaimed(state: State, watchers_alive: Collection[str]) -> tuple[str, ...]:
-    """Watchers that run without a claim, sorted: to be adopted or stopped."""
+    """Watchers that run without a claim, sorted: to be stopped."""
     holding = {name for name, component in state.components.items() if component.holds}
     return tuple(sorted(set(watchers_alive) - holding))
 
@@ -103,7 +105,7 @@ def _remove_files(store: StateStore) -> list[str]:
     paths = store.paths
     notes: list[str] = []
     try:
-        remove_sockets(paths, store.read().circus_endpoint)
+        store.read()
         notes.append(f"removed the statefile of a crashed server: {paths.statefile}")
     except NotRunningError:
         pass

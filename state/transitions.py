@@ -1,7 +1,12 @@
 """The moves of a state. Each is pure and returns a new state; an illegal one raises StateError.
 
     (no entry)  --claim-->        holding     the process may be started: its devices are its own
-    template    --claim-->        holding
+    template    --claim-->        holding     (claimed as "starting", it is undone unless it becomes ready)
+    starting    --settle-->       holding     the process that was added has become ready; the one that it replaces, if
+                                              any, retires in the same move
+    holding     --retire-->       retiring    the process is to end, and is not to be started again
+    holding     --restart-->      restarting  the process is to end, and to be started once more
+    restarting  --settle-->       holding     the process that was started once more has become ready
     holding     --set_lease-->    holding     the process (or the one that replaced it) says who it is
     holding     --set_role-->     holding     the process has taken up another role; one that replaces it has it too
     holding     --clear_lease-->  holding     that process is gone, another is to follow
@@ -9,8 +14,8 @@
     holding     --release-->      (no entry)  suffixed: gone for good
     any         --remove-->       (no entry)  a start that is rolled back
 
-A claim comes before its process starts, a release after it is gone, so that no device is ever in use
-unrecorded.
+"holding" is any entry with resources, whatever its phase. A claim comes before its process starts, a
+release after it is gone, so that no device is ever in use unrecorded.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import msgspec
 from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.names import Watcher, parse_watcher
 from state.devices import DeviceKind
-from state.model import Component, Owner, Resources, State
+from state.model import Component, Owner, Phase, Resources, State
 
 NO_RESOURCES = Resources()
 
@@ -44,7 +49,16 @@ def new_state(
     )
 
 
-def claim(state: State, watcher: Watcher | str, *, role: str, cmd: str, devices: Iterable[int] = ()) -> State:
+def claim(
+    state: State,
+    watcher: Watcher | str,
+    *,
+    role: str,
+    cmd: str,
+    devices: Iterable[int] = (),
+    phase: Phase | None = None,
+    replaces: str | None = None,
+) -> State:
     """Give the watcher its entry and devices. Illegal if it holds already, if a device is taken, or if it is
     suffixed and its service has no unsuffixed entry."""
     name = str(watcher)
@@ -55,7 +69,32 @@ def claim(state: State, watcher: Watcher | str, *, role: str, cmd: str, devices:
     if parts.index > 0 and str(Watcher(parts.namespace, parts.service)) not in state.components:
         raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
     resources = Resources(tuple(sorted(devices)))
-    return _with(state, Component(name, parts.service, role, cmd, resources))
+    return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces))
+
+
+def settle(state: State, watcher: Watcher | str) -> State:
+    """Record that a process that was started is to run from now on, and the one that it replaces is to end. Illegal for
+    one that is to end itself; for one that was settled before, the state is returned as it is."""
+    component = _holding(state, watcher)
+    if component.phase == "retiring":
+        raise StateError(f"{watcher} is to end", "wait until it has, then add another one")
+    replaced = state.components.get(component.replaces) if component.replaces is not None else None
+    state = _with(state, msgspec.structs.replace(component, phase=None, replaces=None))
+    return state if replaced is None or not replaced.holds else retire(state, replaced.watcher)
+
+
+def retire(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is to end for good. It keeps its devices until it has."""
+    return _with(state, msgspec.structs.replace(_holding(state, watcher), phase="retiring", replaces=None))
+
+
+def restart(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is to end and another one to be started in its place. Illegal while another
+    change of it is under way."""
+    component = _holding(state, watcher)
+    if component.phase is not None:
+        raise StateError(f"{watcher} is {component.phase}", "wait until that is over")
+    return _with(state, msgspec.structs.replace(component, phase="restarting"))
 
 
 def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
@@ -89,7 +128,10 @@ def release(state: State, watcher: Watcher | str) -> State:
     component = _holding(state, watcher)
     if component.watcher.index > 0:
         return remove(state, watcher)
-    return _with(state, msgspec.structs.replace(component, resources=NO_RESOURCES, lease=None, pid=None))
+    return _with(
+        state,
+        msgspec.structs.replace(component, resources=NO_RESOURCES, lease=None, pid=None, phase=None, replaces=None),
+    )
 
 
 def remove(state: State, watcher: Watcher | str) -> State:
@@ -103,6 +145,11 @@ def remove(state: State, watcher: Watcher | str) -> State:
 def taken(state: State) -> frozenset[int]:
     """Ids of all devices that are held."""
     return frozenset(device for component in state.components.values() for device in component.devices)
+
+
+def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
+    """Watchers in that phase, in the statefile's order."""
+    return tuple(name for name, component in state.components.items() if component.phase == phase)
 
 
 def entries(state: State, service: str) -> tuple[Component, ...]:

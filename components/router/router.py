@@ -9,7 +9,7 @@ from components.workers import VllmWorker
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.messages import Assignment, AssignRequest, Charges, Counts, Released
 from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
@@ -34,11 +34,13 @@ class Router(Service):
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._ledger = Ledger()
         self._policy: RoutingPolicy = LeastOutstandingTokens()
+        self._assigned = self._unassigned = 0
 
     @async_on_start
     async def start(self) -> None:
         """Listen. A restarted router starts with an empty ledger and learns the load as requests come and go."""
         subjects = self._context.subjects
+        self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
         self._fleet.subscribe(self._on_change)
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
@@ -55,7 +57,13 @@ class Router(Service):
         worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
         if worker is not None:
             self._ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
+        self._count(found=worker is not None)
         await self._context.bus.publish(message.reply, codec.encode(Assignment(worker=worker)))
+
+    def _count(self, *, found: bool) -> None:
+        self._assigned += found
+        self._unassigned += not found
+        self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
 
     async def _on_released(self, message: Message) -> None:
         try:

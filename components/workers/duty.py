@@ -14,28 +14,38 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
+from components.workers.absences import GRACE_S, Absences
+from components.workers.intake import Intake
 from components.workers.lender import Lender
 from components.workers.puller import PrefixPuller
+from components.workers.queue_head import QueueHead
+from components.workers.reception import Reception
 from components.workers.sender import TokenSender, error_delta
+from components.workers.tally import Tally
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, EngineError, RequestError
+from dynamo_local.core.errors import DecodeError, EngineError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
+from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
-from dynamo_local.core.ports import Engine, PulledPrefix, Step
+from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import FleetWatch
 
 _log = logging.getLogger(__name__)
 
-FRONTEND_GRACE_S = 8.0
-"""How long a frontend may be unheard before its requests are dropped. (Its own workers it gives 2 s: they can be
-replaced, it cannot.)"""
-
 UNACKNOWLEDGED_S = 60.0
 """How long the end of a request is kept for a frontend that is there and does not ask for it."""
+
+TELL_AGAIN_S = 5.0
+"""How often such an end is told again until then: what the frontend answered, `Cancel`, may have been lost, and keeps
+the blocks of a prefill."""
+
+_TOLD_AT_ONCE = 64
+"""Ends told again at one look."""
 
 _LAST_WORDS_S = 2.0
 """How long a worker that has drained waits for its last tokens to be acknowledged."""
@@ -52,17 +62,23 @@ class EngineDuty:
         engine: Engine,
         *,
         stall_s: float = 120.0,
-        frontend_grace_s: float = FRONTEND_GRACE_S,
+        frontend_grace_s: float = GRACE_S,
+        tell_again_s: float = TELL_AGAIN_S,
     ) -> None:
         self._context = context
         self._engine = engine
         self._stall_s = stall_s
-        self._frontend_grace_s = frontend_grace_s
+        self._absences = Absences(context.tasks, frontend_grace_s, self._forget_frontend)
+        self._tell_again_s = tell_again_s
         self._outbox = Outbox()
+        self._tally = Tally()
+        self._queue_head = QueueHead()
         self._sender = TokenSender(context)
         self._puller = PrefixPuller(context, engine)
         self._lender = Lender(context, engine)
+        self._intake = Intake(context.tasks, engine, self._puller, self._is_open, self._reject)
         self._watches = EpochWatches()
+        self._reception = Reception(context, engine, self._puller, self._watches, lambda: len(self._outbox.running()))
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self._stepped_at = time.monotonic()
@@ -75,15 +91,19 @@ class EngineDuty:
         self._fleet.subscribe(self._on_fleet_change)
         await self._fleet.start()
         context.tasks.spawn("fleet", self._fleet.run())
+        context.announcer.note(counts=self._tally.counts)
+        self._tell_idle()
         context.tasks.spawn("steps", self._pump())
         context.tasks.spawn("stalls", self._watch())
         await self._lender.start()
+        await self._reception.start()
         await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
         been prefilled for others is kept until they have it."""
         self._draining = True
+        self._reception.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
         left = self._outbox.running()
         if left:
@@ -131,46 +151,21 @@ class EngineDuty:
             return
         if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
+        self._tally.taken(request, len(work.token_ids))
+        self._queue_head.taken(work)
+        warm = self._reception.arrived(work)
         if len(self._outbox.running()) == 1:
             # A stall is counted from the moment at which there is something to do.
             self._stepped_at = time.monotonic()
-        if work.source is None:
-            await self._put(work, None)
-        else:
-            # Not awaited: others are not to wait while the source is asked.
-            self._context.tasks.spawn(f"pull {request}", self._pull_and_put(work, work.source))
-
-    async def _pull_and_put(self, work: Submit, source: str) -> None:
-        request = RequestEpoch(work.request_id, work.epoch)
-        pulled = await self._puller.pull(work, source)
-        if self._outbox.get(request) is None:
-            # Cancelled meanwhile.
-            await self._puller.done([request])
-            return
-        await self._put(work, pulled)
-
-    async def _put(self, work: Submit, pulled: PulledPrefix | None) -> None:
-        request = RequestEpoch(work.request_id, work.epoch)
-        try:
-            await self._engine.submit(work, pulled)
-        except RequestError as error:
-            await self._reject(request, work.frontend, str(error))
-        except EngineError as error:
-            # This process is about to end for it; another one may take the request.
-            await self._reject(request, work.frontend, str(error), refused=True)
-        except Exception:  # noqa: BLE001
-            # The boundary of a request: it fails alone, and its client is told.
-            _log.exception("request %s could not be put to the engine", request)
-            await self._reject(request, work.frontend, "the engine could not take the request")
-        else:
-            if self._outbox.get(request) is None:
-                # Cancelled while the engine, which did not know it then, was taking it.
-                await self._engine.cancel([request])
+        await self._intake.take(work, warm)
 
     async def _reject(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
         self._forget([request])
         await self._puller.done([request])
         await self._answer(request, frontend, why, refused=refused)
+
+    def _is_open(self, request: RequestEpoch) -> bool:
+        return self._outbox.get(request) is not None
 
     def _trim(self, ack: Ack) -> None:
         for progress in ack.progress:
@@ -198,6 +193,8 @@ class EngineDuty:
     def _forget(self, requests: list[RequestEpoch]) -> list[RequestEpoch]:
         """Returns those of which the engine still has something."""
         left = self._outbox.forget(requests)
+        self._tally.forgotten(requests)
+        self._queue_head.forgotten(requests)
         self._watches.forgotten(requests)
         self._changed.set()
         return left
@@ -205,17 +202,20 @@ class EngineDuty:
     # Frontends
 
     def _on_fleet_change(self, change: Change) -> None:
-        if change.what is Happened.LEFT and self._outbox.of_frontend(change.presence.lease):
-            self._context.tasks.spawn("frontend gone", self._drop_unless_back(change.presence.lease))
+        lease = change.presence.lease
+        concerned = self._outbox.of_frontend(lease) or self._reception.has_guests_of(lease)
+        if change.what is Happened.LEFT and concerned:
+            self._absences.begin(lease)
+        elif change.what is Happened.APPEARED:
+            self._absences.end(lease)
 
-    async def _drop_unless_back(self, frontend: str) -> None:
+    async def _forget_frontend(self, frontend: str) -> None:
         """A frontend that is gone wants nothing any more; one that was only unheard asks, and is refused then."""
-        await asyncio.sleep(self._frontend_grace_s)
-        if self._fleet.view.get(frontend) is None:
-            orphans = self._outbox.of_frontend(frontend)
-            _log.warning("dropping %d requests of a frontend that is gone", len(orphans))
-            await self._drop(orphans)
-            self._sender.forget(frontend)
+        orphans = self._outbox.of_frontend(frontend)
+        _log.warning("dropping %d requests of a frontend that is gone", len(orphans))
+        await self._drop(orphans)
+        await self._reception.forget(frontend)
+        self._sender.forget(frontend)
 
     # Tokens
 
@@ -223,9 +223,17 @@ class EngineDuty:
         while True:
             step = await self._engine.step()
             self._stepped_at = time.monotonic()
-            if step.load is not None:
-                self._context.announcer.observe_load(step.load)
+            self._tally.computed(step.deltas)
+            self._queue_head.stepped(step.deltas)
+            self._context.announcer.note(load=self._load(step), counts=self._tally.counts)
             await self._send(step)
+
+    def _load(self, step: Step) -> Load | None:
+        """As the worker tells it, if the step came with one."""
+        if step.load is None:
+            return None
+        load = self._reception.without_guests(step.load)
+        return msgspec.structs.replace(load, at=step.timestamp, head_tokens=self._queue_head.tokens(load.waiting))
 
     async def _send(self, step: Step) -> None:
         by_frontend: defaultdict[str, list[TokenDelta]] = defaultdict(list)
@@ -243,6 +251,7 @@ class EngineDuty:
             await self._publish(frontend, step.timestamp, tuple(theirs))
         # With its first token, a request has read what it wanted to.
         await self._puller.done(begun)
+        await self._reception.begun(begun)
         self._changed.set()
 
     async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
@@ -256,13 +265,28 @@ class EngineDuty:
     # Time
 
     async def _watch(self) -> None:
-        """Notice an engine that hangs, and requests whose end nobody wants to hear. Raises EngineError."""
+        """Notice an engine that hangs, one with nothing to do, and requests whose end nobody wants to hear. Raises
+        EngineError."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             now = time.monotonic()
             await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
+            for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
+                await self._publish(frontend, now, (end,))
+            await self._reception.expire(now)
             if self._outbox.running() and now - self._stepped_at > self._stall_s:
                 raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        """An engine without requests makes no steps, and so tells no load; that it has none is known here."""
+        if self._outbox.running():
+            return
+        load = self._context.announcer.presence.load or Load()
+        if load.running != 0 or load.waiting != 0:
+            # It has never told any, or makes no step for requests that were cancelled.
+            load = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0)
+        self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:
         with suppress(TimeoutError):

@@ -30,7 +30,7 @@ class Lender:
     async def _on_cached(self, message: Message) -> None:
         try:
             question = codec.decode(message.data, CachedQuestion)
-            missing = await self._engine.missing(question.token_ids, question.cache_salt)
+            missing = await self._engine.missing(question.token_ids, question.cache_salt, question.adapter)
         except (DecodeError, EngineError) as error:
             _log.warning("what is cached is not told: %s", error)
             return

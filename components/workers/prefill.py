@@ -19,6 +19,7 @@ from dynamo_local.core.messages import PrefillClaim, PrefillGrant
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.prefill_queue import KEEP_ALIVE_S
 from dynamo_local.runtime.prefill_taker import PrefillTaker, TakenJob
+from dynamo_local.runtime.trouble import Trouble
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PrefillDuty:
             await self._fewer.wait()
 
     async def _take_jobs(self) -> None:
+        trouble = Trouble(_log)
         while True:
             if (room := self._batch - self._at_work) <= 0:
                 self._fewer.clear()
@@ -72,8 +74,9 @@ class PrefillDuty:
             try:
                 jobs = await self._taker.take(room, _TAKE_S)
             except QueueAbsentError as error:
-                _log.warning("no prefill jobs: %s", error)
+                trouble.note(f"no prefill jobs: {error}")
                 continue
+            trouble.over()
             for job in jobs:
                 # Counted here: the task begins later.
                 self._at_work += 1

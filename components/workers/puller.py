@@ -41,7 +41,7 @@ class PrefixPuller:
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
         """What `source` keeps for this request until `done`; None if there is nothing to be had."""
         try:
-            missing = await self._engine.missing(work.token_ids, work.cache_salt)
+            missing = await self._engine.missing(work.token_ids, work.cache_salt, work.adapter)
             if missing is None or missing.cached >= len(missing.hashes):
                 return None
             return await self._ask(RequestEpoch(work.request_id, work.epoch), source, missing)
@@ -64,7 +64,7 @@ class PrefixPuller:
             if answer.refused is not None:
                 _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
             if answer.blocks > missing.cached:
-                pulled = PulledPrefix(pin, hashes, answer)
+                pulled = PulledPrefix(pin, hashes, answer, missing.cached)
                 self._pins[request] = (source, pin)
         finally:
             if pulled is None:

@@ -7,7 +7,7 @@ import logging
 
 from components.workers.prefill import PrefillDuty
 from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, DynamoError
+from dynamo_local.core.errors import DecodeError, DynamoError, EngineError
 from dynamo_local.core.fleet import PREFILL_ROLE
 from dynamo_local.core.messages import RoleAnswer, RoleQuestion
 from dynamo_local.runtime.bus import Message
@@ -22,7 +22,7 @@ class Roles:
     """Holds a worker to the role that it announces. Engine, connections and requests in hand are not touched:
 
     leaving "prefill", it takes no more jobs, and keeps what it has prefilled until that is fetched;
-    leaving "decode", the router stops giving it requests, and those it has are finished.
+    leaving "decode", the router stops giving it requests, and frontends move those it has; the others are finished.
     """
 
     def __init__(self, context: ServiceContext, prefill: PrefillDuty) -> None:
@@ -36,8 +36,11 @@ class Roles:
         return self._context.announcer.presence.role
 
     async def start(self) -> None:
-        """Take up the role that this process was started in."""
+        """Take up the role that this process was started in. Raises EngineError if its engine is not fit for it."""
         if self.role == PREFILL_ROLE:
+            if (why := self._no_transfer()) is not None:
+                remedy = "mend that, or serve a graph without prefill workers"
+                raise EngineError(f"nobody could read what this worker prefills: {why}", remedy)
             self._prefill.start()
         await self._context.bus.subscribe(self._context.subjects.role(self._context.lease), self._on_question)
 
@@ -75,7 +78,13 @@ class Roles:
             return "this process has no entry in a statefile"
         if self._ended:
             return "the worker is ending"
+        if role == PREFILL_ROLE and (why := self._no_transfer()) is not None:
+            return f"nobody could read what it prefills: {why}"
         return None
+
+    def _no_transfer(self) -> str | None:
+        engine = self._context.announcer.presence.engine
+        return None if engine is None else engine.no_transfer
 
     async def _on_question(self, message: Message) -> None:
         try:

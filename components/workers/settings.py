@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.engine.vllm.arguments import engine_schema
+from dynamo_local.engine.vllm import VLLM_PRELOAD
+from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk.schema import SchemaTable, combine, schema_of
 
@@ -41,7 +43,12 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    return combine(schema_of(WorkerSettings), schema_of(MockerSettings), engine_schema())
+    return combine(schema_of(WorkerSettings), schema_of(MockerSettings), engine_schema(), adapter_schema())
+
+
+def preload_of(config: Mapping[str, Any]) -> str | None:
+    """What to import before a worker with this configuration starts."""
+    return VLLM_PRELOAD if config.get("engine", WorkerSettings.engine) == "vllm" else None
 
 
 def make_engine(context: ServiceContext) -> Engine:

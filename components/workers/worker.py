@@ -14,7 +14,7 @@ import asyncio
 from components.workers.duty import EngineDuty
 from components.workers.prefill import PrefillDuty
 from components.workers.roles import Roles
-from components.workers.settings import WorkerSettings, make_engine, worker_schema
+from components.workers.settings import WorkerSettings, make_engine, preload_of, worker_schema
 from dynamo_local.core.fleet import PREFILL_ROLE
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
@@ -22,7 +22,13 @@ from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 ENGINE_END_S = 5.0
 
 
-@service(resources={"gpu": 1}, config=worker_schema(), role="aggregated", role_beside={PREFILL_ROLE: "decode"})
+@service(
+    resources={"gpu": 1},
+    config=worker_schema(),
+    role="aggregated",
+    role_beside={PREFILL_ROLE: "decode"},
+    preload=preload_of,
+)
 class VllmWorker(Service):
     """Serves requests on one engine, vLLM unless configured otherwise."""
 
@@ -55,6 +61,6 @@ class VllmWorker(Service):
         await self._engine.close(ENGINE_END_S)
 
 
-@service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE)
+@service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE, preload=preload_of)
 class PrefillWorker(VllmWorker):
     """Prefills long prompts for the decode workers, on an engine of its own."""

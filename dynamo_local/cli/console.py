@@ -16,11 +16,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 class Console:
-    """A report (supervisor.report.Report) on standard output, each step with the seconds since it was
-    made."""
+    """A report (supervisor.report.Report) on standard output (or standard error), each step with the seconds since it
+    was made."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, err: bool = False) -> None:
         self._clock = clock
+        self._err = err
         self._started = clock()
 
     def step(self, text: str) -> None:
@@ -28,7 +29,7 @@ class Console:
 
     def say(self, text: str) -> None:
         try:
-            click.echo(text)
+            click.echo(text, err=self._err)
         except OSError:
             # The terminal or the reader of the pipe has gone. That must not keep a server from ending in
             # order.

@@ -10,13 +10,20 @@ import click
 
 from dynamo_local import __version__
 from dynamo_local.cli.config import config
+from dynamo_local.cli.drain import drain
 from dynamo_local.cli.load import load
 from dynamo_local.cli.logs import logs
+from dynamo_local.cli.migrate import migrate
+from dynamo_local.cli.planner import planner
 from dynamo_local.cli.ps import ps
 from dynamo_local.cli.queue import queue
+from dynamo_local.cli.requests import requests
+from dynamo_local.cli.restart import restart
 from dynamo_local.cli.role import role
+from dynamo_local.cli.scale import scale
 from dynamo_local.cli.serve import serve
 from dynamo_local.cli.stop import stop
+from dynamo_local.cli.top import top
 from dynamo_local.core.errors import DynamoError
 
 INTERRUPTED = 130
@@ -29,7 +36,23 @@ def dynamo() -> None:
     """Serve language models on this machine: a graph of services, supervised, behind an OpenAI API."""
 
 
-for _command in (serve, ps, logs, stop, role, queue, config, load):
+for _command in (
+    serve,
+    ps,
+    top,
+    logs,
+    stop,
+    requests,
+    migrate,
+    role,
+    scale,
+    drain,
+    restart,
+    planner,
+    queue,
+    config,
+    load,
+):
     dynamo.add_command(_command)
 
 

@@ -41,6 +41,11 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
     help="Hand out this many CPU slots instead of GPUs or one slot a core. [env: DYN_CPU_SLOTS]",
 )
 @click.option(
+    "--zygote/--no-zygote",
+    default=True,
+    help="Import vLLM once and fork from there, or once in every process. [default: once]",
+)
+@click.option(
     "--ready-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=DEFAULT_READY_TIMEOUT_S,
@@ -75,6 +80,7 @@ def serve(
     model: str | None,
     nats_url: str | None,
     cpu_slots: int | None,
+    zygote: bool,
     ready_timeout: float,
     drain_timeout: float,
     restart_backoff_max: float,
@@ -95,7 +101,7 @@ def serve(
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run only", "add --dry-run")
     target, overrides = _split(arguments)
-    request = ServeRequest(target, config, overrides, namespace, model, nats_url, cpu_slots)
+    request = ServeRequest(target, config, overrides, namespace, model, nats_url, cpu_slots, zygote)
     if dry_run:
         planned = prepare(request, HttpAddress(host, port), os.environ)
         click.echo(dry_run_json(planned) if as_json else dry_run_text(planned))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -19,10 +20,19 @@ class Fidelity(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Survival:
-    """How a request survives, and which parameter decides that."""
+    """How a request survives, and which parameter decides that. `rebuilt` are parameters whose state the next engine
+    has to rebuild from the log for that."""
 
     fidelity: Fidelity = Fidelity.EXACT
     because_of: str | None = None
+    rebuilt: tuple[str, ...] = ()
+
+    def without(self, forgotten: Collection[str]) -> Survival:
+        """What it comes to where the state of these parameters cannot be rebuilt."""
+        lost = next((name for name in self.rebuilt if name in forgotten), None)
+        if lost is None or self.fidelity is Fidelity.NONE:
+            return self
+        return Survival(Fidelity.NONE, lost, self.rebuilt)
 
 
 LOST = Survival(Fidelity.NONE)

@@ -23,6 +23,9 @@ WORKER_ROLES = frozenset({"aggregated", "decode"})
 PREFILL_ROLE = "prefill"
 """The role that takes its requests from the prefill queue."""
 
+ENGINE_ROLES = WORKER_ROLES | {PREFILL_ROLE}
+"""Roles of workers: what has an engine, holds devices, and is scaled."""
+
 
 class Happened(enum.Enum):
     """What changed about a process."""
@@ -100,6 +103,10 @@ class FleetView:
         wanted = frozenset(roles)
         ready = [p for p in self.members() if p.state == "ready" and p.role in wanted]
         return [p for p in ready if p.lease not in self._revoked]
+
+    def leaving(self) -> list[Presence]:
+        """Those that are there and about to go: they drain, or their lease is revoked. Ordered by watcher."""
+        return [p for p in self.members() if p.state == "draining" or p.lease in self._revoked]
 
     def _supersede(self, presence: Presence) -> list[Change]:
         old = [

@@ -49,9 +49,40 @@ MAX_PREFILL_QUEUE_SIZE = LiveSetting(
     "With so many prefill jobs waiting, or more, prompts are prefilled by their decode workers; 0: always.",
     default=2,
 )
+REBALANCE = LiveSetting(
+    "rebalance",
+    "Whether requests move off workers that run full: 1 or 0.",
+    default=0,
+    maximum=1,
+)
+REBALANCE_BELOW = LiveSetting(
+    "rebalance-below",
+    "A worker less free than this gives requests away, in steps until its KV cache is full.",
+    default=100,
+)
+REBALANCE_ABOVE = LiveSetting(
+    "rebalance-above",
+    "A worker freer than this takes them, in steps until its KV cache is full.",
+    default=400,
+)
+REBALANCE_PERIOD_S = LiveSetting(
+    "rebalance-period-s",
+    "A request that has moved is left where it is for so long, in s.",
+    default=30,
+)
 
 SETTINGS: Mapping[str, LiveSetting] = MappingProxyType(
-    {setting.name: setting for setting in (MAX_LOCAL_PREFILL_LENGTH, MAX_PREFILL_QUEUE_SIZE)}
+    {
+        setting.name: setting
+        for setting in (
+            MAX_LOCAL_PREFILL_LENGTH,
+            MAX_PREFILL_QUEUE_SIZE,
+            REBALANCE,
+            REBALANCE_BELOW,
+            REBALANCE_ABOVE,
+            REBALANCE_PERIOD_S,
+        )
+    }
 )
 
 

@@ -14,6 +14,8 @@
     worker             -> worker         Unpin           I have read them
     operator, planner  -> worker         RoleQuestion    take up another role                  (reply: RoleAnswer)
 
+What moves requests is in move_messages.py, what the planner tells in planner_messages.py.
+
 Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based
 indices into a request's output. Lengths and loads are in tokens unless the name says otherwise.
 """
@@ -40,6 +42,12 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     block_size: int
     kv_blocks: int
     max_num_seqs: int
+    no_transfer: str | None = None
+    """Why KV blocks go neither from this engine to another one nor the other way; None: they do."""
+    block_bytes: int | None = None
+    """Size of a KV block, on all its devices together. None: the engine does not tell."""
+    forgotten: tuple[str, ...] = ()
+    """Sampling parameters whose state this engine cannot rebuild from a request's log (see Survival.rebuilt)."""
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,6 +59,59 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of KV blocks in use by requests, 0 to 1. Blocks that are only pinned for readers are not in it."""
     kv_pinned: float | None = None
     """Share of KV blocks that only readers, and holds of finished prefills, keep from being reused, 0 to 1."""
+    at: float | None = None
+    """When it was measured (CLOCK_MONOTONIC, s). An engine that hangs repeats its last load: by this, it is stale."""
+    head_tokens: int | None = None
+    """What the first of the waiting requests needs to begin, in tokens of KV cache; 0: none waits."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """How many moves that began for one reason have ended in one way (moves.py)."""
+
+    reason: str
+    outcome: str
+    moves: int
+
+
+class MoveCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The moves of a frontend in its life."""
+
+    ended: tuple[Ended, ...] = ()
+    pulled_bytes: int = 0
+    """Of KV, read by destinations. Those of engines that do not tell are not counted."""
+    gap_s: float | None = None
+    """Of the last one: from the last token before it to the first after it."""
+    gap_steps: float | None = None
+    """The same in steps of the request before."""
+
+    @property
+    def moved(self) -> int:
+        """Those that were brought to their end."""
+        return sum(each.moves for each in self.ended if each.outcome == "moved")
+
+    @property
+    def not_moved(self) -> int:
+        """All others."""
+        return sum(each.moves for each in self.ended) - self.moved
+
+
+class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a process has counted in its life. None: it counts no such thing."""
+
+    requests: int | None = None
+    """Epochs that a worker has taken."""
+    prompt_tokens: int | None = None
+    """Tokens that a worker has computed to begin its epochs: those neither cached nor pulled."""
+    output_tokens: int | None = None
+    """Tokens that a worker has put out."""
+    prefill_s: float | None = None
+    """Time for which a worker has had epochs without a token yet: a prefill worker is busy then, and idle else."""
+    assigned: int | None = None
+    """Requests that a router has found a worker for."""
+    unassigned: int | None = None
+    """Requests that a router has found no worker for."""
+    moves: MoveCounts | None = None
+    """Of a frontend."""
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +130,9 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: EngineInfo | None = None
     load: Load | None = None
     url: str | None = None
+    counts: Counts | None = None
+    started_at: float | None = None
+    """CLOCK_MONOTONIC, when the process came to be."""
     v: int = VERSION
 
 
@@ -125,10 +189,12 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
 
     `token_ids` is the prompt followed by the `position` tokens accepted so far. `sampling` is the engine's own
     parameter map in msgpack (for vLLM: SamplingParams by field name), with token limits already reduced by
-    `position`; an engine reads the fields that it knows.
+    `position`; an engine reads the fields that it knows. What counts the output counts it from the first one on.
 
     `source` is the lease of a worker that has the KV of this context, or most of it, to be pulled. `hold_s` > 0: when
     the request has finished, its full blocks stay for readers until it is cancelled, at most so many seconds.
+
+    `adapter` names a LoRA adapter. What a name stands for is the worker's configuration, and never a client's to say.
     """
 
     request_id: str
@@ -140,6 +206,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
     reasoning_ended: bool | None = None
     source: str | None = None
     hold_s: float = 0.0
@@ -275,6 +342,7 @@ class CachedQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     token_ids: list[int]
     cache_salt: str | None = None
+    adapter: str | None = None
     v: int = VERSION
 
 

@@ -30,6 +30,13 @@ BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
 
 
+ZYGOTE_SERVICE = "Zygote"
+"""Service name of the nursery's watcher, which services are forked from (runtime/zygote). As above."""
+
+MACHINERY = frozenset({BUS_SERVICE, ZYGOTE_SERVICE})
+"""Watchers that are no services of the graph: they do not announce themselves."""
+
+
 def check_namespace(namespace: str) -> str:
     """Return the namespace, or raise ConfigError. Letters, digits and inner hyphens, at most 40."""
     if not _NAMESPACE.fullmatch(namespace):
@@ -131,6 +138,19 @@ class Subjects:
         """Asks a worker to take up a role (request-reply)."""
         return f"{self._root}.role.{lease}"
 
+    @property
+    def planner(self) -> str:
+        """The planner tells what it sees and decides."""
+        return f"{self._root}.planner"
+
+    def moves(self, lease: str) -> str:
+        """Asks a worker to take in a request that moves (request-reply)."""
+        return f"{self._root}.moves.{lease}"
+
+    def requests(self, lease: str) -> str:
+        """Asks a frontend about its requests, or to move some (request-reply)."""
+        return f"{self._root}.requests.{lease}"
+
     def claims(self, lease: str) -> str:
         """Claims a request of a frontend for prefill (request-reply)."""
         return f"{self._root}.claims.{lease}"
@@ -149,6 +169,11 @@ class Subjects:
     def settings_bucket(self) -> str:
         """The JetStream key-value bucket of settings that change while the server runs."""
         return f"dyn_{self.namespace}_settings"
+
+    @property
+    def setting_changes(self) -> str:
+        """On subjects that match, NATS tells of changes in that bucket. What stands for `>` is the setting's name."""
+        return f"{self._root}.settings.>"
 
     def call(self, service: str, endpoint: str) -> str:
         """Starts a call of a service's endpoint; the instances of the service form a queue group."""

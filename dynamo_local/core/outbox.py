@@ -22,6 +22,8 @@ class Kept:
     """The next position to be produced."""
     deltas: deque[TokenDelta] = field(default_factory=deque)
     finished_at: float | None = None
+    told_at: float = 0.0
+    """When its end was last told."""
     held: bool = False
     """Whether the engine keeps its KV blocks beyond its end."""
 
@@ -29,7 +31,7 @@ class Kept:
         self.deltas.append(delta)
         self.position = delta.position + len(delta.token_ids)
         if delta.finish is not None:
-            self.finished_at = now
+            self.finished_at = self.told_at = now
 
     def trim(self, below: int) -> None:
         """Forget what lies wholly below a position; never the finish."""
@@ -82,6 +84,15 @@ class Outbox:
         return [
             request for request, kept in self._kept.items() if kept.finished_at is not None and kept.finished_at < time
         ]
+
+    def tell_again(self, now: float, told_before: float, most: int) -> list[tuple[str, TokenDelta]]:
+        """The last deltas of finished epochs whose frontends have not answered them, with these frontends: of those
+        told before that time, `most` at most, the longest silent first. They count as told now."""
+        due = [kept for kept in self._kept.values() if kept.finished_at is not None and kept.told_at < told_before]
+        due = sorted(due, key=lambda kept: kept.told_at)[:most]
+        for kept in due:
+            kept.told_at = now
+        return [(kept.frontend, kept.deltas[-1]) for kept in due]
 
 
 def _end(delta: TokenDelta) -> int:

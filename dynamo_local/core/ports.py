@@ -44,11 +44,13 @@ class MissingPrefix:
 
 @dataclass(frozen=True)
 class PulledPrefix:
-    """What a source has pinned for this engine to read: `answer.blocks` leading blocks of `hashes`."""
+    """What a source has pinned for this engine to read: `answer.blocks` leading blocks of `hashes`, of which the first
+    `cached` were here already."""
 
     pin: str
     hashes: tuple[bytes, ...]
     answer: PinAnswer
+    cached: int = 0
 
 
 class Engine(Protocol):
@@ -75,12 +77,26 @@ class Engine(Protocol):
         Raises RequestError if the engine cannot take this one.
         """
 
+    async def warm(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
+        """As `submit`, for a request of one token that nobody wants: its KV stays, and not only that of full blocks if
+        the engine can, for others to `grow` from it, until it is cancelled. `work.hold_s`: it is by then."""
+
+    async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
+        """Take a request whose context begins with that of a warm one, and which needs nothing that is not in its
+        tokens. It takes over what is kept of that one, and only the rest is computed. `warm`: it is another warm one.
+
+        False: this engine cannot, or has nothing of it. Then nothing was done.
+        """
+
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         """Drop requests and free their KV blocks, held ones included. No token of them comes out afterwards. Unknown
         ones are ignored."""
 
-    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
-        """The full blocks of a context, and how many of them are cached. None: this engine pulls nothing."""
+    async def missing(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
+    ) -> MissingPrefix | None:
+        """The full blocks of a context, and how many of them are cached. None: this engine pulls nothing, or does not
+        have the adapter."""
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """Keep blocks for a reader. Answers when every block that it counts has really been written."""
@@ -115,6 +131,8 @@ class Request:
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
+    """The LoRA adapter that the client has named as its model."""
     reasoning_ended: bool | None = None
     survival: Survival = LOST
     """How its output survives a new epoch; unless somebody knows better, not at all."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -22,7 +23,7 @@ _MAX_REFUSAL_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 
 Sink = Callable[[bytes, float], None]
-"""Takes a part of the body, and the loop's time of its arrival. May raise ExchangeError."""
+"""Takes a part of the body, and the time (`time.monotonic`) of its arrival. May raise ExchangeError."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Exchange(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         if self._done is None:
             self.close()  # bytes that nobody asked for
             return
@@ -130,14 +131,13 @@ class Connections:
         self._host, self._port, self._tls = host, port, tls
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[_Exchange] = []
-        self._loop = asyncio.get_running_loop()
 
     async def exchange(self, request: bytes, sink: Sink) -> Answer:
         """Send a request over a free connection, or a new one. Raises ExchangeError."""
         connection = self._free() or await self._open()
         answer = await connection.exchange(request, sink)
         if connection.is_reusable:
-            connection.idle_since = self._loop.time()
+            connection.idle_since = time.monotonic()
             self._idle.append(connection)
         else:
             connection.close()
@@ -151,7 +151,7 @@ class Connections:
     def _free(self) -> _Exchange | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_reusable and self._loop.time() - connection.idle_since < IDLE_S:
+            if connection.is_reusable and time.monotonic() - connection.idle_since < IDLE_S:
                 return connection
             connection.close()
         return None
@@ -159,7 +159,8 @@ class Connections:
     async def _open(self) -> _Exchange:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, exchange = await self._loop.create_connection(_Exchange, self._host, self._port, ssl=self._tls)
+                loop = asyncio.get_running_loop()
+                _, exchange = await loop.create_connection(_Exchange, self._host, self._port, ssl=self._tls)
         except TimeoutError as error:
             raise ExchangeError("cannot connect", f"no connection within {self._connect_timeout_s:g} s") from error
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -55,15 +56,14 @@ class Generator:
 
     def __init__(self, connections: Connections, writer: Writer, limits: Limits) -> None:
         self._connections, self._writer, self._limits = connections, writer, limits
-        self._loop = asyncio.get_running_loop()
-        self._begin = self._loop.time()
+        self._begin = time.monotonic()
         self.records: list[Record] = []
         self.tally = Tally()
 
     @property
     def elapsed_s(self) -> float:
         """Since the start of the load."""
-        return self._loop.time() - self._begin
+        return time.monotonic() - self._begin
 
     async def open_loop(self, requests: Iterable[Planned]) -> None:
         """Send each request at its time, whatever became of those before, and wait for all answers.
@@ -71,7 +71,7 @@ class Generator:
         With `max_in_flight` under way a request is not sent at all, and counts as failed: a request that waited here
         would hide from the figures that the server is too slow.
         """
-        self._begin = self._loop.time()
+        self._begin = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for index, planned in enumerate(requests):
                 request = self._writer.write(index, planned)  # before its time: long prompts take a while to make
@@ -85,7 +85,7 @@ class Generator:
 
     async def closed_loop(self, requests: Iterable[Planned], streams: int, duration_s: float | None) -> None:
         """Keep `streams` requests under way for `duration_s`, or until there are no more, and wait for all answers."""
-        self._begin = self._loop.time()
+        self._begin = time.monotonic()
         numbered = iter(enumerate(requests))
         async with asyncio.TaskGroup() as group:
             for index in range(streams):

@@ -31,6 +31,9 @@ class Assigner(Protocol):
     async def release(self, request_id: str) -> None:
         """The request has left its worker. Never raises: at worst, a load is overestimated for a while."""
 
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        """The request, with so many tokens, is another worker's now. Never raises, like `release`."""
+
     async def run(self) -> None:
         """What is to be done besides, until cancelled."""
 
@@ -53,6 +56,9 @@ class LocalAssigner:
 
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)
+
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        self.ledger.charge(self._frontend, request_id, worker, tokens)
 
     async def run(self) -> None:
         return
@@ -101,15 +107,22 @@ class RouterAssigner:
         except BusError as error:
             _log.warning("the router is not told that %s left its worker: %s", request_id, error)
 
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        await self._fallback.moved(request_id, worker, tokens)
+        await self._tell_charges()
+
     async def run(self) -> None:
         """Tell the router now and then what is charged: it may have missed something, or be another one."""
         while True:
             await asyncio.sleep(_TELL_CHARGES_EVERY_S)
-            charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
-            try:
-                await self._bus.publish(self._subjects.charges, codec.encode(charges))
-            except BusError as error:
-                _log.warning("the router is not told what is charged: %s", error)
+            await self._tell_charges()
+
+    async def _tell_charges(self) -> None:
+        charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
+        try:
+            await self._bus.publish(self._subjects.charges, codec.encode(charges))
+        except BusError as error:
+            _log.warning("the router is not told what is charged: %s", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

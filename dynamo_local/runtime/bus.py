@@ -92,15 +92,6 @@ class Subscription:
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             return
 
-    async def drain(self, *, deadline_s: float) -> None:
-        """Take no more messages, and wait until those under way have been handled. Harmless on a closed bus."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._inner.drain()  # type: ignore[no-untyped-call]
-        except (TimeoutError, OSError, nats.errors.Error):
-            # The connection is down, or about to be: there is nothing under way.
-            await self.unsubscribe()
-
 
 class Bus:
     """One connection of one process to NATS."""
@@ -211,15 +202,21 @@ class Bus:
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
-            answer = await self._client.request(subject, data, timeout=timeout_s)
+            return (await self._client.request(subject, data, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
             raise BusError(f"nobody listens on {subject}") from error
         except nats.errors.TimeoutError as error:
             raise BusError(f"no answer on {subject} within {timeout_s:g} s") from error
         except nats.errors.Error as error:
             raise BusError(f"cannot ask on {subject}: {error}") from error
-        return answer.data
+        finally:
+            if task is not None and task.cancelling() > cancelled:
+                # The client waits by asyncio.wait_for, which swallows a cancellation that comes together with the
+                # answer, or with the word that there is none (python/cpython#86296, mended in 3.12).
+                raise asyncio.CancelledError
 
     async def flush(self, *, timeout_s: float = 2.0) -> None:
         """Wait until the server has seen everything published so far. Raises BusError."""

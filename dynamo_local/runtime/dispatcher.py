@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
@@ -29,19 +30,19 @@ from dynamo_local.core.recovery import Patience, verdict_after_loss
 from dynamo_local.core.request_log import RequestLog, Verdict, continuation, failure
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.carrier import Carrier
 from dynamo_local.runtime.inquiries import Inquiries
+from dynamo_local.runtime.mover import Mover
 from dynamo_local.runtime.placing import LiveRequest, Placer
 from dynamo_local.runtime.prefill_desk import PrefillDesk
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
+from dynamo_local.runtime.request_desk import RequestDesk
 from dynamo_local.runtime.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
-
-_ACK_EVERY = 256
-"""Tokens of one request between two acknowledgements."""
 
 
 class BusDispatcher:
@@ -73,12 +74,19 @@ class BusDispatcher:
         self._desk = (
             None if remote is None else PrefillDesk(remote, self._placer, self._live, tasks, self._tell, self._place)
         )
+        carrier = Carrier(
+            bus, subjects, lease, self._placer, assigner, self._is_live, self._is_routable, self._tell, self._lose
+        )
+        self.mover = Mover(self._live, fleet, carrier, tasks, self._tell, self._place)
+        self._requests = RequestDesk(bus, subjects, lease, self._live, self.mover, tasks)
 
     async def start(self) -> None:
         """Begin to listen. Call once, before the first request."""
         await self._bus.subscribe(self._subjects.tokens(self._lease), self._on_batch)
         if self._desk is not None:
             await self._desk.start()
+        self.mover.start()
+        await self._requests.start()
         self._fleet.subscribe(self._on_fleet_change)
         self._tasks.spawn("silences", self._watch_time())
         self._tasks.spawn("assigner", self._assigner.run())
@@ -89,6 +97,9 @@ class BusDispatcher:
         return len(self._live)
 
     async def submit(self, request: Request) -> None:
+        # What one of the engines cannot rebuild is lost, wherever the request may go.
+        forgotten = {name for each in self._fleet.view.members() if each.engine for name in each.engine.forgotten}
+        request = replace(request, survival=request.survival.without(forgotten))
         log = RequestLog(request.request_id, request.prompt_token_ids)
         live = LiveRequest(request, log, born_at=time.monotonic())
         self._live[request.request_id] = live
@@ -135,8 +146,11 @@ class BusDispatcher:
         current = live.log.assign(worker)
         await self._placer.send(live, current, worker)
         # A worker lost while the submission was being prepared took its LEFT notice with it.
-        if self._fleet.view.get(worker) is None:
+        if not self._is_there(worker):
             await self._lose(live, current.epoch)
+
+    def _is_there(self, worker: str) -> bool:
+        return self._fleet.view.get(worker) is not None
 
     def _is_routable(self, worker: str | None) -> bool:
         return any(presence.lease == worker for presence in self._fleet.view.routable())
@@ -145,6 +159,7 @@ class BusDispatcher:
         """Free the worker of a request: it has been answered in full, or nobody wants the answer."""
         if self._desk is not None:
             self._desk.leave(live)
+        live.stir()
         await self._assigner.release(live.request_id)
         if live.log.worker is not None:
             await self._tell(live.log.worker, Cancel(requests=(live.log.current,)))
@@ -181,7 +196,8 @@ class BusDispatcher:
         for delta in accepted:
             if delta.finish is not None:
                 await self._finish(delta.request_id)
-        await self._acknowledge(batch.worker, accepted)
+        live = [live for delta in accepted if (live := self._live.get(delta.request_id)) is not None]
+        await self._inquiries.acknowledge(batch.worker, live)
 
     def _take(self, worker: str, delta: TokenDelta, now: float) -> TokenDelta | None:
         """The part of a delta that is news to the client."""
@@ -206,6 +222,7 @@ class BusDispatcher:
             self._inquiries.about_gap(live, now)
         if verdict is not Verdict.ACCEPTED:
             return None
+        live.accepted(now)
         if live.held is not None:
             self._tasks.spawn(f"taken over {live.request_id}", self._release_held(live))
         if delta.finish == "error":
@@ -223,17 +240,6 @@ class BusDispatcher:
         live = self._live.pop(request_id, None)
         if live is not None:
             await self._leave_worker(live)
-
-    async def _acknowledge(self, worker: str, accepted: Sequence[TokenDelta]) -> None:
-        due = [
-            live
-            for delta in accepted
-            if (live := self._live.get(delta.request_id)) is not None and live.log.position - live.acked >= _ACK_EVERY
-        ]
-        if due:
-            await self._tell(worker, Ack(progress=tuple(live.progress for live in due)))
-        for live in due:
-            live.acked = live.log.position
 
     # Time
 
@@ -269,6 +275,7 @@ class BusDispatcher:
         if worker is None:
             return
         live.lost(worker)
+        live.stir()
         # A prefill worker that is lost is no reason to change the decode worker.
         decode = live.decode if live.job is not None else None
         if self._desk is not None:

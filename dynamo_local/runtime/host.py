@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.runtime.placement import Placement, read_placement
@@ -24,17 +27,26 @@ LOG_ENV = "DYN_LOG"
 """Level of the log: debug, info (the default), warning, error."""
 
 _EXIT_DEADLINE_S = 5.0
-"""For threads and exit handlers after all is done: a model still being loaded must not hold up the end."""
+"""For exit handlers after all is done: a model still being loaded must not hold up the end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one service until it ends. Returns the exit status."""
     try:
         die_with_parent_from_environment()
-        # Children of this process have another parent.
-        os.environ.pop(PARENT_PID_ENV, None)
+    except DynamoError as error:
+        report(error)
+        return error.exit_code
+    # Children of this process have another parent.
+    os.environ.pop(PARENT_PID_ENV, None)
+    return run(argv)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """`main` for a process that somebody else ties to its parent."""
+    try:
         arguments = _parse(argv)
-        _configure_log(os.environ.get(LOG_ENV, "info"))
+        configure_log(os.environ)
         placement = read_placement(arguments.namespace, arguments.service, os.environ)
     except DynamoError as error:
         report(error)
@@ -43,6 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = runner.run(_run(placement))
         _exit_in_any_case(code)
     return code
+
+
+def end(code: int) -> NoReturn:
+    """End this process with that status, exit handlers included, but without taking the interpreter apart: that takes
+    a second where vLLM is imported, and the kernel takes everything back in any case."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _run(placement: Placement) -> int:
@@ -58,12 +79,11 @@ def _exit_in_any_case(code: int) -> None:
     timer.start()
 
 
-def _configure_log(level: str) -> None:
-    known = logging.getLevelNamesMapping()
-    logging.basicConfig(
-        level=known.get(level.upper(), logging.INFO),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def configure_log(environ: Mapping[str, str]) -> None:
+    """Log to stderr. Again with another environment, only the level changes."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = environ.get(LOG_ENV, "info").upper()
+    logging.getLogger().setLevel(logging.getLevelNamesMapping().get(level, logging.INFO))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -74,4 +94,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    end(main())

@@ -1,15 +1,19 @@
-"""Asking workers for news: after a gap in their tokens, and when nothing was heard of a request for a while."""
+"""Telling workers how far a frontend has got with their requests: asking for news after a gap in their tokens, and when
+nothing was heard of a request for a while; acknowledging what has come."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from dynamo_local.core.messages import Resend
+from dynamo_local.core.messages import Ack, Resend
 from dynamo_local.core.recovery import Patience
 from dynamo_local.runtime.placing import LiveRequest
 from dynamo_local.runtime.tasks import TaskGuard
+
+_ACK_EVERY = 256
+"""Tokens of one request between two acknowledgements."""
 
 
 class Inquiries:
@@ -20,7 +24,7 @@ class Inquiries:
         frontend: str,
         patience: Patience,
         tasks: TaskGuard,
-        tell: Callable[[str, Resend], Coroutine[Any, Any, None]],
+        tell: Callable[[str, Ack | Resend], Coroutine[Any, Any, None]],
     ) -> None:
         self._frontend = frontend
         self._patience = patience
@@ -43,3 +47,11 @@ class Inquiries:
                 silent[live.log.worker].append(live)
         for worker, theirs in silent.items():
             await self._tell(worker, Resend(self._frontend, tuple(live.progress for live in theirs)))
+
+    async def acknowledge(self, worker: str, requests: Sequence[LiveRequest]) -> None:
+        """Have a worker forget what has come from it of these, now and then."""
+        due = [live for live in requests if live.log.position - live.acked >= _ACK_EVERY]
+        if due:
+            await self._tell(worker, Ack(progress=tuple(live.progress for live in due)))
+        for live in due:
+            live.acked = live.log.position

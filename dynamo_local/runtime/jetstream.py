@@ -126,9 +126,9 @@ class JetStream:
             await self._context.add_stream(stream)
             await self._context.add_consumer(name, takers)
 
-    async def create_bucket(self, name: str) -> None:
-        """A new, empty bucket, whose changes are published on `{name}.{key}` once they are stored. Replaces and
-        refuses like `create_queue`."""
+    async def create_bucket(self, name: str, changes: str) -> None:
+        """A new, empty bucket. Changes, once they are stored, are published on `changes`, which ends in ".>", with the
+        key in that place. Replaces and refuses like `create_queue`."""
         stream = _STREAM_FORM.format(name)
         await self.delete(stream)
         with self._errors_of(f"bucket {name}"):
@@ -143,7 +143,7 @@ class JetStream:
                     max_msg_size=_VALUE_BYTES,
                     allow_rollup_hdrs=True,
                     deny_delete=True,
-                    republish=api.RePublish(src=f"$KV.{name}.>", dest=f"{name}.>"),
+                    republish=api.RePublish(src=f"$KV.{name}.>", dest=changes),
                     metadata=_OWNED,
                 )
             )

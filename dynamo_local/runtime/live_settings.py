@@ -15,6 +15,7 @@ from dynamo_local.core.live_settings import SETTINGS, setting
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.jetstream import JetStream, StreamAbsentError
+from dynamo_local.runtime.trouble import Trouble
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +35,13 @@ class LiveSettings:
     ) -> None:
         self._bus = bus
         self._bucket = subjects.settings_bucket
+        self._changes = subjects.setting_changes
         self._stream = JetStream(bus, timeout_s=_TIMEOUT_S)
         self._defaults = {name: defaults.get(name, known.default) for name, known in SETTINGS.items()}
         self._set: dict[str, int] = {}
         self._read_every_s = read_every_s
         self._changed = asyncio.Event()
-        self._trouble = ""
+        self._trouble = Trouble(_log)
 
     def get(self, name: str) -> int:
         """The value that holds now. Raises UsageError for an unknown setting."""
@@ -51,7 +53,7 @@ class LiveSettings:
         async def on_change(_: Message) -> None:
             self._changed.set()
 
-        await self._bus.subscribe(f"{self._bucket}.>", on_change)
+        await self._bus.subscribe(self._changes, on_change)
         await self._read()
 
     async def run(self) -> None:
@@ -69,12 +71,12 @@ class LiveSettings:
         try:
             stored = await self._stream.read(self._bucket, tuple(SETTINGS))
         except StreamAbsentError:
-            self._note("there are no live settings, the graph's configuration holds")
+            self._trouble.note("there are no live settings, the graph's configuration holds")
             self._adopt({})
         except BusError as error:
-            self._note(f"live settings cannot be read, the last known hold: {error}")
+            self._trouble.note(f"live settings cannot be read, the last known hold: {error}")
         else:
-            self._trouble = ""
+            self._trouble.over()
             self._adopt(understood(stored))
 
     def _adopt(self, values: dict[str, int]) -> None:
@@ -83,12 +85,6 @@ class LiveSettings:
             if before != now:
                 _log.warning("%s is %d now, was %d", name, now, before)
         self._set = values
-
-    def _note(self, trouble: str) -> None:
-        """Warn, once for each change of the trouble."""
-        if trouble != self._trouble:
-            _log.warning("%s", trouble)
-        self._trouble = trouble
 
 
 async def read_settings(bus: Bus, subjects: Subjects) -> dict[str, int]:
@@ -115,7 +111,7 @@ def understood(stored: Mapping[str, bytes]) -> dict[str, int]:
 
 async def create_settings(bus: Bus, subjects: Subjects) -> None:
     """For the owner alone: a new, empty bucket, instead of one that an earlier owner has left. Raises BusError."""
-    await JetStream(bus, timeout_s=_TIMEOUT_S).create_bucket(subjects.settings_bucket)
+    await JetStream(bus, timeout_s=_TIMEOUT_S).create_bucket(subjects.settings_bucket, subjects.setting_changes)
 
 
 async def delete_settings(bus: Bus, subjects: Subjects) -> bool:

@@ -14,11 +14,13 @@ from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
 from dynamo_local.core.messages import AssignRequest, Progress, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects
+from dynamo_local.core.pace import Pace
 from dynamo_local.core.ports import Request
 from dynamo_local.core.recovery import Patience, backoff_s
 from dynamo_local.core.request_log import RequestLog
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.moving import Moving
 from dynamo_local.runtime.remote_prefill import Held, Job
 
 _AVOIDED = 3
@@ -50,6 +52,17 @@ class LiveRequest:
     """Prefill jobs that it has had a share in."""
     held: Held | None = None
     """A prefill of its prompt that is ready to be pulled."""
+    moving: Moving | None = None
+    """While it is on its way to another worker."""
+    stayed: int = 0
+    """Moves in a row that did not come about."""
+    not_before: float = 0.0
+    """When it may be moved again without being asked to, after such a move."""
+    moved_at: float | None = None
+    """When it last left a worker for another one."""
+    turned_down: str | None = None
+    """The worker that it was to move to last, if it stayed."""
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def request_id(self) -> str:
@@ -63,6 +76,22 @@ class LiveRequest:
     def at_prefill_worker(self) -> bool:
         """Whether a prefill worker is at it now, under the current epoch."""
         return self.job is not None and self.job.granted == self.log.current and self.log.worker is not None
+
+    @property
+    def tokens(self) -> int:
+        """Of its context: the prompt, and what was accepted."""
+        return len(self.request.prompt_token_ids) + self.log.position
+
+    def accepted(self, now: float) -> None:
+        """Note that tokens of it were accepted."""
+        self.pace.note(now)
+        if self.moving is not None:
+            self.moving.note_token(now)
+
+    def stir(self) -> None:
+        """Have its move look at it: it is over, or has lost its worker."""
+        if self.moving is not None:
+            self.moving.changed.set()
 
     def lost(self, worker: str) -> None:
         """Note that `worker` lost the request or failed it."""
@@ -105,11 +134,15 @@ class Placer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), min(remaining, self._patience.ask_again_s))
 
-    async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
+    async def send(
+        self, live: LiveRequest, current: RequestEpoch, worker: str, *, pulls_from: str | None = None
+    ) -> None:
         """Hand the request over, from the end of its log on. Raises BusError."""
         work = self.submission(live, current)
         if live.held is not None and live.held.worker != worker:
-            work = msgspec.structs.replace(work, source=live.held.worker)
+            pulls_from = live.held.worker
+        if pulls_from is not None:
+            work = msgspec.structs.replace(work, source=pulls_from)
         await self._bus.publish(self._subjects.work(worker), codec.encode(work))
 
     def submission(self, live: LiveRequest, current: RequestEpoch, at_most: int | None = None) -> Submit:
@@ -127,6 +160,7 @@ class Placer:
             arrival_time=request.arrival_time,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
             reasoning_ended=request.reasoning_ended,
         )
 
@@ -134,6 +168,6 @@ class Placer:
         return AssignRequest(
             request_id=live.request_id,
             frontend=self._lease,
-            tokens=len(live.request.prompt_token_ids) + live.log.position,
+            tokens=live.tokens,
             avoid=(*live.avoid, *self._breakers.open(time.monotonic())),
         )

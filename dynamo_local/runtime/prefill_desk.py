@@ -15,6 +15,7 @@ are offered anew, or go on alone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -111,11 +112,11 @@ class PrefillDesk:
         return delta
 
     def withdraw_overdue(self, now: float) -> None:
-        """End the jobs that nobody has claimed in time."""
+        """End the jobs that nobody has claimed, or worked off, in time."""
         jobs = {live.job.id: live.job for live in self._live.values() if live.job is not None}
         for job in jobs.values():
-            if job.overdue(now):
-                self._withdraw(job, "not claimed in time")
+            if now > job.deadline:
+                self._withdraw(job, "not claimed in time" if job.granted is None else "not computed in time")
 
     def leave(self, live: LiveRequest) -> None:
         """The request is over, or its prefill worker is lost: it has no share in its job any more. If the job was its
@@ -155,6 +156,7 @@ class PrefillDesk:
             # Delivered again, while its first taker may still be at it.
             self._dismiss(live)
         job.granted = live.log.assign(claim.worker)
+        job.deadline = time.monotonic() + self._remote.patience.at_work_s
         return msgspec.structs.replace(self._placer.submission(live, job.granted, at_most=1), hold_s=HOLD_S)
 
     def _dismiss(self, live: LiveRequest) -> None:
@@ -207,6 +209,7 @@ class PrefillDesk:
             for live in self._live.values()
             if live.job is not None
             and live.request.cache_salt == request.cache_salt
+            and live.request.adapter == request.adapter
             and live.request.prompt_token_ids == request.prompt_token_ids
         )
         return next(same, None)

@@ -22,9 +22,10 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages import PrefillJob
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, Message, Subscription
+from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
 from dynamo_local.runtime.prefill_queue import ACK_WAIT_S, CONSUMER, PrefillQueue
+from dynamo_local.runtime.trouble import Trouble
 
 _log = logging.getLogger(__name__)
 
@@ -104,12 +105,14 @@ class PrefillTaker:
         self._next = f"{api.DEFAULT_PREFIX}.CONSUMER.MSG.NEXT.{subjects.prefill_stream}.{CONSUMER}"
         self._inbox = bus.inbox()
         self._numbers = itertools.count(1)
-        self._subscription: Subscription | None = None
+        self._listens = False
+        self._closed = False
         self._arrived: deque[TakenJob] = deque()
         self._pull = _Pull("")
         self._heard = 0
         """Messages that arrived, garbage included: each is an answer to a pull."""
         self._news = asyncio.Event()
+        self._trouble = Trouble(_log)
 
     async def take(self, batch: int, timeout_s: float) -> list[TakenJob]:
         """Jobs, as soon as there is one, at most `batch`; none if none came in time or NATS is down.
@@ -138,18 +141,17 @@ class PrefillTaker:
 
     async def close(self) -> None:
         """Take no more, and give back at once what `take` has not returned."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and self._bus.connected:
-            # A pull that was cancelled is still at the server: what it has brought is given back, too.
-            await subscription.drain(deadline_s=_CONFIRM_S)
-        elif subscription is not None:
-            await subscription.unsubscribe()
+        # The subscription stays: a pull that was cancelled is at the server for up to a second more, which may deliver
+        # to it though nobody listens any more. What it brings is given back, too.
+        self._closed = True
         unseen, self._arrived = self._arrived, deque()
         await asyncio.gather(*(job.give_back() for job in unseen))
 
     async def _listen(self) -> None:
-        if self._subscription is None:
-            self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._on_message)
+        self._closed = False
+        if not self._listens:
+            self._listens = True
+            await self._bus.subscribe(f"{self._inbox}.*", self._on_message)
 
     async def _pull_jobs(self, request: dict[str, object], wanted: int, within_s: float) -> None:
         """Ask for jobs, and wait until `wanted` messages have arrived or the server says that it is over."""
@@ -186,7 +188,11 @@ class PrefillTaker:
             _log.warning("a message in the prefill queue is no job and is dropped: %s", error)
             await self._bus.publish(message.reply, NEVER)
             return
-        self._arrived.append(TakenJob(self._bus, job, message.reply, time.monotonic()))
+        taken = TakenJob(self._bus, job, message.reply, time.monotonic())
+        if self._closed:
+            await taken.give_back()
+        else:
+            self._arrived.append(taken)
 
     def _drop_stale(self) -> bool:
         """Forget jobs that arrived too long ago, which are delivered again. Returns whether there are others."""
@@ -197,13 +203,14 @@ class PrefillTaker:
 
     async def _fail_if_absent(self) -> None:
         if self._pull.ended in (None, api.StatusCode.REQUEST_TIMEOUT):
+            self._trouble.over()
             return
         try:
             await self._queue.length()
         except QueueAbsentError:
             raise
         except BusError as error:
-            _log.warning("no prefill jobs can be taken: %s", error)
+            self._trouble.note(f"no prefill jobs can be taken: {error}")
 
 
 def _pauses() -> Iterator[float]:

@@ -17,7 +17,7 @@ import msgspec
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, FleetView
-from dynamo_local.core.messages import LeaseRevoked, Load, Presence
+from dynamo_local.core.messages import Counts, LeaseRevoked, Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message
 
@@ -50,9 +50,14 @@ class Announcer:
             self._presence = updated
             self._changed.set()
 
-    def observe_load(self, load: Load) -> None:
-        """Note a new load. Published with the next beat, not at once: it changes every engine step."""
-        self._presence = msgspec.structs.replace(self._presence, load=load)
+    def note(self, *, load: Load | None = None, counts: Counts | None = None) -> None:
+        """Note what changes all the time. Published with the next beat, not at once. None: as it was."""
+        was = self._presence
+        self._presence = msgspec.structs.replace(
+            was,
+            load=was.load if load is None else load,
+            counts=was.counts if counts is None else counts,
+        )
 
     async def announce(self) -> None:
         """Publish now. A bus that is down is no error: the next beat comes."""

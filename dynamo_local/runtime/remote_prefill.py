@@ -40,6 +40,8 @@ class PrefillPatience:
 
     in_queue_s: float = 10.0
     """For a worker to claim the job. Then the decode worker prefills."""
+    at_work_s: float = 120.0
+    """For that worker to compute the prompt, beside others it has: far more than any takes that is not stuck."""
     jobs: int = 2
     """Jobs for one request: of these, all but the last were lost with a prefill worker."""
     deliveries: int = 3
@@ -53,13 +55,10 @@ class Job:
     id: str
     request_id: str
     deadline: float
+    """For the job to be claimed; and from then on, for the prompt to be computed."""
     granted: RequestEpoch | None = None
     claims: int = 0
     """How often it was claimed. (NATS counts deliveries, but may begin anew when it is restarted.)"""
-
-    def overdue(self, now: float) -> bool:
-        """Whether nobody has claimed it in time."""
-        return self.granted is None and now > self.deadline
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class RemotePrefill:
         await self._bus.subscribe(self._subjects.claims(self._lease), answer)
 
     async def _cached(self, request: Request, decode: str) -> int | None:
-        question = CachedQuestion(list(request.prompt_token_ids), request.cache_salt)
+        question = CachedQuestion(list(request.prompt_token_ids), request.cache_salt, request.adapter)
         try:
             answer = await self._bus.request(
                 self._subjects.cached(decode), codec.encode(question), timeout_s=_CACHED_TIMEOUT_S

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,7 @@ class ServiceProcess:
             lease=self._lease,
             pid=os.getpid(),
             state="starting",
+            started_at=time.monotonic(),
         )
 
 

@@ -165,6 +165,7 @@ def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: st
         envs=dict(section.envs),
         config=dict(section.values),
         depends_on=depends_on,
+        preload=spec.preload(section.values),
     )
 
 

@@ -22,7 +22,7 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `target` is "module:Class" of the service class. `gpu` counts devices for each worker; `cpu` is a number
     of cores, 0 when the service asks for none in particular. `config` holds the keys that were set, spelled
     in kebab-case; defaults are not written out. `depends_on` names the services whose clients the process
-    gets.
+    gets. `preload` is the module to import beforehand.
     """
 
     name: str
@@ -34,6 +34,7 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     envs: dict[str, str]
     config: dict[str, Any]
     depends_on: tuple[str, ...]
+    preload: str | None = None
 
 
 class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from dynamo_local.core.errors import ConfigError, GraphError
-from dynamo_local.core.names import BUS_SERVICE, DEFAULT_NAMESPACE, check_namespace, check_service
+from dynamo_local.core.names import DEFAULT_NAMESPACE, MACHINERY, check_namespace, check_service
 from dynamo_local.sdk.client import ServiceClient
 from dynamo_local.sdk.links import Service, link
 from dynamo_local.sdk.resources import Resources
@@ -36,6 +36,8 @@ __all__ = [
 
 _C = TypeVar("_C")
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+Preload = Callable[[Mapping[str, Any]], str | None]
 
 _ENDPOINT = "__dynamo_endpoint__"
 _HOOK = "__dynamo_hook__"
@@ -65,6 +67,8 @@ class ServiceSpec:
     """By role of another service of the graph: the role instead, where there is such a service."""
     resources: Resources
     workers: int
+    preload: Preload
+    """Module to import beforehand, by configuration; None: there is none."""
     schema: ConfigSchema
     endpoints: Mapping[str, EndpointSpec]
     """By name on the bus."""
@@ -158,11 +162,15 @@ def service(
     config: type | ConfigSchema | None = None,
     role: str = DEFAULT_ROLE,
     role_beside: Mapping[str, str] | None = None,
+    preload: str | Preload | None = None,
 ) -> Callable[[type[_C]], type[_C]]:
     """Make a class a service, named like the class. Configuration may override `workers` and `resources`.
 
     `role_beside` names the role that it has instead in a graph with a service of another role: a worker that serves
     whole requests by itself, "aggregated", only decodes where there are others to prefill.
+
+    `preload` names a module whose import takes long: it is imported once for all processes of the graph
+    (runtime/zygote). A function is asked with the service's configuration.
 
     `config` says which keys the service takes: a dataclass, a ConfigSchema, or nothing. Raises GraphError.
     """
@@ -176,6 +184,7 @@ def service(
                 role_beside=MappingProxyType(dict(role_beside or {})),
                 resources=Resources.parse(resources),
                 workers=_check_workers(workers),
+                preload=preload if callable(preload) else lambda _: preload,
                 schema=_schema(config),
                 endpoints=MappingProxyType(_endpoints(cls)),
                 dependencies=MappingProxyType({name: item.target for name, item in _members(cls, Dependency)}),
@@ -209,8 +218,8 @@ def bind_clients(instance: object, clients: Mapping[str, ServiceClient]) -> None
 
 
 def _check_name(name: str) -> str:
-    if name == BUS_SERVICE:
-        raise ValueError("the name is taken by the bus")
+    if name in MACHINERY:
+        raise ValueError("the name is taken by the machinery")
     return check_service(name)
 
 

@@ -130,8 +130,8 @@ class CircusClient:
             await self.start(spec.name)
 
     async def start(self, name: str) -> None:
-        """Start the process of a stopped watcher. Harmless while it runs."""
-        await self._ask("start", name=name, waiting=True)
+        """Start the process of a stopped watcher. Harmless while it runs, and when there is no such watcher."""
+        await self._ask("start", absent_ok=True, name=name, waiting=True)
 
     async def signal(self, name: str, signum: int) -> None:
         """Send a signal to the process of a watcher. Harmless when it is gone."""

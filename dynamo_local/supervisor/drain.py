@@ -1,4 +1,4 @@
-"""Ordered shutdown: service after service is told to end, given time, and ended.
+"""Ordered shutdown: one service after those that depend on it is told to end, given time, and ended.
 
 A process is told by SIGTERM and left to itself: a stop by circus would block all other commands meanwhile.
 The watcher is removed once its process and whatever that left behind in its process group are gone.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dynamo_local.core.names import parse_watcher
+from dynamo_local.runtime.process_groups import kill_group, members
 from dynamo_local.supervisor.circus import CircusClient
-from dynamo_local.supervisor.process_groups import kill_group, members
 from dynamo_local.supervisor.report import Report
 from state.processes import start_time
 
@@ -26,30 +26,39 @@ _KILL_DEADLINE_S = 10.0
 
 @dataclass(frozen=True)
 class Drain:
-    """How to stop. `hurry`, once set, cuts every wait short."""
+    """How to stop. `hurry`, once set, cuts every wait short. `registered` tells the pid by which a watcher's process
+    has registered, which is not the one that circus knows if it was forked (runtime/zygote); None if it has not."""
 
     circus: CircusClient
     report: Report
     hurry: asyncio.Event
     deadline_s: float
+    registered: Callable[[str], int | None] = lambda _: None
 
-    async def stop_all(self, order: Sequence[str]) -> None:
-        """Stop all watchers, service by service in `order`, each service's processes at the same time."""
-        for names in waves(await self.circus.statuses(), order):
-            await asyncio.gather(*(self.stop(name) for name in names))
+    async def stop_all(self, order: Sequence[Collection[str]]) -> None:
+        """Stop all watchers, in the order of their services. Services that stand together stop at the same time."""
+        # Looked at again after each wave: a change that was under way may have added one more.
+        while left := waves(await self.circus.statuses(), order):
+            await asyncio.gather(*(self.stop(name) for name in left[0]))
 
     async def stop(self, name: str) -> None:
         """Stop one watcher: end its processes, remove it."""
+        if not await self.end(name):
+            self.report.step(f"{name}  cannot be killed: it may hang in a driver")
+        await self.circus.remove(name)
+
+    async def end(self, name: str) -> bool:
+        """End a watcher's processes. Returns whether they are gone."""
         pids = await self.circus.pids(name)
+        registered = await asyncio.to_thread(self.registered, name) if pids else None
         if pids and not self.hurry.is_set():
             await self.circus.signal(name, signal.SIGTERM)
             if not await self._ended(pids, self.deadline_s):
                 self.report.step(f"{name}  does not end by itself, killing it")
-        for pid in pids:
-            kill_group(pid)
-        if not await _gone(pids, _KILL_DEADLINE_S):
-            self.report.step(f"{name}  cannot be killed: it may hang in a driver")
-        await self.circus.remove(name)
+        groups = {*pids, registered or pids[0]} if pids else set()
+        for group in groups:
+            kill_group(group)
+        return await _gone(groups, _KILL_DEADLINE_S)
 
     async def _ended(self, pids: Collection[int], deadline_s: float) -> bool:
         give_up_at = time.monotonic() + deadline_s
@@ -61,14 +70,14 @@ class Drain:
         return True
 
 
-def waves(watchers: Iterable[str], order: Sequence[str]) -> list[list[str]]:
-    """Watchers grouped by service in stop order. Services that `order` does not name go first."""
-    rank = {service: place for place, service in enumerate(order)}
-    groups: dict[tuple[int, str], list[str]] = {}
+def waves(watchers: Iterable[str], order: Sequence[Collection[str]]) -> list[list[str]]:
+    """Watchers in stop order, those in a group that stop at the same time. Services that `order` does not name go
+    first."""
+    rank = {service: place for place, services in enumerate(order) for service in services}
+    groups: dict[int, list[str]] = {}
     for name in sorted(watchers):
-        service = parse_watcher(name).service
-        groups.setdefault((rank.get(service, -1), service), []).append(name)
-    return [groups[key] for key in sorted(groups)]
+        groups.setdefault(rank.get(parse_watcher(name).service, -1), []).append(name)
+    return [groups[place] for place in sorted(groups)]
 
 
 async def _gone(groups: Collection[int], deadline_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The arbiter's events: which process ended, and how."""
+"""The arbiter's events: which process began, which ended, and how."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 _REAP = "reap"
+_SPAWN = "spawn"
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,21 @@ class ProcessEnded:
     exit_code: int | None
 
 
+@dataclass(frozen=True)
+class ProcessBegan:
+    """A watcher's process was started. What was told of an earlier one is history. `watcher` as above."""
+
+    watcher: str
+    pid: int
+
+
 class _Event(msgspec.Struct):
     process_pid: int
     exit_code: int | None = None
 
 
 class EventStream:
-    """What ended since the stream was opened. Use as an async context manager."""
+    """What began and ended since the stream was opened. Use as an async context manager."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -51,22 +60,24 @@ class EventStream:
         self._socket.close()
         self._context.term()
 
-    async def next(self) -> ProcessEnded:
-        """Wait for the next process to end."""
+    async def next(self) -> ProcessBegan | ProcessEnded:
+        """Wait for the next process to begin or end."""
         while True:
             topic, payload, *_ = await self._socket.recv_multipart()
-            ended = parse_event(topic, payload)
-            if ended is not None:
-                return ended
+            event = parse_event(topic, payload)
+            if event is not None:
+                return event
 
 
-def parse_event(topic: bytes, payload: bytes) -> ProcessEnded | None:
-    """The event if it tells of a process that ended, None for all others."""
+def parse_event(topic: bytes, payload: bytes) -> ProcessBegan | ProcessEnded | None:
+    """The event if it tells of a process that began or ended, None for all others."""
     parts = topic.decode(errors="replace").split(".")
-    if len(parts) != 3 or parts[2] != _REAP:
+    if len(parts) != 3 or parts[2] not in (_REAP, _SPAWN):
         return None
     try:
         event = msgspec.json.decode(payload, type=_Event)
     except msgspec.DecodeError:
         return None
+    if parts[2] == _SPAWN:
+        return ProcessBegan(parts[1], event.process_pid)
     return ProcessEnded(parts[1], event.process_pid, event.exit_code)

@@ -1,14 +1,15 @@
 """Keeps watchers' processes running: sees them end, decides by core.restarts, starts them again.
 
-circus restarts nothing by itself here. A watcher whose entry in the statefile holds nothing was stopped on
-purpose and is left alone.
+circus restarts nothing by itself here. Watchers come and go while the server runs: one that is not meant to run, by the
+statefile, is left alone, and so is one that only starts: whoever adds it looks after it until it is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,8 +18,8 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.arbiter import describe_exit
 from dynamo_local.supervisor.circus import ACTIVE, STOPPED
-from dynamo_local.supervisor.events import ProcessEnded
-from dynamo_local.supervisor.logs import last_error, tail
+from dynamo_local.supervisor.events import ProcessBegan, ProcessEnded
+from dynamo_local.supervisor.logs import last_error, size, tail
 from dynamo_local.supervisor.report import Report, quote
 
 _LOOK_EVERY_S = 0.25
@@ -33,13 +34,19 @@ class Starter(Protocol):
 
 
 class Ends(Protocol):
-    """Where processes that ended are told of."""
+    """Where processes that begin and end are told of."""
 
-    async def next(self) -> ProcessEnded: ...
+    async def next(self) -> ProcessBegan | ProcessEnded: ...
 
 
-OnDeath = Callable[[str, int | None], Awaitable[bool]]
-"""Told the watcher whose process ended, and its pid if that is known; answers whether it is to run again."""
+class Register(Protocol):
+    """What is recorded of watchers, and kept up to date."""
+
+    async def ended(self, watcher: str, pid: int | None) -> None:
+        """Told the watcher whose process ended, and its pid if that is known."""
+
+    async def wanted(self, watcher: str) -> bool:
+        """Whether the watcher is to run, and to be started again when it ends."""
 
 
 @dataclass
@@ -53,27 +60,31 @@ class _Watched:
 
 
 class Keeper:
-    """`quiet` names watchers that never say that they are ready: running is all that is asked of them."""
+    """`quiet` names watchers that never say that they are ready: running is all that is asked of them. `expendable`
+    ones that cannot be started are left alone: nothing depends on them."""
 
     def __init__(
         self,
         circus: Starter,
-        on_death: OnDeath,
+        register: Register,
         log_of: Callable[[str], Path],
         report: Report,
         *,
         quiet: Collection[str] = (),
+        expendable: Collection[str] = (),
         limits: RestartLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._circus = circus
-        self._on_death = on_death
+        self._register = register
         self._log_of = log_of
         self._report = report
         self._quiet = frozenset(quiet)
+        self._expendable = frozenset(expendable)
         self._limits = limits or RestartLimits()
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
+        self._present: frozenset[str] = frozenset()
         self._ended: dict[str, ProcessEnded] = {}
 
     def note_ready(self, watcher: str) -> None:
@@ -84,8 +95,11 @@ class Keeper:
     async def listen(self, events: Ends) -> None:
         """Learn exit codes, until cancelled."""
         while True:
-            ended = await events.next()
-            self._ended[ended.watcher] = ended
+            match await events.next():
+                case ProcessEnded(watcher=watcher) as ended:
+                    self._ended[watcher] = ended
+                case ProcessBegan(watcher=watcher):
+                    self._ended.pop(watcher, None)
 
     async def run(self) -> None:
         """Keep everything running, until cancelled. Raises SupervisorError when a service is given up."""
@@ -95,7 +109,10 @@ class Keeper:
 
     async def look(self) -> None:
         """One round of `run`."""
-        for name, status in (await self._circus.statuses()).items():
+        statuses = await self._circus.statuses()
+        self._forget(self._present - statuses.keys())
+        self._present = frozenset(statuses)
+        for name, status in statuses.items():
             if status == STOPPED:
                 await self._tend(name)
             elif status == ACTIVE and name in self._quiet:
@@ -108,8 +125,9 @@ class Keeper:
                 await self._mourn(name, watched)
         elif self._clock() >= watched.restart_at:
             watched.restart_at = None
-            watched.log_start = _size(self._log_of(name))
-            await self._circus.start(name)
+            if await self._register.wanted(name):
+                watched.log_start = size(self._log_of(name))
+                await self._circus.start(name)
 
     def _exit_is_known(self, name: str, watched: _Watched) -> bool:
         """Whether there is nothing to wait for: the exit code travels on another socket than the status, and
@@ -123,14 +141,17 @@ class Keeper:
         ended = self._ended.pop(name.lower(), None)
         exit_code, pid = (ended.exit_code, ended.pid) if ended is not None else (None, None)
         watched.missed_exit = False
-        if not await self._on_death(name, pid):
-            self._watched.pop(name, None)
+        await self._register.ended(name, pid)
+        if not await self._register.wanted(name):
             return
         decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
         match decision:
             case Restart(at=at, delay_s=delay_s):
                 watched.restart_at = at
                 self._show(name, f"{describe_exit(exit_code)}, restart in {delay_s:g} s", self._last_lines(name))
+            case GiveUp(reason=reason) if name in self._expendable:
+                watched.restart_at = math.inf
+                self._show(name, f"{reason} ({describe_exit(exit_code)}), going on without it", self._last_lines(name))
             case GiveUp(reason=reason):
                 raise self._given_up(name, f"{reason} ({describe_exit(exit_code)})")
 
@@ -148,12 +169,11 @@ class Keeper:
     def _last_lines(self, name: str) -> list[str]:
         return tail(self._log_of(name), _LINES_SHOWN, after=self._of(name).log_start)
 
+    def _forget(self, names: Iterable[str]) -> None:
+        """Watchers that were removed. One that takes such a name later has a life of its own."""
+        for name in names:
+            self._watched.pop(name, None)
+            self._ended.pop(name.lower(), None)
+
     def _of(self, name: str) -> _Watched:
         return self._watched.setdefault(name, _Watched())
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

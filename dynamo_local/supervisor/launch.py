@@ -16,7 +16,14 @@ from dynamo_local.sdk.config import resolve
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.service import spec_of
-from dynamo_local.supervisor.plan import HttpAddress, WatcherPlan, plan_services
+from dynamo_local.supervisor.plan import (
+    HttpAddress,
+    ServiceTemplate,
+    WatcherPlan,
+    plan_services,
+    plan_zygote,
+    service_templates,
+)
 from state.devices import Inventory
 from state.inventory import probe
 from state.paths import StatePaths
@@ -37,18 +44,23 @@ class ServeRequest:
     model: str | None = None
     nats_url: str | None = None
     cpu_slots: int | None = None
+    zygote: bool = True
+    """Whether services may be forked from a process that has imported what they need."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything decided. `bus` is a NATS server that is there already; None: ours is started."""
+    """Everything decided. `templates` are the services, `services` their first watchers. `bus` is a NATS server that is
+    there already; None: ours is started."""
 
     graph: ResolvedGraph
     inventory: Inventory
     paths: StatePaths
     bus: BusAddress | None
     http: HttpAddress
+    templates: tuple[ServiceTemplate, ...]
     services: tuple[WatcherPlan, ...]
+    zygote: WatcherPlan | None = None
 
 
 def prepare(
@@ -64,13 +76,24 @@ def prepare(
     """
     graph = load_graph(request.target)
     resolved = resolve(graph, request.config, request.overrides, request.namespace, request.model)
+    if not request.zygote:
+        resolved = without_preloads(resolved)
     paths = StatePaths.of(resolved.namespace, environ)
     inventory = probe(request.cpu_slots, environ)
     # Checked with the model's name as it is: making the model takes time and is in vain if this fails.
-    services = plan_services(resolved, inventory, paths.root, http)
+    templates = service_templates(resolved, paths.root, http)
+    services = plan_services(resolved.namespace, templates, inventory)
     if quickstart_model is not None and uses_quickstart(resolved):
         resolved = with_quickstart(graph, resolved, quickstart_model())
-    return Launch(resolved, inventory, paths, external_bus(request.nats_url, environ), http, services)
+    zygote = plan_zygote(resolved, inventory, paths.root)
+    bus = external_bus(request.nats_url, environ)
+    return Launch(resolved, inventory, paths, bus, http, templates, services, zygote)
+
+
+def without_preloads(graph: ResolvedGraph) -> ResolvedGraph:
+    """The graph with every process importing for itself."""
+    services = tuple(msgspec.structs.replace(service, preload=None) for service in graph.services)
+    return msgspec.structs.replace(graph, services=services)
 
 
 def uses_quickstart(graph: ResolvedGraph) -> bool:

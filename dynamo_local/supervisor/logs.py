@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError, NotRunningError
-from dynamo_local.core.names import BUS_SERVICE, parse_watcher
+from dynamo_local.core.names import MACHINERY, parse_watcher
 
 MAX_BYTES = 20 * 1024 * 1024
 BACKUPS = 3
@@ -49,6 +49,14 @@ def _shift_backups(path: Path) -> None:
     for index in range(BACKUPS - 1, 0, -1):
         if _backup(path, index).exists():
             _backup(path, index).replace(_backup(path, index + 1))
+
+
+def size(path: Path) -> int:
+    """Bytes in a log; a missing one is empty."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def tail(path: Path, lines: int, *, after: int = 0, before: int | None = None) -> list[str]:
@@ -90,7 +98,7 @@ def select(directory: Path, selector: str | None) -> tuple[str, ...]:
     """
     services = {name: service for name in _names(directory) if (service := _service(name)) is not None}
     if selector is None:
-        return tuple(name for name, service in services.items() if service not in (ARBITER_LOG, BUS_SERVICE))
+        return tuple(name for name, service in services.items() if service not in {ARBITER_LOG, *MACHINERY})
     chosen = tuple(name for name, service in services.items() if selector in (name, service))
     if not chosen:
         raise NotRunningError(f"no log of {selector!r}", f"there are {', '.join(services) or 'none'}")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import (
     BUS_SERVICE,
@@ -14,6 +16,7 @@ from dynamo_local.core.names import (
     HTTP_PORT_ENV,
     NAMESPACE_ENV,
     WATCHER_ENV,
+    ZYGOTE_SERVICE,
     Watcher,
 )
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
@@ -21,6 +24,7 @@ from state.devices import Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE
 
 BUS_ROLE = "bus"
+ZYGOTE_ROLE = "zygote"
 
 
 @dataclass(frozen=True)
@@ -51,28 +55,60 @@ class WatcherPlan:
         return str(self.watcher)
 
 
-def plan_services(
-    graph: ResolvedGraph, inventory: Inventory, state_root: Path, http: HttpAddress
-) -> tuple[WatcherPlan, ...]:
-    """The watchers of a graph's services, dependencies first: the order to start them in.
+class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all processes of a service have in common. `environment` may hold secrets. `devices`: how many each holds.
+    `workers`: how many there are at first."""
 
-    Devices go to services in that order, lowest ids first. Raises DeviceError when there are too few,
-    ConfigError when two watchers cannot exist side by side.
-    """
+    service: str
+    role: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    devices: int
+    workers: int
+
+
+def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:
+    """The graph's services as they are started, dependencies first. Raises ConfigError when two watchers cannot exist
+    side by side."""
     _check_names(graph.services)
     _check_root(graph.root)
+    return tuple(
+        ServiceTemplate(
+            service.name,
+            service.role,
+            _command(graph, service),
+            _settings(graph, service, state_root, http),
+            service.gpu,
+            service.workers,
+        )
+        for service in graph.services
+    )
+
+
+def plan_services(
+    namespace: str, templates: Sequence[ServiceTemplate], inventory: Inventory
+) -> tuple[WatcherPlan, ...]:
+    """The watchers that the services have at first, in the order to start them in.
+
+    Devices go to services in that order, lowest ids first. Raises DeviceError when there are too few.
+    """
     plans: list[WatcherPlan] = []
     taken: set[int] = set()
-    for service in graph.services:
-        settings = _settings(graph, service, state_root, http)
-        for index in range(service.workers):
-            watcher = Watcher(graph.namespace, service.name, index)
-            devices = allocate(inventory, taken, service.gpu, needed_by=_label(service, index))
+    for template in templates:
+        for index in range(template.workers):
+            devices = allocate(inventory, taken, template.devices, needed_by=_label(template, index))
             taken.update(devices)
-            held = environment_for(inventory, devices)
-            environment = threads_for(inventory, devices) | settings | held | {WATCHER_ENV: str(watcher)}
-            plans.append(WatcherPlan(watcher, service.role, _command(graph, service), environment, devices))
+            plans.append(plan_watcher(template, Watcher(namespace, template.service, index), inventory, devices))
     return tuple(plans)
+
+
+def plan_watcher(
+    template: ServiceTemplate, watcher: Watcher, inventory: Inventory, devices: tuple[int, ...]
+) -> WatcherPlan:
+    """One process of the service, on these devices."""
+    held = environment_for(inventory, devices)
+    environment = threads_for(inventory, devices) | template.environment | held | {WATCHER_ENV: str(watcher)}
+    return WatcherPlan(watcher, template.role, template.argv, environment, devices)
 
 
 def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> WatcherPlan:
@@ -86,30 +122,55 @@ def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> Watcher
     return WatcherPlan(watcher, BUS_ROLE, argv, environment)
 
 
-def stop_order(graph: ResolvedGraph) -> tuple[str, ...]:
-    """Services in the order they are to stop: who is depended on goes last, the bus after all."""
-    return (*(service.name for service in reversed(graph.services)), BUS_SERVICE)
+def plan_zygote(graph: ResolvedGraph, inventory: Inventory, state_root: Path) -> WatcherPlan | None:
+    """The watcher of the process that services are forked from; None if no service has anything imported beforehand."""
+    modules = tuple(dict.fromkeys(service.preload for service in graph.services if service.preload is not None))
+    if not modules:
+        return None
+    watcher = Watcher(graph.namespace, ZYGOTE_SERVICE)
+    # Like a service without devices, but for GPUs, which are hidden from its forks only.
+    held = {} if inventory.kind == "gpu" else environment_for(inventory, ())
+    environment = held | _marks(graph.namespace, state_root) | {WATCHER_ENV: str(watcher)}
+    command = (sys.executable, "-m", "dynamo_local.runtime.zygote", "--namespace", graph.namespace, *modules)
+    return WatcherPlan(watcher, ZYGOTE_ROLE, command, environment)
+
+
+def stop_order(graph: ResolvedGraph) -> tuple[frozenset[str], ...]:
+    """Services in the order they are to stop, those at the same time on which nobody depends who is left: the root
+    first, the machinery last."""
+    order: list[frozenset[str]] = []
+    left = {service.name: service.depends_on for service in graph.services}
+    while left:
+        free = frozenset(left) - {name for names in left.values() for name in names}
+        order.append(free)
+        left = {name: names for name, names in left.items() if name not in free}
+    return (*order, frozenset({ZYGOTE_SERVICE}), frozenset({BUS_SERVICE}))
 
 
 def _settings(graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress) -> dict[str, str]:
-    settings = service.envs | {
-        NAMESPACE_ENV: graph.namespace,
-        STATE_DIR_VARIABLE: str(state_root),
-        # Log files are read while the process runs.
-        "PYTHONUNBUFFERED": "1",
-    }
+    settings = service.envs | _marks(graph.namespace, state_root)
     if service.name == graph.root.name:
         settings |= {HTTP_HOST_ENV: http.host, HTTP_PORT_ENV: str(http.port)}
     return settings
 
 
+def _marks(namespace: str, state_root: Path) -> dict[str, str]:
+    return {
+        NAMESPACE_ENV: namespace,
+        STATE_DIR_VARIABLE: str(state_root),
+        # Log files are read while the process runs.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 def _command(graph: ResolvedGraph, service: ResolvedService) -> tuple[str, ...]:
-    host = (sys.executable, "-m", "dynamo_local.runtime.host")
-    return (*host, "--namespace", graph.namespace, "--service", service.name)
+    module = "dynamo_local.runtime.host" if service.preload is None else "dynamo_local.runtime.zygote.launcher"
+    return (sys.executable, "-m", module, "--namespace", graph.namespace, "--service", service.name)
 
 
-def _label(service: ResolvedService, index: int) -> str:
-    return service.name if service.workers == 1 else f"worker {index + 1} of {service.workers} of {service.name}"
+def _label(template: ServiceTemplate, index: int) -> str:
+    name, workers = template.service, template.workers
+    return name if workers == 1 else f"worker {index + 1} of {workers} of {name}"
 
 
 def _check_names(services: Sequence[ResolvedService]) -> None:

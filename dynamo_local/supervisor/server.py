@@ -13,34 +13,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.names import NAMESPACE_ENV, Subjects
+from dynamo_local.core.names import BUS_SERVICE, NAMESPACE_ENV, Subjects, Watcher
 from dynamo_local.core.restarts import RestartLimits
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.runtime.processes import PARENT_PID_ENV
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.supervisor import logs
 from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
-from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
+from dynamo_local.supervisor.blueprint import Blueprint
+from dynamo_local.supervisor.circus import CircusClient
+from dynamo_local.supervisor.core_keeping import CoreKeeping
 from dynamo_local.supervisor.drain import Drain
 from dynamo_local.supervisor.events import EventStream
+from dynamo_local.supervisor.janitor import Janitor
 from dynamo_local.supervisor.keeper import Keeper
 from dynamo_local.supervisor.launch import Launch, shown_url
 from dynamo_local.supervisor.listening import answers
 from dynamo_local.supervisor.nats_server import NatsServer, bring_up, write_bus_address
 from dynamo_local.supervisor.plan import WatcherPlan, plan_bus, stop_order
 from dynamo_local.supervisor.private_files import write_private
-from dynamo_local.supervisor.process_groups import kill_group
 from dynamo_local.supervisor.progress import Progress
 from dynamo_local.supervisor.provisions import Provisions
+from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
-from state.files import make_run_directory, make_sockets, remove_run_directory, remove_sockets
+from dynamo_local.supervisor.watchers import Placing
+from state.files import make_run_directory, make_sockets, remove_run_directory
 from state.model import recorded_environment
 from state.paths import STATE_DIR_VARIABLE, Sockets
 from state.processes import ProcFs, this_process
 from state.reconcile import leftovers
 from state.store import StateStore
-from state.transitions import claim, clear_lease, new_state, set_lease
+from state.transitions import claim, new_state, set_lease
 
 _ROTATE_EVERY_S = 5.0
 _SURVIVOR_TERM_S = 0.0
@@ -125,13 +128,12 @@ class Server:
         await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
         if isinstance(self._bus, NatsServer):
             await asyncio.to_thread(self._bus.write_files)
-        sockets = await asyncio.to_thread(make_sockets, self._paths)
-        stack.push_async_callback(asyncio.to_thread, remove_sockets, self._paths, sockets.circus_endpoint)
-        return sockets
+        return await asyncio.to_thread(make_sockets, self._paths)
 
     def _planned(self) -> tuple[WatcherPlan, ...]:
         own_bus = (self._bus_plan(self._bus),) if isinstance(self._bus, NatsServer) else ()
-        return (*own_bus, *self._launch.services)
+        zygote = (self._launch.zygote,) if self._launch.zygote is not None else ()
+        return (*own_bus, *zygote, *self._launch.services)
 
     def _bus_plan(self, server: NatsServer) -> WatcherPlan:
         return plan_bus(self._launch.graph.namespace, server.argv, self._paths.root)
@@ -177,6 +179,9 @@ class Server:
         await circus.statuses()
         self._tasks.spawn("exits", keeper.listen(events))
         self._tasks.spawn("keeper", keeper.run())
+        if self._launch.zygote is not None:
+            # First of all, for it takes longest; nothing waits for it but those that are forked from it.
+            await circus.add(self._placing(arbiter).spec(self._launch.zygote))
         address = await self._bus_address(arbiter, circus)
         await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
@@ -185,29 +190,52 @@ class Server:
             watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
             progress = Progress(self._service_names(), self._report, keeper.note_ready)
             watch.subscribe(progress.on_change)
+            self._keep_cores(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
+            placing = self._placing(arbiter)
             for plan in self._launch.services:
-                await circus.add(self._spec(plan, arbiter.pid))
+                await circus.add(placing.spec(plan))
+            await self._allow_changes(placing)
             await self._await_ready(progress)
             await expiry
         finally:
             await bus.close()
+
+    def _keep_cores(self, watch: FleetWatch) -> None:
+        if self._launch.inventory.kind == "gpu":
+            return
+        bus = str(Watcher(self._launch.graph.namespace, BUS_SERVICE))
+        keeping = CoreKeeping(self._launch.inventory, self._store, watch.view.members, bus)
+        watch.subscribe(keeping.on_change)
+        self._tasks.spawn("cores", keeping.run())
 
     async def _bus_address(self, arbiter: Arbiter, circus: CircusClient) -> BusAddress:
         if isinstance(self._bus, BusAddress):
             self._report.step(f"using the NATS server at {shown_url(self._bus)}")
             return self._bus
         plan = self._bus_plan(self._bus)
-        spec = self._spec(plan, arbiter.pid)
+        spec = self._placing(arbiter).spec(plan)
         address, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
         lease = secrets.token_hex(8)
         await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
         return address
 
-    def _spec(self, plan: WatcherPlan, parent_pid: int) -> WatcherSpec:
-        environment = {**plan.environment, PARENT_PID_ENV: str(parent_pid)}
-        return WatcherSpec(plan.name, plan.argv, environment, Path.cwd(), self._paths.log_file(plan.name))
+    def _placing(self, arbiter: Arbiter) -> Placing:
+        return Placing(self._paths, arbiter.pid, Path.cwd())
+
+    async def _allow_changes(self, placing: Placing) -> None:
+        """From now on workers may be added and removed. What is left half done by whoever does so is finished here."""
+        blueprint = Blueprint(
+            placing.arbiter_pid,
+            str(placing.working_dir),
+            self._launch.inventory,
+            self._launch.templates,
+            self._settings.ready_deadline_s,
+            self._settings.drain_deadline_s,
+        )
+        await asyncio.to_thread(blueprint.write, self._paths.blueprint_file)
+        self._tasks.spawn("janitor", Janitor(self._paths, self._report).run())
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
@@ -230,22 +258,9 @@ class Server:
     def _keeper(self, circus: CircusClient) -> Keeper:
         quiet = {plan.name for plan in self._planned()} - set(self._service_names())
         limits = RestartLimits(max_delay_s=self._settings.restart_delay_max_s)
-        return Keeper(circus, self._on_death, self._paths.log_file, self._report, quiet=quiet, limits=limits)
-
-    async def _on_death(self, watcher: str, pid: int | None) -> bool:
-        return await asyncio.to_thread(self._record_death, watcher, pid)
-
-    def _record_death(self, watcher: str, pid: int | None) -> bool:
-        """Returns whether the watcher still has a claim, that is, whether it is to run."""
-        component = self._store.read().components.get(watcher)
-        group = pid or (component.pid if component is not None else None)
-        if group is not None:
-            # What the process has forked would hold on to its devices.
-            kill_group(group)
-        if component is not None and component.lease is not None:
-            lease = component.lease
-            self._store.update(lambda state: clear_lease(state, watcher, lease))
-        return component is not None and component.holds
+        expendable = () if self._launch.zygote is None else (self._launch.zygote.name,)
+        register, log_of = StateRegister(self._store), self._paths.log_file
+        return Keeper(circus, register, log_of, self._report, quiet=quiet, expendable=expendable, limits=limits)
 
     async def _rotate_logs(self) -> None:
         while True:
@@ -255,9 +270,10 @@ class Server:
     # The way down.
 
     async def _drain(self, arbiter: Arbiter, circus: CircusClient, hurry: asyncio.Event) -> None:
+        await asyncio.to_thread(self._paths.blueprint_file.unlink, missing_ok=True)
         if not arbiter.running:
             return
-        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s)
+        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s, StateRegister(self._store).pid_of)
         try:
             await drain.stop_all(stop_order(self._launch.graph))
             await circus.quit()

@@ -62,7 +62,7 @@ def row(known: LiveSetting, stored: dict[str, int], graph: ResolvedGraph | None)
     for service in reversed(graph.services if graph is not None else ()):
         configured = service.config.get(known.name)
         if isinstance(configured, int):
-            return SettingRow(known.name, configured, CONFIGURED, known.help)
+            return SettingRow(known.name, int(configured), CONFIGURED, known.help)
     return SettingRow(known.name, known.default, DEFAULT, known.help)
 
 

@@ -9,26 +9,29 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
-from dynamo_local.core.fleet import Change
+from dynamo_local.core.fleet import TTL_S, Change
 from dynamo_local.core.messages import Load, Presence
-from dynamo_local.core.names import BUS_SERVICE, Subjects
+from dynamo_local.core.names import BUS_SERVICE, MACHINERY, ZYGOTE_SERVICE, Subjects, parse_watcher
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.supervisor.circus import ACTIVE, CircusClient
+from dynamo_local.supervisor.progress import described
 from state.locks import server_pid
 from state.model import Component, State
 from state.paths import StatePaths
 from state.store import StateStore
 
-_ANSWER_WITHIN_S = 1.0
+_ANSWER_WITHIN_S = TTL_S
+"""Who says nothing for longer is missed by everybody else, too."""
 _CONNECT_WITHIN_S = 2.0
 _CIRCUS_DEADLINE_S = 5.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One watcher. `state` is what its process says ("starting", "ready", "draining", "failed"), else "ended"
-    (it waits to be started again), "silent" (it runs and says nothing), "stopped" (a template without a
-    process)."""
+    """One watcher. `state` is "retiring" for a worker that is to end for good, "starting" for one that was added and is
+    not settled, and "restarting" for a process that is to be replaced under its name; otherwise what its process says
+    ("starting", "ready", "draining", "failed"), else "ended" (it waits to be started again), "silent" (it runs and says
+    nothing), "stopped" (a template without a process)."""
 
     watcher: str
     component: str
@@ -65,7 +68,8 @@ def row(
     reachable: bool,
 ) -> Row:
     """What is known of one watcher. `status` is circus', `reachable` tells whether the bus could be asked."""
-    pid = pids[0] if pids else None
+    # A forked process has registered itself; circus knows its launcher.
+    pid = component.pid or pids[0] if pids else None
     word, detail = _health(component, status, pid, presence, reachable)
     return Row(
         watcher=component.watcher_name,
@@ -86,21 +90,32 @@ def _health(
 ) -> tuple[str, str]:
     if not component.holds:
         return "stopped", ""
+    if component.phase is not None:
+        return component.phase, _said(presence, pid)
     if status != ACTIVE or pid is None:
         return "ended", "to be started again" if status is not None else "to be started"
     if component.component == BUS_SERVICE:
         return ("ready", "") if reachable else ("failed", "does not answer")
+    if component.component == ZYGOTE_SERVICE:
+        return "ready", ""
     if presence is not None and presence.pid == pid:
         return presence.state, presence.detail
     return ("silent", "") if reachable else ("unknown", "the bus does not answer")
 
 
+def _said(presence: Presence | None, pid: int | None) -> str:
+    """The last word of a process whose state is known already."""
+    if pid is None:
+        return "no process"
+    return described(presence) if presence is not None and presence.pid == pid else ""
+
+
 async def presences(bus_file: Path, namespace: str, expected: list[str]) -> tuple[Mapping[str, Presence], bool]:
     """What processes say when asked, by watcher; and whether the bus could be reached.
 
-    Waits until all `expected` have answered, NATS aside, or for a second.
+    Waits until all `expected` have answered, those that never do aside, or for `TTL_S`.
     """
-    awaited = {name for name in expected if name != f"{namespace}_{BUS_SERVICE}"}
+    awaited = {name for name in expected if parse_watcher(name).service not in MACHINERY}
     heard: dict[str, Presence] = {}
     complete = asyncio.Event()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.faults import Kind
 from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers
-from tests.chaos.run_vllm import ON_VLLM, run_on_vllm
+from tests.chaos.run_vllm import ON_DISAGG_VLLM, ON_VLLM, run_on_vllm
 from tests.chaos.settings import ON_DISAGG, ChaosSettings
 
 
@@ -36,15 +36,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     defaults = ChaosSettings()
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
-    parser.add_argument("--graph", choices=("agg", "disagg"), default="agg", help="on mockers: with prefill workers?")
+    parser.add_argument("--graph", choices=("agg", "disagg"), default="agg", help="with prefill workers?")
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long faults happen")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
     parser.add_argument(
         "--workers", type=int, default=None, help="default: 8 mockers, 4 beside prefill workers, or 2 real ones"
     )
-    parser.add_argument("--prefill-workers", type=int, default=None, help="with --graph disagg; default: 4")
+    parser.add_argument(
+        "--prefill-workers", type=int, default=None, help="with --graph disagg; default: 4, or 2 real ones"
+    )
     parser.add_argument("--streams", type=int, default=None, help="requests at a time; default: 64, or 6 real ones")
     parser.add_argument("--faults-per-s", type=float, default=None, help="as long as workers are left to be hit")
+    parser.add_argument("--moves-per-s", type=float, default=None, help="orders to move a request, at most")
+    parser.add_argument("--least-moves", type=int, default=None, help="go on until so many have been moved")
     parser.add_argument("--only", nargs="+", choices=[kind.name for kind in Kind], help="kinds of faults")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--keep", help="directory for the logs, if another than a new temporary one")
@@ -52,10 +56,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, directory: Path) -> Report:
-    names = ("seconds", "seed", "workers", "prefill_workers", "streams", "faults_per_s", "only")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    names = ("seconds", "seed", "workers", "prefill_workers", "streams", "faults_per_s", "moves_per_s", "least_moves")
+    given = {name: getattr(options, name) for name in (*names, "only") if getattr(options, name) is not None}
     if options.engine == "vllm":
-        return run_on_vllm(ChaosSettings(**{**ON_VLLM, **given}), directory / "state")
+        preset = ON_DISAGG_VLLM if options.graph == "disagg" else ON_VLLM
+        return run_on_vllm(ChaosSettings(**{**preset, **given}), directory / "state")
     preset = ON_DISAGG if options.graph == "disagg" else {}
     return run_on_mockers(ChaosSettings(**{**preset, **given}), directory / "state")
 

@@ -16,6 +16,7 @@ class Kind(enum.Enum):
     KILL_ENGINE = "worker's engine killed"
     STOP_ENGINE = "worker's engine stopped for a while"
     DRAIN_WORKER = "worker told to end"
+    TURN_WORKER = "worker turned to prefill for a while"
     KILL_ROUTER = "router killed"
     STOP_ROUTER = "router stopped for a while"
     KILL_BUS = "NATS killed"
@@ -29,6 +30,7 @@ WEIGHTS = {
     Kind.KILL_WORKER: 30,
     Kind.STOP_WORKER: 42,
     Kind.DRAIN_WORKER: 6,
+    Kind.TURN_WORKER: 10,
     Kind.KILL_ROUTER: 4,
     Kind.STOP_ROUTER: 3,
     Kind.KILL_BUS: 4,
@@ -51,10 +53,19 @@ WEIGHTS_ON_VLLM = {
 }
 """A worker takes half a minute to come back there, and it has an engine of its own."""
 
-OF_WORKERS = frozenset({Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.KILL_ENGINE, Kind.STOP_ENGINE, Kind.DRAIN_WORKER})
+OF_WORKERS = frozenset(
+    {
+        Kind.KILL_WORKER,
+        Kind.STOP_WORKER,
+        Kind.KILL_ENGINE,
+        Kind.STOP_ENGINE,
+        Kind.DRAIN_WORKER,
+        Kind.TURN_WORKER,
+    }
+)
 OF_ENGINES = frozenset({Kind.KILL_ENGINE, Kind.STOP_ENGINE})
-PASSING = frozenset({Kind.STOP_WORKER, Kind.STOP_ENGINE, Kind.STOP_ROUTER, Kind.STOP_BUS})
-"""The process is stopped, and goes on afterwards."""
+PASSING = frozenset({Kind.STOP_WORKER, Kind.STOP_ENGINE, Kind.STOP_ROUTER, Kind.STOP_BUS, Kind.TURN_WORKER})
+"""The process is stopped, or does something else, and goes on afterwards."""
 
 OF_THE_BUS = frozenset({Kind.KILL_BUS, Kind.STOP_BUS, Kind.SEVER_FRONTEND, Kind.SILENCE_FRONTEND})
 """One at a time: each takes everything down for a while."""

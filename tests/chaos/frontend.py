@@ -100,7 +100,8 @@ class ChaosFrontend:
     def tally(self) -> Tally:
         """What became of the requests so far."""
         decisions = self._remote.outcomes if self._remote is not None else Counter[str]()
-        return msgspec.structs.replace(self._tally, prefills=dict(decisions + self.dispatcher.hand_overs))
+        moves = {" by ".join(ended): count for ended, count in self.dispatcher.mover.outcomes.items()}
+        return msgspec.structs.replace(self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves)
 
     async def start(self) -> None:
         """Be there, and know who else is."""
@@ -133,6 +134,20 @@ class ChaosFrontend:
             found.append(f"{self.dispatcher.live_requests} requests live in the dispatcher: {self._live()}")
         if self.local.ledger._charges:
             found.append(f"{len(self.local.ledger._charges)} requests are charged in the frontend's ledger")
+        return found
+
+    def moves_at(self, watcher: str) -> Counter[str]:
+        """Moves under way from or to this worker, in words: which of both it is, and whether they have been cut."""
+        leases = {member.lease for member in self.fleet.view.members() if member.watcher == watcher}
+        found: Counter[str] = Counter()
+        for live in self.dispatcher._live.values():
+            if (moving := live.moving) is None:
+                continue
+            when = "before the cut" if moving.cut_at is None else "after the cut"
+            if moving.destination in leases:
+                found[f"destination, {when}"] += 1
+            elif live.log.worker in leases:
+                found[f"source, {when}"] += 1
         return found
 
     async def _ask_on_and_on(self, rng: random.Random) -> None:

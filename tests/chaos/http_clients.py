@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 
 from tests.chaos.answers import Outcome
 from tests.chaos.tally import Tally
@@ -21,12 +23,23 @@ PROMPTS = 16
 _LONGEST_ANSWER = 400
 
 
-@dataclass(frozen=True)
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"temperature": 0.9, "seed": 8, "top_p": 0.9, "top_k": 40, "logprobs": 1},
+    {"temperature": 0, "structured_outputs": {"regex": "([a-z]+ )+"}},
+)
+"""What is asked for in turn: all of it is exact (docs/fidelity.md)."""
+
+
+@dataclass(frozen=True, eq=False)
 class Question:
-    """A greedy request."""
+    """A request with one right answer."""
 
     prompt: str
     max_tokens: int
+    sampling: Mapping[str, Any]
 
 
 @dataclass
@@ -47,7 +60,11 @@ class HttpClients:
         self._stall_s = stall_s
         rng = random.Random(f"{seed} questions")
         self._questions = [
-            Question(f"question {number}: " + "word " * rng.randint(0, 60), rng.randint(20, _LONGEST_ANSWER))
+            Question(
+                f"question {number}: " + "word " * rng.randint(0, 60),
+                rng.randint(20, _LONGEST_ANSWER),
+                SAMPLINGS[number % len(SAMPLINGS)],
+            )
             for number in range(PROMPTS)
         ]
         self._answers: dict[Question, list[int]] = {}
@@ -77,26 +94,36 @@ class HttpClients:
             stream.result()
         for stream in pending:
             stream.cancel()
-        await self._http.aclose()
         return len(pending)
+
+    async def counted(self) -> Tally:
+        """What became of the requests, and what the frontend counts of remote prefills and moves."""
+        metrics = (await self._http.get("/metrics")).text
+        prefills, moves = _counters(metrics, "dynamo_prefills_total"), _counters(metrics, "dynamo_moves_total")
+        return msgspec.structs.replace(self.tally, prefills=dict(prefills), moves=dict(moves))
+
+    async def close(self) -> None:
+        await self._http.aclose()
 
     async def _ask_on_and_on(self, rng: random.Random) -> None:
         questions = list(self._answers)
         while not self._over.is_set():
             leaves_after = rng.randint(1, 50) if rng.random() < 0.1 else None
-            await self._ask_and_judge(rng.choice(questions), leaves_after)
+            # With a salt of its own, nobody has anything of the prompt cached.
+            salt = rng.randbytes(8).hex() if rng.random() < 0.7 else ""
+            await self._ask_and_judge(rng.choice(questions), leaves_after, salt)
 
-    async def _ask_and_judge(self, question: Question, leaves_after: int | None) -> None:
+    async def _ask_and_judge(self, question: Question, leaves_after: int | None, salt: str) -> None:
         got = _Got()
         try:
-            await self._read(question, got, leaves_after)
+            await self._read(question, got, leaves_after, salt)
             outcome, reason = self._judge(question, got, leaves_after)
         except httpx.ReadTimeout:
             got.longest_silence_s = self._stall_s
             outcome, reason = Outcome.FORGOTTEN, f"nothing for {self._stall_s:g} s"
         except (httpx.HTTPError, RuntimeError) as error:
             outcome, reason = Outcome.ERROR, f"{type(error).__name__} {error}"
-        what = f"{question.prompt[:14]!r}, {len(got.tokens)} of {question.max_tokens} tokens"
+        what = f"{question.prompt[:14]!r}, {question.sampling}, {len(got.tokens)} of {question.max_tokens} tokens"
         self.tally.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
 
     def _judge(self, question: Question, got: _Got, leaves_after: int | None) -> tuple[Outcome, str]:
@@ -112,19 +139,21 @@ class HttpClients:
 
     async def _ask(self, question: Question) -> _Got:
         got = _Got()
-        await self._read(question, got, None)
+        await self._read(question, got)
         return got
 
-    async def _read(self, question: Question, got: _Got, leaves_after: int | None) -> None:
+    async def _read(self, question: Question, got: _Got, leaves_after: int | None = None, salt: str = "") -> None:
         body = {
             "model": MODEL,
             "prompt": question.prompt,
             "max_tokens": question.max_tokens,
-            "temperature": 0,
+            **question.sampling,
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
         }
+        if salt:
+            body["cache_salt"] = salt
         async with (
             self._http.stream("POST", "/v1/completions", json=body) as response,
             aclosing(_events(response)) as events,
@@ -152,3 +181,10 @@ async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
         if "error" in event:
             raise RuntimeError(f"error in the stream: {event['error']}")
         yield event
+
+
+def _counters(metrics: str, name: str) -> list[tuple[str, int]]:
+    """The labels' values, as words, and the count, of each counter of this name that has counted."""
+    lines = re.findall(rf"^{name}\{{(.*)\}} ([0-9.e+]+)$", metrics, re.MULTILINE)
+    counted = ((" by ".join(re.findall(r'"(.*?)"', labels)), round(float(count))) for labels, count in lines)
+    return [(labels, count) for labels, count in counted if count]

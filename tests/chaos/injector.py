@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.chaos.cut import Wire
 from tests.chaos.faults import OF_ENGINES, OF_THE_BUS, OF_WORKERS, PASSING, Draw, Kind, draw_fault
 from tests.chaos.processes import ServerProcesses, children, descendants, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
+from tests.chaos.turning import Turning
 from tests.chaos.victim import Victim
 
 ROUTER, BUS = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats"
@@ -30,6 +31,8 @@ ALL_ROLES = WORKER_ROLES | {PREFILL_ROLE}
 _log = logging.getLogger(__name__)
 
 _NO_TARGET_PAUSE_S = 0.05
+_AT_MOST = 10
+"""Times as long as was set."""
 _BUS = "bus"
 
 
@@ -56,7 +59,7 @@ class Done:
 
 
 class Injector:
-    """Faults in one running server. Without a wire and a victim, those that need them find no target."""
+    """Faults in one running server. Without a wire, a victim and roles, those that need them find no target."""
 
     def __init__(
         self,
@@ -66,6 +69,8 @@ class Injector:
         fleet: FleetWatch,
         wire: Wire | None = None,
         victim: Victim | None = None,
+        turning: Turning | None = None,
+        on_fault: Callable[[Done], None] = lambda _: None,
     ) -> None:
         self.done: list[Done] = []
         self.passed_over = 0
@@ -75,21 +80,26 @@ class Injector:
         self._fleet = fleet
         self._wire = wire
         self._victim = victim
+        self._turning = turning
+        self._on_fault = on_fault
         self._rng = random.Random(f"{settings.seed} faults")
         only = [Kind[name] for name in settings.only]
         self._weights = {kind: weight for kind, weight in rules.weights.items() if not only or kind in only}
         self._busy: set[str] = set()
         """Watchers that a lasting fault has its hands on, and `_BUS` while one of those is under way."""
         self._lasting: set[asyncio.Task[None]] = set()
+        self._errors: list[BaseException] = []
 
     @property
     def counts(self) -> dict[str, int]:
         return dict(Counter(fault.kind for fault in self.done))
 
-    async def run(self) -> None:
-        """Faults for as long as is set; returns when the last of them is over."""
+    async def run(self, enough: Callable[[], bool] = lambda: True) -> None:
+        """Faults for as long as is set, and until there were enough; returns when the last of them is over. Raises what
+        went wrong with undoing some."""
         begun = time.monotonic()
-        while time.monotonic() - begun < self._settings.seconds:
+        seconds = self._settings.seconds
+        while (passed := time.monotonic() - begun) < seconds or (not enough() and passed < _AT_MOST * seconds):
             draw = draw_fault(self._rng, self._settings.faults_per_s, self._weights)
             await asyncio.sleep(draw.pause_s)
             target = self._do(draw)
@@ -100,10 +110,13 @@ class Injector:
                 kind = draw.kind.value
                 if target.startswith(FIRST_PREFILL_WORKER):
                     kind = f"prefill {kind}"
-                self.done.append(Done(time.monotonic() - begun, kind, target, draw.seconds))
+                self.done.append(done := Done(time.monotonic() - begun, kind, target, draw.seconds))
+                self._on_fault(done)
                 _log.info("%s: %s (%.1f s)", target, draw.kind.value, draw.seconds)
         while self._lasting:
             await asyncio.wait(self._lasting)
+        if self._errors:
+            raise BaseExceptionGroup("faults that could not be undone", self._errors)
 
     def _do(self, draw: Draw) -> str | None:
         """Returns what it was done to; None if there is nothing that it may be done to now."""
@@ -115,7 +128,15 @@ class Injector:
         target = self._worker(draw, processes) if draw.kind in OF_WORKERS else ROUTER
         if target is None or target in self._busy or target not in processes:
             return None
+        if draw.kind is Kind.TURN_WORKER:
+            return self._turn(target, draw.seconds)
         return target if self._hit(draw, processes[target], busy=target) else None
+
+    def _turn(self, target: str, seconds: float) -> str | None:
+        if self._turning is None:
+            return None
+        self._last(self._turning.turn(target, seconds), target)
+        return target
 
     def _trouble_the_bus(self, draw: Draw) -> str | None:
         if draw.kind in (Kind.KILL_BUS, Kind.STOP_BUS):
@@ -128,7 +149,7 @@ class Injector:
         return "first frontend"
 
     def _worker(self, draw: Draw, processes: Mapping[str, Process]) -> str | None:
-        firsts = FIRST_WORKER, FIRST_PREFILL_WORKER
+        firsts = (FIRST_WORKER,) if draw.kind is Kind.TURN_WORKER else (FIRST_WORKER, FIRST_PREFILL_WORKER)
         spared = set(firsts) if self._rules.pinned and draw.kind not in PASSING else set()
         workers = {name for name in processes if name.startswith(firsts)} - self._busy - spared
         if not workers:
@@ -168,7 +189,12 @@ class Injector:
         self._busy.add(busy)
         task = asyncio.create_task(until_over())
         self._lasting.add(task)
-        task.add_done_callback(self._lasting.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._lasting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._errors.append(error)
 
 
 async def _resume(processes: list[Process], seconds: float) -> None:

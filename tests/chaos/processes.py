@@ -11,6 +11,9 @@ from state.paths import StatePaths
 from state.processes import Process, ProcFs, alive, start_time
 from state.reconcile import leftovers
 
+_HELPERS = (b"dynamo_local.runtime.zygote.launcher", b"multiprocessing.resource_tracker")
+"""Had a service forked, or clear up after it when it is dead: neither is what a fault is for."""
+
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -21,13 +24,24 @@ class ServerProcesses:
         self._paths = paths
 
     def by_watcher(self) -> dict[str, Process]:
-        """The process that circus started for each watcher, not what that one has forked."""
+        """The process of each watcher's service: no launcher that had it forked, nor what it has forked itself, nor the
+        resource tracker that outlives it for a moment."""
         found: dict[str, Process] = {}
         for process in leftovers(self._paths, ProcFs().snapshot()):
+            if _is_helper(process.pid):
+                continue
             watcher = process.environ[WATCHER_ENV]
             if watcher not in found or process.pid < found[watcher].pid:
                 found[watcher] = process
         return found
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(helper in command for helper in _HELPERS)
 
 
 def children(pid: int) -> list[Process]:
@@ -37,7 +51,13 @@ def children(pid: int) -> list[Process]:
         pids = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return []
-    return [Process(child, started, {}) for child in pids if (started := start_time(child)) is not None]
+    return [process for child in pids if (process := identity_of(child)) is not None]
+
+
+def identity_of(pid: int) -> Process | None:
+    """That very process, to be signalled; None if it is gone."""
+    started = start_time(pid)
+    return None if started is None else Process(pid, started, {})
 
 
 def descendants(pid: int) -> list[Process]:

@@ -20,6 +20,12 @@ class Report:
     faults: dict[str, int] = field(default_factory=dict)
     passed_over: int = 0
     """Draws for which there was no target: too few workers were left."""
+    orders: dict[str, int] = field(default_factory=dict)
+    """To move a request, by what came of them."""
+    unmoved: dict[str, int] = field(default_factory=dict)
+    """Of the requests that were to be moved by hand, those that were not, by outcome and why."""
+    struck: dict[str, int] = field(default_factory=dict)
+    """Moves under way from or to the worker that a fault was done to, by fault and how far they had come."""
     memory: dict[str, Growth] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -41,6 +47,10 @@ class Report:
             "outcomes": self.tally.outcomes,
             "reasons": self.tally.reasons,
             "prefills": self.tally.prefills,
+            "moves": self.tally.moves,
+            "orders": self.orders,
+            "unmoved": self.unmoved,
+            "struck": self.struck,
             "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
@@ -62,6 +72,10 @@ class Report:
             *_table("longest silence", _silences(tally)),
             "",
             *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
+            *([*_table("moves", tally.moves), ""] if tally.moves else []),
+            *([*_table(f"orders to move ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
+            *([*_table("not moved by hand, because", self.unmoved), ""] if self.unmoved else []),
+            *([*_table("in the middle of moves", self.struck), ""] if self.struck else []),
             f"{'memory and files':<44}{'settled':>10}{'end':>10}",
             *(
                 f"  {name:<42}{growth.settled_mb:>7} MB{growth.end_mb:>7} MB"

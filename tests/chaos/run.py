@@ -6,27 +6,32 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import BusError, DynamoError
-from dynamo_local.core.messages import Load, Presence
+from dynamo_local.core.messages import Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.calls import CallClient
 from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
+from tests.chaos.complaints import complaints_here, complaints_in
 from tests.chaos.cut import Wire
 from tests.chaos.faults import WEIGHTS
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
-from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Done, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
 from tests.chaos.memory import EVERY_S, MemoryWatch
+from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import BLOCK_SIZE, NAMESPACE, ChaosSettings
+from tests.chaos.turning import Turning
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
 
@@ -39,7 +44,7 @@ _LOOK_EVERY_S = 0.1
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("mocker", settings.seed, settings.seconds)
-    with ServerProcess(root, NAMESPACE, _arguments(settings)) as server:
+    with complaints_here() as complaints, ServerProcess(root, NAMESPACE, _arguments(settings)) as server:
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
@@ -54,6 +59,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         if code != 0:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
         report.defects += files_left(server, sockets) + run.shared.left()
+        report.defects += complaints + complaints_in(server.paths.logs_dir)
     report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
     return report
 
@@ -81,7 +87,7 @@ def _worker_arguments(name: str, count: int, settings: ChaosSettings) -> list[st
         "mocker-kv-blocks": 512,
         "mocker-block-size": BLOCK_SIZE,
         # Slow, so that faults happen in the middle of reads; and whoever is stopped for a while reads too late.
-        "mocker-transfer-base-ms": 100,
+        "mocker-transfer-base-ms": 50,
         "mocker-transfer-us-per-block": 3000,
         "mocker-longest-pin-s": 1,
     }
@@ -115,7 +121,7 @@ class _Run:
             watching = asyncio.create_task(self._watch_memory())
             failed = asyncio.create_task(frontend.tasks.failed())
             try:
-                await self._under_fire(frontend, wire)
+                await self._under_fire(frontend, wire, bus, subjects)
                 self._check_alive(failed)
                 await self._settle(frontend, bus, subjects)
             finally:
@@ -128,16 +134,29 @@ class _Run:
             f"{name} grows: {growth}" for name, growth in self._report.memory.items() if not growth.bounded
         ]
 
-    async def _under_fire(self, frontend: ChaosFrontend, wire: Wire) -> None:
+    async def _under_fire(self, frontend: ChaosFrontend, wire: Wire, bus: Bus, subjects: Subjects) -> None:
         settings = self._settings
-        injector = Injector(settings, RULES, self._processes, frontend.fleet, wire, self._victim)
+        struck: Counter[str] = Counter()
+
+        def on_fault(fault: Done) -> None:
+            for what, number in frontend.moves_at(fault.target).items():
+                struck[f"{fault.kind}: {what}"] += number
+
+        turning = Turning(bus, subjects, frontend.fleet) if settings.graph == "disagg" else None
+        injector = Injector(settings, RULES, self._processes, frontend.fleet, wire, self._victim, turning, on_fault)
         workers = settings.workers + settings.prefill_workers
         await self._until(lambda: len(frontend.fleet.view.routable(ALL_ROLES)) == workers, lambda: "all ready")
         victim = asyncio.create_task(self._victim.run())
         frontend.open_streams(settings.streams, str(settings.seed))
+        moving = TaskGuard()
+        moves = RandomMoves(bus, subjects, frontend.fleet, moving, settings)
+        moves.start()
         try:
-            await injector.run()
+            await injector.run(lambda: moves.done >= settings.least_moves)
         finally:
+            await moving.close()
+            self._report.orders, self._report.unmoved = dict(moves.orders), dict(moves.whys)
+            self._report.struck = dict(struck)
             self._victim.end()
             unanswered = await frontend.close_streams(settings.stall_s + settings.settle_s)
             await asyncio.wait_for(victim, settings.stall_s + settings.settle_s)
@@ -232,4 +251,4 @@ class _Run:
 def _is_idle(worker: Presence) -> bool:
     load = worker.load
     # A worker that has never worked has measured nothing.
-    return load is None or load in (Load(0, 0, 0.0, 0.0), Load())
+    return load is None or not any((load.running, load.waiting, load.kv_usage, load.kv_pinned))

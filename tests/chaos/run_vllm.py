@@ -6,7 +6,9 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+from dynamo_local.core.messages import Load
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
@@ -14,16 +16,25 @@ from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.faults import WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import PROMPTS, HttpClients
-from tests.chaos.injector import FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.injector import ALL_ROLES, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.memory import EVERY_S, MemoryWatch
+from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.integration.server_process import eventually
 
-ON_VLLM = {"workers": 2, "streams": 6, "faults_per_s": 0.2, "stall_s": 180.0, "settle_s": 240.0}
+ON_VLLM: dict[str, Any] = {
+    "workers": 2,
+    "streams": 6,
+    "faults_per_s": 0.2,
+    "moves_per_s": 2.0,
+    "stall_s": 180.0,
+    "settle_s": 240.0,
+}
+ON_DISAGG_VLLM = {**ON_VLLM, "graph": "disagg", "prefill_workers": 2}
 """Settings of a run unless others are given: a worker takes half a minute to start."""
 
 RULES = Rules(WEIGHTS_ON_VLLM, least_workers=1, pinned=False)
@@ -34,15 +45,7 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("vllm", settings.seed, settings.seconds)
     shared = SharedMemoryWatch()
-    options = [
-        "examples.llm.graphs.agg_router:Frontend",
-        "--file=examples/llm/configs/agg_router.yaml",
-        f"--cpu-slots={settings.workers}",
-        f"--VllmWorker.ServiceArgs.workers={settings.workers}",
-        "--VllmWorker.dtype=float32",
-        "--restart-backoff-max=0.5",
-    ]
-    with LlmServer(root, NAMESPACE, options) as server:
+    with LlmServer(root, NAMESPACE, _options(settings)) as server:
         server.await_ready()
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
@@ -62,6 +65,26 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
     return report
 
 
+def _options(settings: ChaosSettings) -> list[str]:
+    graph = "disagg" if settings.graph == "disagg" else "agg_router"
+    options = [
+        f"examples.llm.graphs.{graph}:Frontend",
+        f"--file=examples/llm/configs/{graph}.yaml",
+        f"--cpu-slots={settings.workers + settings.prefill_workers}",
+        f"--VllmWorker.ServiceArgs.workers={settings.workers}",
+        "--VllmWorker.dtype=float32",
+        f"--VllmWorker.kv-transfer={'true' if settings.moves_per_s > 0 else 'false'}",
+        "--restart-backoff-max=0.5",
+    ]
+    if settings.graph == "disagg":
+        options += [
+            f"--PrefillWorker.ServiceArgs.workers={settings.prefill_workers}",
+            "--PrefillWorker.dtype=float32",
+            f"--Frontend.max-local-prefill-length={settings.max_local_prefill_length}",
+        ]
+    return options
+
+
 async def _run(settings: ChaosSettings, server: LlmServer, report: Report, shared: SharedMemoryWatch) -> None:
     tasks = TaskGuard()
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="chaos")
@@ -73,17 +96,23 @@ async def _run(settings: ChaosSettings, server: LlmServer, report: Report, share
     clients = HttpClients(server.url, settings.seed, settings.stall_s)
     try:
         known = await clients.learn_answers()
-        report.notes.append(f"{known} of {PROMPTS} questions have one greedy answer and are asked")
+        report.notes.append(f"{known} of {PROMPTS} questions have one answer and are asked")
         injector = Injector(settings, RULES, processes, fleet)
         clients.open_streams(settings.streams)
-        await injector.run()
+        moving = TaskGuard()
+        moves = RandomMoves(bus, Subjects(NAMESPACE), fleet, moving, settings)
+        moves.start()
+        await injector.run(lambda: moves.done >= settings.least_moves)
+        await moving.close()
         report.faults, report.passed_over = injector.counts, injector.passed_over
+        report.orders, report.unmoved = dict(moves.orders), dict(moves.whys)
         unanswered = await clients.close_streams(settings.stall_s + settings.settle_s)
-        report.tally = clients.tally
+        report.tally = await clients.counted()
         if unanswered:
             report.defects.append(f"{unanswered} requests got no answer")
         await _settle(settings, fleet, report)
     finally:
+        await clients.close()
         report.memory = memory.growth()
         await tasks.close()
         await bus.close()
@@ -93,13 +122,16 @@ async def _settle(settings: ChaosSettings, fleet: FleetWatch, report: Report) ->
     """All workers are back, and hold nothing."""
     deadline = time.monotonic() + settings.settle_s
     while time.monotonic() < deadline:
-        workers = fleet.view.routable()
-        loads = [worker.load for worker in workers]
-        idle = all(load is None or not (load.running or load.waiting or load.kv_usage) for load in loads)
-        if len(workers) == settings.workers and idle:
+        workers = fleet.view.routable(ALL_ROLES)
+        idle = all(_is_idle(worker.load) for worker in workers)
+        if len(workers) == settings.workers + settings.prefill_workers and idle:
             return
         await asyncio.sleep(_LOOK_EVERY_S)
     report.defects.append(f"not idle within {settings.settle_s:g} s: {fleet.view.members()}")
+
+
+def _is_idle(load: Load | None) -> bool:
+    return load is None or not (load.running or load.waiting or load.kv_usage or load.kv_pinned)
 
 
 async def _watch_memory(

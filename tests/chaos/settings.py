@@ -23,9 +23,13 @@ class ChaosSettings:
     prefill_workers: int = 0
     streams: int = 64
     faults_per_s: float = 3.0
+    moves_per_s: float = 5.0
+    """Requests that are moved by hand; those of workers that are told to end move besides."""
+    least_moves: int = 0
+    """The run goes on until so many orders have had a request moved, but ten times as long at most."""
     only: Sequence[str] = ()
     """Kinds of faults, by their names in `faults.Kind`; all of them if there are none."""
-    step_ms: float = 20.0
+    step_ms: float = 25.0
     """Time of a mocker's step: many workers share few cores."""
     stall_s: float = 60.0
     """A request without a token for so long has been forgotten."""
@@ -46,8 +50,8 @@ ON_DISAGG: dict[str, Any] = {
     "workers": 4,
     "prefill_workers": 4,
     "streams": 48,
-    # A worker that has not been told that a prefill was fetched keeps its blocks for a minute.
-    "settle_s": 90.0,
+    # A frontend that lives tells a worker again that a prefill was fetched; one that was killed is missed for 10 s.
+    "settle_s": 45.0,
 }
 
 NAMESPACE = "chaos"

@@ -23,6 +23,8 @@ class Tally(msgspec.Struct):
     """Requests by their longest silence, in whole seconds."""
     prefills: dict[str, int] = {}
     """What the frontends decided about remote prefill, and what became of it."""
+    moves: dict[str, int] = {}
+    """How moves ended, and why they began."""
 
     def add(self, outcome: Outcome, tokens: int, longest_silence_s: float, reason: str, what: str) -> None:
         """Count a request. `what` describes it, for a failure."""
@@ -44,6 +46,7 @@ class Tally(msgspec.Struct):
             [*self.failures, *other.failures],
             dict(Counter(self.silences) + Counter(other.silences)),
             dict(Counter(self.prefills) + Counter(other.prefills)),
+            dict(Counter(self.moves) + Counter(other.moves)),
         )
 
     @property

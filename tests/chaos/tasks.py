@@ -84,7 +84,7 @@ class Task:
 
 
 def draw_task(rng: random.Random, request_id: str) -> Task:
-    """Mostly short ones, a few long ones, a few odd ones."""
+    """Mostly short ones, some long ones, a few odd ones."""
     prompt_tokens = rng.randint(1, 200) if rng.random() < 0.9 else rng.randint(200, LONGEST_PROMPT)
     prompt = rng.choices(range(VOCAB_SIZE), k=prompt_tokens)
     if rng.random() < 0.2:
@@ -93,7 +93,7 @@ def draw_task(rng: random.Random, request_id: str) -> Task:
         # Asked by several at the same time, like the choices of one request.
         popular = rng.randrange(_POPULAR)
         prompt = [(popular + index * index) % VOCAB_SIZE for index in range(250 * (popular + 1))]
-    max_tokens = rng.randint(1, 150) if rng.random() < 0.85 else rng.randint(150, 600)
+    max_tokens = rng.randint(1, 150) if rng.random() < 0.7 else rng.randint(150, 600)
     odd = rng.random()
     return Task(
         request_id,

@@ -14,11 +14,13 @@ import msgspec
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.processes import die_with_parent
+from state.processes import Process
 from tests.chaos.frontend import ChaosFrontend
+from tests.chaos.processes import identity_of, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.tally import Tally
 
-STREAMS = 8
+STREAMS = 16
 WATCHER = f"{NAMESPACE}_Frontend_1"
 
 _TELL_EVERY_S = 0.5
@@ -34,16 +36,17 @@ class Victim:
         self.deaths = 0
         self._bus_file = bus_file
         self._settings = settings
-        self._process: asyncio.subprocess.Process | None = None
+        self._identity: Process | None = None
         self._told = Tally()
         self._ending = False
 
     def kill(self) -> bool:
         """SIGKILL. Returns whether it was there, with requests under way."""
-        if self._process is None or not self._told.requests:
+        if self._identity is None or not self._told.requests:
             return False
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        # Not by asyncio's handle: that looks whether it has ended, and takes its exit code from whoever waits for it.
+        if not send(self._identity, signal.SIGKILL):
+            return False
         self.deaths += 1
         # Noted only once: the next one must have told of something first.
         self._count_told()
@@ -58,7 +61,7 @@ class Victim:
             arguments = [str(self._bus_file), str(settings.stall_s), f"{settings.seed} victim {number}"]
             if settings.longest_local_prefill is not None:
                 arguments.append(str(settings.longest_local_prefill))
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "tests.chaos.victim",
@@ -67,15 +70,17 @@ class Victim:
                 cwd=Path(__file__).parents[2],
                 limit=_LINE_LIMIT,
             )
-            process = self._process
+            self._identity = identity_of(process.pid)
             assert process.stdout is not None
             while line := await process.stdout.readline():
                 with suppress(msgspec.DecodeError):
                     self._told = msgspec.json.decode(line, type=Tally)
             code = await process.wait()
-            self._process = None
+            self._identity = None
+            # Told to end before it could be told anything: it has asked nobody yet.
+            unborn = code == -signal.SIGTERM and not self._told.requests
             self._count_told()
-            if code not in (0, -signal.SIGKILL):
+            if code not in (0, -signal.SIGKILL) and not unborn:
                 self.tally.failures.append(f"the second frontend ended with {code}")
             if not self._ending:
                 await asyncio.sleep(_START_AGAIN_S)
@@ -83,9 +88,8 @@ class Victim:
     def end(self) -> None:
         """Have it answer what is under way, then end."""
         self._ending = True
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        if self._identity is not None:
+            send(self._identity, signal.SIGTERM)
 
     def _count_told(self) -> None:
         self.tally, self._told = self.tally.plus(self._told), Tally()

@@ -14,7 +14,16 @@ from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 KEY = "test-key"
 
-_LAST = ("test_zz_shutdown.py", "test_prefix_pull.py", "test_disagg.py")
+_LAST = (
+    "test_zz_shutdown.py",
+    "test_prefix_pull.py",
+    "test_disagg.py",
+    "test_lora.py",
+    "test_monitoring.py",
+    "test_fidelity.py",
+    "test_migration.py",
+    "test_planner.py",
+)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +64,35 @@ def http(served: LlmServer) -> Iterator[httpx.Client]:
     """Plain HTTP, with the key."""
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=served.url, headers=headers, timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """Two workers that lend each other KV. Their end is a test of its own, the last one of test_migration.py."""
+    options = [
+        "examples.llm.graphs.agg_router:Frontend",
+        "--file=examples/llm/configs/agg_router.yaml",
+        "--VllmWorker.dtype=float32",
+        "--VllmWorker.kv-transfer=true",
+        "--VllmWorker.max-model-len=8192",
+        "--Frontend.max-model-len=8192",
+        "--Frontend.enable-auto-tool-choice=true",
+        "--Frontend.tool-call-parser=hermes",
+        f"--drain-timeout={PATIENCE_S}",
+        f"--Frontend.drain-timeout-s={PATIENCE_S}",
+        f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
+    ]
+    with LlmServer(tmp_path_factory.mktemp("pair") / "state", "pair", options) as server:
+        server.await_ready()
+        server.await_workers(2)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def api(pair: LlmServer) -> Iterator[openai.OpenAI]:
+    """A client of the pair."""
+    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ from dynamo_local.core.messages import Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
 from state.processes import alive, start_time
 from tests.integration.server_process import ServerProcess
 
@@ -53,7 +54,7 @@ class LlmServer(ServerProcess):
             env=dict(self.environ),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -87,6 +88,9 @@ class LlmServer(ServerProcess):
         watch = FleetWatch(bus, Subjects(self.paths.namespace))
         watch.subscribe(lambda _: changed.set())
         await watch.start()
+        tasks = TaskGuard()
+        # Without it, who has left would be seen for ever.
+        tasks.spawn("fleet", watch.run())
         try:
             async with asyncio.timeout(READY_WITHIN_S):
                 while not condition([p for p in watch.view.members() if p.role in ROLES]):
@@ -97,6 +101,7 @@ class LlmServer(ServerProcess):
         except TimeoutError:
             raise AssertionError(f"{what}: {watch.view.members()}") from None
         finally:
+            await tasks.close()
             await bus.close()
 
 

@@ -26,10 +26,10 @@ from tests.e2e.llm_server import parent_of
 
 BLOCK = 32
 BLOCKS = 128
-LONG_S = 60.0
+LONG_S = 300.0
 """A lease that does not end while a test runs."""
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 class Levers:
@@ -86,7 +86,7 @@ def make_steps_obey(levers: Levers, patch: Patch) -> None:
 
     def bind_slowly(self: PrefixPullConnector, connector_metadata: Any) -> None:
         if levers.steps_are_slow:
-            time.sleep(0.15)
+            time.sleep(0.4)
         bind(self, connector_metadata)
 
     patch(PrefixPullConnector, "bind_connector_metadata", bind_slowly)
@@ -126,6 +126,8 @@ class PullEngine:
         }
         self.engine = VllmEngine({**settings, **config}, private_dir, kv_transfer=True)
         self.load: Load | None = None
+        self.most_pinned = 0.0
+        """Of all loads so far; a test may begin anew."""
         self.pids: list[int] = []
         self._answers: dict[str, Answer] = {}
         self._changed = asyncio.Condition()
@@ -152,10 +154,28 @@ class PullEngine:
     async def submit(
         self, tokens: Sequence[int], count: int, pulled: PulledPrefix | None = None, *, hold_s: float = 0.0
     ) -> str:
+        work = self._work(tokens, count, hold_s)
+        await self.engine.submit(work, pulled)
+        return work.request_id
+
+    async def warm(self, tokens: Sequence[int]) -> str:
+        """Have it run."""
+        work = self._work(tokens, 1, LONG_S)
+        await self.engine.warm(work)
+        await self.answer(work.request_id)
+        return work.request_id
+
+    async def grow(self, tokens: Sequence[int], count: int, from_warm: str, *, warm: bool = False) -> str | None:
+        """The name of a request that has grown from that one, or None."""
+        work = self._work(tokens, count)
+        grown = await self.engine.grow(work, RequestEpoch(from_warm, 1), warm=warm)
+        return work.request_id if grown else None
+
+    def _work(self, tokens: Sequence[int], count: int, hold_s: float = 0.0) -> Submit:
         name = f"{self.name}{len(self._answers)}"
         self._answers[name] = Answer()
         sampling = msgspec.msgpack.encode({"max_tokens": count, "temperature": 0.0, "ignore_eos": True})
-        work = Submit(
+        return Submit(
             request_id=name,
             epoch=1,
             frontend="f",
@@ -163,8 +183,6 @@ class PullEngine:
             sampling=msgspec.Raw(sampling),
             hold_s=hold_s,
         )
-        await self.engine.submit(work, pulled)
-        return name
 
     async def answer(self, name: str, at_least: int | None = None) -> Answer:
         """Once it is complete, or so long."""
@@ -205,7 +223,7 @@ class PullEngine:
 
     async def ask(self, source: PullEngine, tokens: Sequence[int], lasts_s: float = LONG_S) -> PulledPrefix:
         """What this engine lacks of a context, pinned at the source."""
-        missing = await self.engine.missing(tokens, None)
+        missing = await self.engine.missing(tokens, None, None)
         assert missing is not None
         hashes = missing.hashes[missing.cached :]
         self._pins += 1
@@ -219,6 +237,7 @@ class PullEngine:
                 step = await self.engine.step()
                 async with self._changed:
                     self.load = step.load or self.load
+                    self.most_pinned = max(self.most_pinned, (self.load and self.load.kv_pinned) or 0.0)
                     for delta in step.deltas:
                         self._note(delta)
                     self._changed.notify_all()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from dynamo_local.core.messages import Load, Presence
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
+from tests.integration.server_process import eventually
 
 MODEL = "quickstart"
 PROMPTS = 200
@@ -25,6 +27,13 @@ LONGEST = 4000
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker."""
 SEED = 20260311
+SAMPLED: list[dict[str, Any]] = [
+    {"max_tokens": 1},
+    {"n": 3, "temperature": 1.0, "seed": 7},
+    {"logprobs": 2, "echo": True},
+    {"temperature": 1.0, "seed": 3},
+    {"presence_penalty": 1.0},
+]
 NO_LOAD = Load(running=0, waiting=0, kv_usage=0.0)
 
 
@@ -39,6 +48,7 @@ def disagg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
         "--VllmWorker.dtype=float32",
         "--PrefillWorker.dtype=float32",
         f"--drain-timeout={PATIENCE_S}",
+        f"--Frontend.drain-timeout-s={PATIENCE_S}",
         f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
         f"--PrefillWorker.drain-timeout-s={PATIENCE_S}",
     ]
@@ -75,11 +85,11 @@ def idle(workers: list[Presence]) -> bool:
 
 
 def prompts(number: int) -> list[list[int]]:
-    """Of 1 to 4,000 tokens, short and long ones alike likely."""
-    draw = random.Random(SEED)
+    """Of 1 to 4,000 tokens, short and long ones alike likely; the same ones first, however many."""
+    draws = [random.Random(SEED + n) for n in range(number)]
     lengths = [1, 31, 32, 33, 64, 65, 2048, LONGEST]
-    lengths += [round(LONGEST ** draw.random()) for _ in range(number - len(lengths))]
-    return [[draw.randrange(200) for _ in range(length)] for length in lengths]
+    lengths += [round(LONGEST ** draw.random()) for draw in draws[len(lengths) :]]
+    return [[draw.randrange(200) for _ in range(length)] for draw, length in zip(draws, lengths, strict=False)]
 
 
 def prefills(api: httpx.Client) -> dict[str, int]:
@@ -88,28 +98,41 @@ def prefills(api: httpx.Client) -> dict[str, int]:
     return {outcome: round(float(count)) for outcome, count in found}
 
 
-def locally(disagg: LlmServer, api: httpx.Client, asked: list[list[int]]) -> list[str]:
-    """The answers of the decode worker alone."""
-    disagg.command("config", "set", "max-local-prefill-length", str(LONGEST))
-    try:
-        remote = prefills(api).get("long", 0)
-        with ThreadPoolExecutor(4) as pool:
-            answers = [text(answer) for answer in pool.map(lambda p: ask(api, p, "alone"), asked)]
-        assert prefills(api).get("long", 0) == remote
-        return answers
-    finally:
-        disagg.command("config", "set", "max-local-prefill-length", str(REMOTE_FROM))
+def prefilled_elsewhere_from(disagg: LlmServer, api: httpx.Client, tokens: int) -> None:
+    """Set that, and wait until the frontend goes by it: it is told of a change, and reads it then."""
+    disagg.command("config", "set", "max-local-prefill-length", str(tokens))
+
+    def holds() -> bool:
+        before = prefills(api).get("short", 0)
+        ask(api, [*range(REMOTE_FROM + 8)], f"limit {uuid4()}", max_tokens=1)
+        return (prefills(api).get("short", 0) > before) == (tokens > REMOTE_FROM)
+
+    eventually(holds, "the frontend goes by another limit", PATIENCE_S)
 
 
-async def test_answers_are_those_of_one_worker_alone(disagg: LlmServer, api: httpx.Client) -> None:
+@pytest.fixture(scope="module")
+def right(disagg: LlmServer, api: httpx.Client) -> list[str]:
+    """The answers to the prompts, of the decode worker alone."""
+    prefilled_elsewhere_from(disagg, api, LONGEST)
+    remote = prefills(api).get("long", 0)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [text(answer) for answer in pool.map(lambda p: ask(api, p, "alone"), prompts(PROMPTS))]
+    assert prefills(api).get("long", 0) == remote
+    prefilled_elsewhere_from(disagg, api, REMOTE_FROM)
+    return answers
+
+
+async def test_answers_are_those_of_one_worker_alone(disagg: LlmServer, api: httpx.Client, right: list[str]) -> None:
     asked = prompts(PROMPTS)
     before = prefills(api)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         together = [text(answer) for answer in pool.map(lambda p: ask(api, p, "together"), asked)]
     after = prefills(api)
-    assert together == locally(disagg, api, asked)
+    assert together == right
     long = sum(len(prompt) > REMOTE_FROM for prompt in asked)
-    assert after["prefilled elsewhere"] - before.get("prefilled elsewhere", 0) == long
+    elsewhere = after["prefilled elsewhere"] - before.get("prefilled elsewhere", 0)
+    # It is an offer: on a busy machine, a worker that does not answer for a while is not waited for.
+    assert 0.8 * long <= elsewhere <= long
     await disagg.until(settled, "blocks are still held or pinned")
 
 
@@ -122,33 +145,28 @@ def test_what_the_decode_worker_has_is_not_prefilled_elsewhere(disagg: LlmServer
     assert prefills(api)["long"] == counted["long"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_tokens": 1},
-        {"n": 3, "temperature": 1.0, "seed": 7},
-        {"logprobs": 2, "echo": True},
-        {"temperature": 1.0, "seed": 3},
-        {"presence_penalty": 1.0},
-    ],
-    ids=str,
-)
-def test_sampling_is_the_same_wherever_the_prompt_was_prefilled(
-    disagg: LlmServer, api: httpx.Client, options: dict[str, Any]
-) -> None:
+def test_sampling_is_the_same_wherever_the_prompt_was_prefilled(disagg: LlmServer, api: httpx.Client) -> None:
     prompt = prompts(7)[6][:400]
-    remote = ask(api, prompt, f"remote {options}", **options)
-    disagg.command("config", "set", "max-local-prefill-length", str(LONGEST))
-    local = ask(api, prompt, f"local {options}", **options)
-    disagg.command("config", "set", "max-local-prefill-length", str(REMOTE_FROM))
-    assert [choice["text"] for choice in remote["choices"]] == [choice["text"] for choice in local["choices"]]
-    assert remote["usage"] == local["usage"]
+
+    def answers(where: str) -> list[Any]:
+        with ThreadPoolExecutor(len(SAMPLED)) as pool:
+            return list(pool.map(lambda options: ask(api, prompt, f"{where} {options}", **options), SAMPLED))
+
+    before = prefills(api)["prefilled elsewhere"]
+    remote = answers("remote")
+    assert prefills(api)["prefilled elsewhere"] > before
+    prefilled_elsewhere_from(disagg, api, LONGEST)
+    local = answers("local")
+    prefilled_elsewhere_from(disagg, api, REMOTE_FROM)
+    for options, one, other in zip(SAMPLED, remote, local, strict=True):
+        texts = [[choice["text"] for choice in answer["choices"]] for answer in (one, other)]
+        assert texts[0] == texts[1], options
+        assert one["usage"] == other["usage"], options
 
 
 @pytest.mark.parametrize("victim", ["PrefillWorker", "VllmWorker", "Nats"])
-async def test_requests_survive_a_kill(disagg: LlmServer, api: httpx.Client, victim: str) -> None:
-    asked = prompts(50)[8:]
-    expected = locally(disagg, api, asked)
+async def test_requests_survive_a_kill(disagg: LlmServer, api: httpx.Client, right: list[str], victim: str) -> None:
+    asked, expected = prompts(50)[8:], right[8:50]
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(ask, api, prompt, f"{victim} killed") for prompt in asked]
         answers[10].result()
@@ -158,12 +176,14 @@ async def test_requests_survive_a_kill(disagg: LlmServer, api: httpx.Client, vic
     await disagg.until(idle, "blocks are still held or pinned")
 
 
-async def test_workers_change_their_roles_while_they_run(disagg: LlmServer, api: httpx.Client) -> None:
-    asked = prompts(20)
-    expected = locally(disagg, api, asked)
+async def test_workers_change_their_roles_while_they_run(
+    disagg: LlmServer, api: httpx.Client, right: list[str]
+) -> None:
+    asked, expected = prompts(20), right[:20]
     pids = {name: disagg.pid(name) for name in ("VllmWorker", "PrefillWorker")}
     disagg.command("role", "disagg_PrefillWorker", "decode")
     disagg.command("role", "disagg_VllmWorker", "prefill")
+    disagg.await_workers(2)
     assert {row["watcher"]: row["role"] for row in disagg.ps() if row["role"] in ("prefill", "decode")} == {
         "disagg_PrefillWorker": "decode",
         "disagg_VllmWorker": "prefill",

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
 
 from dynamo_local.core.messages import Presence
-from tests.e2e.llm_server import LlmServer, settled
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
+from tests.e2e.stories import Stories
+from tests.integration.server_process import eventually
 
 MODEL = "quickstart"
+STREAMS = 4
+TOKENS = 200
 
 
 def test_ps_lists_every_process(served: LlmServer) -> None:
-    rows = {row["watcher"]: row for row in served.ps()}
-    assert set(rows) == {"e2e_Nats", "e2e_Frontend", "e2e_Router", "e2e_VllmWorker", "e2e_VllmWorker_1"}
-    assert {row["state"] for row in rows.values()} == {"ready"}
+    rows: dict[str, Any] = {}
+
+    def all_ready() -> bool:
+        """Who does not answer within two seconds is shown as silent."""
+        rows.update({row["watcher"]: row for row in served.ps()})
+        return {row["state"] for row in rows.values()} == {"ready"}
+
+    eventually(all_ready, "somebody is not ready", PATIENCE_S)
+    services = ("Frontend", "Planner", "Router", "VllmWorker", "VllmWorker_1")
+    assert set(rows) == {f"e2e_{name}" for name in ("Nats", "Zygote", *services)}
     assert rows["e2e_VllmWorker"]["role"] == rows["e2e_VllmWorker_1"]["role"] == "aggregated"
     assert sorted(rows["e2e_VllmWorker"]["devices"] + rows["e2e_VllmWorker_1"]["devices"]) == [0, 1]
-    assert len({row["pid"] for row in rows.values()}) == 5
+    assert len({row["pid"] for row in rows.values()}) == 7
 
 
 def test_logs_of_a_service(served: LlmServer) -> None:
@@ -34,30 +45,20 @@ def test_health_and_metrics_need_no_key(served: LlmServer) -> None:
 
 
 async def test_load_spreads_over_both_workers(served: LlmServer, client: openai.OpenAI) -> None:
-    most_running: Counter[str] = Counter()
+    # How many each gets is the policy's to say (tests/unit/core/test_routing.py).
+    with ThreadPoolExecutor(STREAMS) as pool:
+        stories = Stories.undisturbed(pool, client, STREAMS, TOKENS)
+        clients = stories.begin(pool)
+        try:
+            await served.until(all_busy, "a worker gets nothing to do")
+        finally:
+            stories.end()
+        for asking in clients:
+            asking.result()
 
-    def finished(workers: list[Presence]) -> bool:
-        for worker in workers:
-            if worker.load is not None and worker.load.running is not None:
-                most_running[worker.watcher] = max(most_running[worker.watcher], worker.load.running)
-        return all(stream.done() for stream in streams)
 
-    with ThreadPoolExecutor(4) as pool:
-        streams = [
-            pool.submit(
-                client.completions.create,
-                model=MODEL,
-                prompt="x" * 200,
-                max_tokens=800,
-                extra_body={"ignore_eos": True},
-            )
-            for _ in range(4)
-        ]
-        await served.until(finished, "four requests did not end")
-    # How many each got is the policy's to say (tests/unit/core/test_routing.py). On a busy machine a worker that is not
-    # heard of for two seconds loses its requests to the other: one may well have had all four, but not from the start.
-    used = {watcher for watcher, running in most_running.items() if running > 0}
-    assert used == {"e2e_VllmWorker", "e2e_VllmWorker_1"}
+def all_busy(workers: list[Presence]) -> bool:
+    return len(workers) == 2 and all(one.load is not None and one.load.running for one in workers)
 
 
 async def test_a_client_that_leaves_frees_the_blocks(served: LlmServer, client: openai.OpenAI) -> None:

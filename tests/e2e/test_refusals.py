@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.llm_server import LlmServer
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from tests.integration.server_process import eventually
 
 MODEL = "quickstart"
 
@@ -87,17 +90,22 @@ def test_paths_that_change_the_server_are_closed(http: httpx.Client, method: str
 
 
 def test_more_than_the_limit_under_way(http: httpx.Client) -> None:
-    def ask(_: int) -> httpx.Response:
-        return post(http, n=8, max_tokens=200, ignore_eos=True, temperature=1.0)
-
-    with ThreadPoolExecutor(8) as pool:
-        responses = list(pool.map(ask, range(8)))
-    refused = [response for response in responses if response.status_code == 429]
-    assert {response.status_code for response in responses} == {200, 429}
-    for response in refused:
-        assert int(response.headers["retry-after"]) > 0
-        assert "24" in error_of(response)["message"]
-    assert post(http).status_code == 200
+    body = {"model": MODEL, "prompt": "hello", "n": 8, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    begun: list[Iterator[str]] = []
+    with ExitStack() as streams:
+        for _ in range(3):
+            stream = streams.enter_context(http.stream("POST", "/v1/completions", json=body))
+            assert stream.status_code == 200
+            begun.append(stream.iter_lines())
+            next(begun[-1])
+        with ThreadPoolExecutor(4) as pool:
+            responses = list(pool.map(lambda _: post(http, n=8), range(4)))
+        for response in responses:
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) > 0
+            assert "24" in error_of(response)["message"]
+    # The clients have left.
+    eventually(lambda: post(http).status_code == 200, "there is no place again", PATIENCE_S)
 
 
 def test_no_cross_origin_access_by_default(http: httpx.Client) -> None:

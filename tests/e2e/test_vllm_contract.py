@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import inspect
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
 import torch
+from torch._dynamo import config as dynamo
+from torch._dynamo.utils import counters
 from vllm import SamplingParams
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils import cpu_resource_utils
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -31,8 +36,12 @@ from vllm.v1.engine import (
 )
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.sample.ops.logprobs import batched_count_greater_than
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 from dynamo_local.engine.vllm import wire
+from dynamo_local.engine.vllm.describe import TARGET, describe
+from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, wait_without_spinning
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:
@@ -66,8 +75,7 @@ def submitted(request: Request, position: int) -> EngineCoreRequest:
 
 
 def test_the_described_arguments_are_those_of_the_installed_vllm() -> None:
-    command = [sys.executable, "-m", "dynamo_local.engine.vllm.describe", "--check"]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0
+    assert TARGET.read_bytes() == describe()
 
 
 def test_sampling_parameters_survive_the_bus() -> None:
@@ -84,10 +92,8 @@ def test_sampling_parameters_survive_the_bus() -> None:
 
 def test_token_limits_shrink_with_what_was_accepted() -> None:
     params = SamplingParams(max_tokens=20, min_tokens=4)
-    request = wire.request_of(core_request(params))
-    later = submitted(request, 6).sampling_params
-    assert later is not None
-    assert (later.max_tokens, later.min_tokens) == (14, 0)
+    rest = msgspec.msgpack.decode(wire.request_of(core_request(params)).sampling(6))
+    assert (rest["max_tokens"], rest.get("min_tokens", 0)) == (14, 0)
     assert (params.max_tokens, params.min_tokens) == (20, 4)
 
 
@@ -218,3 +224,36 @@ async def test_failures_reach_the_request_they_belong_to_and_no_other() -> None:
         assert not llm.errored
     finally:
         llm.shutdown()
+
+
+def test_what_vllm_marks_to_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(batched_count_greater_than, "_torchdynamo_orig_callable")
+    monkeypatch.setattr(dynamo, "disable", dynamo.disable)
+    compile_nothing()
+    counters.clear()
+    ranks = batched_count_greater_than(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[2.0]]))
+    assert ranks.tolist() == [2]
+    assert not counters["frames"]
+
+
+@pytest.mark.parametrize(("nodes", "binds"), [([0], False), ([0, 1], True)])
+def test_workers_bind_memory_where_there_is_a_choice(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[int], binds: bool
+) -> None:
+    bound: list[list[int]] = []
+    monkeypatch.setattr(torch.ops._C, "init_cpu_memory_env", bound.append)
+    monkeypatch.setattr(cpu_resource_utils, "get_memory_affinity", lambda: nodes)
+    leave_memory_where_it_is()
+    assert "torch.ops._C.init_cpu_memory_env([memory_node])" in inspect.getsource(CPUWorker.__init__)
+    torch.ops._C.init_cpu_memory_env([0])
+    assert bound == ([[0]] if binds else [])
+
+
+def test_who_waits_for_another_process_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("vllm.distributed.device_communicators.shm_broadcast.sched_yield", None)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    wait_without_spinning()
+    condition: Any = SimpleNamespace(is_reader=True, last_read=time.monotonic(), busy_loop_s=60)
+    shm_broadcast.SpinCondition.wait(condition)
+    assert slept

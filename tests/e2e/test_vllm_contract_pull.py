@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBa
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import UtilityOutput
@@ -36,12 +38,14 @@ from vllm.v1.request import Request
 
 from dynamo_local.engine.vllm import wire
 from dynamo_local.engine.vllm.block_hashes import BlockHasher
+from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.identity import unsupported_reason
 from dynamo_local.engine.vllm.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.pull_connector import PrefixPullConnector
 from dynamo_local.engine.vllm.pull_metadata import KeptStats
 from dynamo_local.engine.vllm.pull_scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.pull_worker import PullWorker
+from dynamo_local.engine.vllm.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.transfer import Counts
 
 COUNTS = Counts(
@@ -74,7 +78,7 @@ COUNTS = Counts(
             NixlPullConnectorWorker,
             {
                 "_cleanup_remote_engine", "_engines_with_inflight_transfers", "_get_new_notifs", "_nixl_handshake",
-                "_read_blocks_for_req", "get_transfer_results", "start_load_kv",
+                "_read_blocks_for_req", "get_transfer_results", "shutdown", "start_load_kv",
             },
         ),
     ],
@@ -95,7 +99,9 @@ def test_none_of_our_attributes_is_one_of_vllms() -> None:
     for ours, theirs in ((PullScheduler, scheduler), (PullWorker, worker)):
         names = re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(ours))
         assert names
-        assert not [name for name in names if re.search(rf"self\.{name}\b", theirs)]
+        # In the place of vLLM's there is one that has it.
+        taken = [name for name in names if name != "nixl_wrapper" and re.search(rf"self\.{name}\b", theirs)]
+        assert not taken
 
 
 def test_a_connector_sees_every_step_come_and_go_once() -> None:
@@ -205,6 +211,28 @@ def test_nixl_takes_what_makes_its_threads_sleep(monkeypatch: pytest.MonkeyPatch
     assert "nixlBind.nixlAgent(agent_name, agent_config)" in source
 
 
+def test_locks_that_nixls_threads_share_can_be_slept_on() -> None:
+    package = Path(importlib.import_module("nixl_cu12").__file__ or "").parent
+    (library,) = package.with_name("nixl_cu12.libs").glob("libucp-*.so*")
+    name = next(name for name in IMPORT_DEFAULTS if "MUTEX" in name)
+    assert name.removeprefix("UCX_").encode() + b"\0" in library.read_bytes()
+
+
+def test_vllm_does_with_transfers_what_our_thread_stands_for() -> None:
+    source = inspect.getsource(NixlBaseConnectorWorker) + inspect.getsource(NixlPullConnectorWorker)
+    steps = ("make_prepped_xfer", "transfer", "check_xfer_state", "get_xfer_telemetry", "release_xfer_handle")
+    for name in steps:
+        assert f"self.nixl_wrapper.{name}(" in source
+        ours, nixls = (getattr(of, name) for of in (ReaderThread, importlib.import_module("nixl._api").nixl_agent))
+        assert callable(ours)
+        assert callable(nixls)
+    # NIXL's telemetry, which we have none of, goes nowhere else.
+    assert source.count("get_xfer_telemetry") == source.count("self.xfer_stats.record_transfer(res)") == 1
+    stats = NixlKVConnectorStats()
+    stats.record_transfer(None)
+    assert stats.is_empty()
+
+
 def test_the_bases_still_have_what_we_hang_on_to() -> None:
     worker = inspect.getsource(NixlBaseConnectorWorker) + inspect.getsource(NixlPullConnectorWorker)
     for name in (
@@ -242,3 +270,24 @@ def test_what_is_only_kept_for_readers_is_no_usage() -> None:
     without = wire.load_of(SchedulerStats(kv_cache_usage=0.5))
     assert without is not None
     assert without.kv_pinned is None
+
+
+@pytest.mark.parametrize(
+    ("params", "grows"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.0, "seed": 7}, True),
+        ({"temperature": 1.0, "top_p": 0.9, "stop_token_ids": [3], "min_tokens": 4}, True),
+        ({"repetition_penalty": 1.2, "logit_bias": {3: 1.0}, "logprobs": 2}, True),
+        ({"temperature": 1.0, "seed": 7}, False),
+        ({"presence_penalty": 1.0}, False),
+        ({"frequency_penalty": 1.0}, False),
+        ({"bad_words": ["no"]}, False),
+        ({"structured_outputs": StructuredOutputsParams(regex="a+")}, False),
+        ({"extra_args": {"of": "somebody"}}, False),
+    ],
+)
+def test_only_requests_that_depend_on_nothing_but_their_context_grow_from_warm_ones(
+    params: dict[str, Any], grows: bool
+) -> None:
+    assert wire.can_grow(msgspec.msgpack.encode(SamplingParams(**params))) is grows

@@ -35,7 +35,7 @@ from dynamo_local.runtime.presence import TICK_S, FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PATIENT = Patience(
     placement_s=DEADLINE_S, recovery_s=DEADLINE_S, silence_s=3600.0, ask_again_s=0.02, gap_s=0.0, fruitless_epochs=5
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from dynamo_local.runtime.bus import BusAddress
 from dynamo_local.supervisor.nats_server import NatsServer, find_binary
 
-_DEADLINE_S = 20.0
+_DEADLINE_S = 60.0
 
 
 class NatsProcess:

@@ -23,7 +23,7 @@ from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorke
 
 LONG = tuple(range(20))
 WORTH_IT = Limits(max_local_prefill_length=4, max_prefill_queue_size=3)
-HASTY_QUEUE = replace(LIMITS, ack_wait_s=0.3)
+HASTY_QUEUE = replace(LIMITS, ack_wait_s=1.0)
 """Delivers a job again soon if nobody keeps it alive."""
 _W = TypeVar("_W", bound=FakeWorker)
 

@@ -12,7 +12,7 @@ from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.prefill_queue import CONSUMER, PrefillQueue, QueueLength
 from dynamo_local.runtime.prefill_taker import PrefillTaker, TakenJob
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 _numbers = itertools.count(1)
 

@@ -34,7 +34,7 @@ def prefill_launch(namespace: str, url: str | None) -> Launch:
 def main() -> int:
     namespace, url = (*sys.argv[1:], None)[:2]
     assert namespace is not None
-    settings = ServerSettings(ready_deadline_s=20, drain_deadline_s=3)
+    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3)
     try:
         serve(prefill_launch(namespace, url), settings, Console())
     except DynamoError as error:

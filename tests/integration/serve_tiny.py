@@ -1,19 +1,20 @@
 """`dynamo serve` for tiny services: `python -m tests.integration.serve_tiny NAMESPACE Service=MODE...`.
 
-The last service is the root. Everything but the graph is the real thing.
+The last service is the root and depends on all others. Everything but the graph is the real thing.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+
+import msgspec
 
 from dynamo_local.cli.console import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.launch import Launch
-from dynamo_local.supervisor.plan import HttpAddress, plan_services
+from dynamo_local.supervisor.plan import HttpAddress, plan_services, service_templates
 from dynamo_local.supervisor.server import ServerSettings
 from dynamo_local.supervisor.serving import serve
 from state.devices import cpu_slots
@@ -21,6 +22,7 @@ from state.paths import StatePaths
 
 
 def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
+    *others, root = modes
     services = tuple(
         ResolvedService(
             name=name,
@@ -31,7 +33,7 @@ def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
             cpu=0,
             envs={"TINY": mode},
             config={},
-            depends_on=(),
+            depends_on=tuple(others) if name == root else (),
         )
         for name, mode in modes.items()
     )
@@ -40,14 +42,16 @@ def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
     http = HttpAddress("127.0.0.1", 1)
     inventory = cpu_slots((0,), 1)
     command = (sys.executable, "-m", "tests.integration.tiny_service")
-    plans = tuple(replace(plan, argv=command) for plan in plan_services(graph, inventory, paths.root, http))
-    return Launch(graph, inventory, paths, None, http, plans)
+    templates = tuple(
+        msgspec.structs.replace(template, argv=command) for template in service_templates(graph, paths.root, http)
+    )
+    return Launch(graph, inventory, paths, None, http, templates, plan_services(namespace, templates, inventory))
 
 
 def main() -> int:
     namespace, *services = sys.argv[1:]
     modes = dict(service.split("=") for service in services)
-    settings = ServerSettings(ready_deadline_s=20, drain_deadline_s=3)
+    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3)
     try:
         serve(tiny_launch(namespace, modes), settings, Console())
     except DynamoError as error:

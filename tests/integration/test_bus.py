@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.names import Subjects
@@ -19,7 +21,7 @@ from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Received:
@@ -261,3 +263,26 @@ async def test_a_connection_that_the_server_ends_for_good_is_a_failure(bus: Bus,
     await bus.publish(subjects.probe, bytes(9 * 1024 * 1024))
     with pytest.raises(BusError, match="ended the connection"):
         await asyncio.wait_for(failing, DEADLINE_S)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    asked = asyncio.Event()
+
+    async def swallow(*_: object, **__: object) -> Msg:
+        """As asyncio.wait_for does when what it waits for is there already."""
+        asked.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if not answered:
+            raise NoRespondersError
+        return Msg(bus._client, data=b"an answer")
+
+    monkeypatch.setattr(bus._client, "request", swallow)
+    asking = asyncio.create_task(bus.request("dyn.test", b"", timeout_s=1.0))
+    await asked.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()

@@ -35,8 +35,9 @@ from tests.integration.nats_process import running_nats
 
 pytestmark = pytest.mark.integration
 
-BEAT_S = 0.05
-DEADLINE_S = 20.0
+BEAT_S = 0.15
+"""Short, and yet a bus on a busy machine brings one of several beats in time."""
+DEADLINE_S = 60.0
 
 
 class Point(msgspec.Struct):
@@ -428,7 +429,7 @@ async def test_a_server_that_ignores_the_window_fails_the_call_instead_of_fillin
 
     async def read_slowly() -> None:
         async for _ in echo.say(1):
-            await asyncio.sleep(BEAT_S / 10)
+            await asyncio.sleep(0.005)
 
     with pytest.raises(RpcError, match="sends more than it was asked for"):
         await read_slowly()

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
-import msgspec
 import pytest
 
+from components.workers.duty import TELL_AGAIN_S
+from dynamo_local.core import codec
 from dynamo_local.core.disaggregation import Limits
 from dynamo_local.core.fidelity import Fidelity, Survival
 from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.core.messages import Load, Submit
+from dynamo_local.core.messages import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.ports import PulledPrefix, Request, Sampling
+from dynamo_local.core.ports import PulledPrefix, Request
 from dynamo_local.engine.mocker.engine import MockerEngine
-from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
+from tests.integration.mocked_answers import FAST, all_right, answers, asking_for, nothing_left_at, right
 from tests.integration.prefill_fakes import ENDLESS, remote_prefill
 from tests.integration.worker_parts import PrefillPart, Worker, context_of
 
 pytestmark = pytest.mark.integration
 
-FAST = MockerSettings(mocker_speedup=200.0, mocker_block_size=8, mocker_max_num_batched_tokens=256)
 LIMITS = Limits(max_local_prefill_length=40, max_prefill_queue_size=1000)
 
 
@@ -42,17 +42,19 @@ class Counting(MockerEngine):
         await super().submit(work, pulled)
 
 
-StartWorker = Callable[[str, str], Awaitable[PrefillPart]]
+class StartWorker(Protocol):
+    """Starts a worker in the given role and with the given lease."""
+
+    async def __call__(self, role: str, lease: str, tell_again_s: float = TELL_AGAIN_S) -> PrefillPart: ...
 
 
 @pytest.fixture
 async def mocked(connect: Connect, subjects: Subjects, tmp_path: Path) -> AsyncIterator[StartWorker]:
-    """Starts a worker in the given role and with the given lease."""
     workers: list[PrefillPart] = []
 
-    async def start(role: str, lease: str) -> PrefillPart:
+    async def start(role: str, lease: str, tell_again_s: float = TELL_AGAIN_S) -> PrefillPart:
         context = context_of(await connect(), subjects, "VllmWorker", role, lease)
-        worker = PrefillPart(context, Counting(FAST, tmp_path))
+        worker = PrefillPart(context, Counting(FAST, tmp_path), tell_again_s=tell_again_s)
         workers.append(worker)
         await worker.start()
         if role == PREFILL_ROLE:
@@ -80,14 +82,6 @@ async def front(connect: Connect, subjects: Subjects, queue: PrefillQueue) -> As
     await front.close()
 
 
-def asking_for(tokens: int) -> Sampling:
-    def sampling(position: int, at_most: int | None = None) -> bytes:
-        limit = tokens - position if at_most is None else min(at_most, tokens - position)
-        return msgspec.msgpack.encode({"max_tokens": limit, "ignore_eos": True})
-
-    return sampling
-
-
 def drawn(rng: random.Random, number: int) -> Request:
     tokens = rng.randint(1, 12)
     prompt = rng.choices(range(FAST.mocker_vocab_size), k=rng.randint(1, 400))
@@ -95,40 +89,11 @@ def drawn(rng: random.Random, number: int) -> Request:
     return request(f"r{number}", tuple(prompt), sampling=asking_for(tokens), max_tokens=tokens, survival=survival)
 
 
-async def answers(front: FakeFrontend, wanted: Mapping[str, Request]) -> dict[str, list[int]]:
-    """What comes until all of these have ended; every position once, in order, and every end a regular one."""
-    found: dict[str, list[int]] = {name: [] for name in wanted}
-    left = set(wanted)
-    while left:
-        outputs = await asyncio.wait_for(front.dispatcher.outputs(), DEADLINE_S)
-        for delta in outputs.deltas:
-            if delta.request_id in left:
-                assert delta.position == len(found[delta.request_id])
-                found[delta.request_id] += delta.token_ids
-            if delta.finish is not None:
-                assert delta.finish == "length", delta
-                left.discard(delta.request_id)
-    return found
-
-
-def right(asked: Request) -> list[int]:
-    assert asked.max_tokens is not None
-    return continuation(asked.prompt_token_ids, asked.max_tokens, FAST.mocker_vocab_size)
-
-
 async def nothing_left(front: FakeFrontend, queue: PrefillQueue, workers: Sequence[Worker]) -> None:
-    await until(lambda: front.dispatcher.live_requests == 0)
-    for worker in workers:
-        await until(lambda worker=worker: len(worker.duty._outbox) == 0)  # type: ignore[misc]
-        await until(lambda worker=worker: _idle(worker.context.announcer.presence.load))  # type: ignore[misc]
-        assert front.local.ledger.outstanding(worker.lease) == 0
+    await nothing_left_at(front, workers)
     async with asyncio.timeout(DEADLINE_S):
         while await queue.length() != QueueLength(0, 0):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-def _idle(load: Load | None) -> bool:
-    return load is not None and (load.running, load.waiting, load.kv_usage, load.kv_pinned) == (0, 0, 0.0, 0.0)
 
 
 async def knows(front: FakeFrontend, workers: int) -> None:
@@ -146,7 +111,7 @@ async def test_every_request_gets_its_own_answer_wherever_it_was_prefilled(
     asked = {one.request_id: one for one in (drawn(rng, number) for number in range(120))}
     for one in asked.values():
         await front.dispatcher.submit(one)
-    assert await answers(front, asked) == {name: right(one) for name, one in asked.items()}
+    assert await answers(front, asked) == all_right(asked)
     await nothing_left(front, queue, [*decoding, *prefilling])
     assert front.remote is not None
     long = sum(len(one.prompt_token_ids) > LIMITS.max_local_prefill_length for one in asked.values())
@@ -175,7 +140,7 @@ async def test_requests_that_clients_leave_at_any_moment_leave_nothing_behind(
         leaving = [name for name in leaving if name not in gone]
         await front.dispatcher.cancel(gone)
     await front.dispatcher.cancel(leaving)
-    assert await reading == {name: right(one) for name, one in stayed.items()}
+    assert await reading == all_right(stayed)
     await nothing_left(front, queue, workers)
 
 
@@ -188,10 +153,34 @@ async def test_the_choices_of_one_request_are_prefilled_once(
     asked = {f"{n}_r": request(f"{n}_r", prompt, sampling=asking_for(9), max_tokens=9) for n in range(5)}
     for one in asked.values():
         await front.dispatcher.submit(one)
-    assert await answers(front, asked) == {name: right(one) for name, one in asked.items()}
+    assert await answers(front, asked) == all_right(asked)
     await nothing_left(front, queue, workers)
     assert front.remote is not None
     assert front.remote.outcomes == {"long": 5, "shared": 4, "prefilled elsewhere": 1}
+
+
+async def test_a_prefill_whose_release_is_lost_is_released_at_the_next_occasion(
+    front: FakeFrontend, queue: PrefillQueue, mocked: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [await mocked("decode", "d"), await mocked(PREFILL_ROLE, "p", tell_again_s=0.0)]
+    await knows(front, 2)
+    lost: list[RequestEpoch] = []
+    publish = front.bus.publish
+
+    async def lose_the_first_release(subject: str, data: bytes, *, reply: str = "") -> None:
+        if subject == front.subjects.work("p") and not lost:
+            work: Work = codec.decode(data, Work)
+            assert isinstance(work, Cancel)
+            lost.extend(work.requests)
+            return
+        await publish(subject, data, reply=reply)
+
+    monkeypatch.setattr(front.bus, "publish", lose_the_first_release)
+    asked = {"r0": request("r0", tuple(range(100)), sampling=asking_for(9), max_tokens=9)}
+    await front.dispatcher.submit(asked["r0"])
+    assert await answers(front, asked) == {"r0": right(asked["r0"])}
+    await nothing_left(front, queue, workers)
+    assert lost == [RequestEpoch("r0", 1)]
 
 
 async def test_a_worker_that_changes_sides_changes_no_answer(
@@ -212,5 +201,5 @@ async def test_a_worker_that_changes_sides_changes_no_answer(
             else:
                 await changing.prefill.stop()
         await asyncio.sleep(0.001)
-    assert await answers(front, asked) == {name: right(one) for name, one in asked.items()}
+    assert await answers(front, asked) == all_right(asked)
     await nothing_left(front, queue, [*workers, changing])

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.integration
 async def test_a_submission_says_all_that_the_worker_must_know(
     frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker]
 ) -> None:
-    await frontend.dispatcher.submit(request(priority=5, cache_salt="salt", reasoning_ended=True))
+    await frontend.dispatcher.submit(request(priority=5, cache_salt="salt", adapter="pirate", reasoning_ended=True))
     work = await pair[0].submitted()
     assert (work.request_id, work.epoch, work.frontend, work.position) == ("r1", 1, "f1", 0)
     assert (work.token_ids, work.arrival_time) == ([1, 2, 3], 1.0)
-    assert (work.priority, work.cache_salt, work.reasoning_ended) == (5, "salt", True)
+    assert (work.priority, work.cache_salt, work.adapter, work.reasoning_ended) == (5, "salt", "pirate", True)
 
 
 async def test_tokens_come_out_once_and_in_order(frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker]) -> None:

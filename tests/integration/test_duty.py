@@ -119,6 +119,31 @@ async def test_a_cancelled_request_gives_its_blocks_back(frontend: FakeFrontend,
     await until(lambda: load().running == 0 and load().kv_usage == 0)
 
 
+async def test_a_worker_without_requests_is_known_to_be_idle(frontend: FakeFrontend, work_for: StartEngine) -> None:
+    """Though its engine makes no step, and told of a request that is gone, if of anything."""
+    engine = ScriptedEngine()
+    worker = await work_for(engine, "w1")
+
+    def load() -> Load:
+        found = worker.context.announcer.presence.load
+        assert found is not None
+        return found
+
+    first = load()
+    assert (first.running, first.waiting, first.kv_usage) == (0, 0, 0.0)
+    await until(lambda: (load().at or 0) > (first.at or 0))
+    await until(lambda: bool(frontend.fleet.view.routable()))
+    await frontend.dispatcher.submit(request())
+    await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
+    engine.steps.put_nowait(Step(12.5, (), Load(1, 0, 0.25, 0.5)))
+    # Told with the time of its step, and not repeated as if it were new while the request runs.
+    await until(lambda: load() == Load(1, 0, 0.25, 0.5, at=12.5, head_tokens=0))
+    await frontend.dispatcher.cancel(["r1"])
+    await until(lambda: load().running == 0)
+    assert (load().kv_usage, load().kv_pinned) == (0.0, 0.5)
+    assert (load().at or 0) > (first.at or 0)
+
+
 async def test_the_router_spreads_what_several_frontends_ask(
     connect: Connect, subjects: Subjects, routed: FakeFrontend, work_for: StartEngine
 ) -> None:
@@ -177,7 +202,7 @@ async def test_a_worker_that_drains_refuses_new_work_and_ends_what_does_not_fini
     await engine.submitted.get()
     engine.steps.put_nowait(Step(1.0, (delta("r1", 0, 10, 11),)))
     assert (await frontend.output()).token_ids == [10, 11]
-    draining = asyncio.create_task(worker.duty.drain(deadline_s=0.2))
+    draining = asyncio.create_task(worker.duty.drain(deadline_s=1.0))
     await asyncio.sleep(0)
     await frontend.dispatcher.submit(request("r2"))
     failures = [await frontend.output() for _ in range(2)]

@@ -13,7 +13,7 @@ from examples.hello_world.http_stream import HttpStream
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Words:

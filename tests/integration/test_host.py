@@ -35,7 +35,7 @@ from tests.integration.nats_process import running_nats
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 MOODY = "tests.integration.hosted_services:Moody"
 HELLO = "examples.hello_world.hello_world:Frontend"
 

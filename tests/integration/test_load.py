@@ -15,8 +15,8 @@ from tests.integration.server_process import ServerProcess
 
 pytestmark = pytest.mark.integration
 
-READY_WITHIN_S = 120.0
-LOAD_WITHIN_S = 120.0
+READY_WITHIN_S = 240.0
+LOAD_WITHIN_S = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,12 @@ class Frontend:
             while await self.queue.length() != QueueLength(waiting, in_hand):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
+    async def left(self, jobs: int) -> None:
+        """So many jobs are in the queue, at last. (One that was delivered and given back counts as in hand.)"""
+        async with asyncio.timeout(DEADLINE_S):
+            while (length := await self.queue.length()).waiting + length.in_hand != jobs:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def _on_claim(self, message: Message) -> None:
         claim = codec.decode(message.data, PrefillClaim)
         self.claims.put_nowait(claim)
@@ -256,7 +262,7 @@ async def test_after_its_stop_no_job_is_taken_and_those_in_hand_go_on(
     engine.steps.put_nowait(end_of(FIRST))
     assert (await frontend.hears()).token_ids == [7]
     await frontend.cancel(FIRST)
-    await frontend.length(1, 0)
+    await frontend.left(1)
     assert engine.submitted.empty()
     # Taken up again, it goes on where it was.
     worker.prefill.start()
@@ -335,12 +341,30 @@ async def test_a_worker_that_dies_leaves_its_job_to_another(
         await part.close()
 
 
-async def test_without_a_queue_a_worker_waits_for_one(
-    connect: Connect, subjects: Subjects, bus: Bus, engine: ScriptedEngine
+async def test_without_a_queue_a_worker_waits_for_one_and_says_so_once(
+    connect: Connect,
+    subjects: Subjects,
+    bus: Bus,
+    engine: ScriptedEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("components.workers.prefill._TAKE_S", 0.05)
+    asked = asyncio.Event()
+    pulls = 0
+
+    async def on_pull(_: Message) -> None:
+        nonlocal pulls
+        pulls += 1
+        if pulls == 5:
+            asked.set()
+
+    await bus.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.prefill_stream}.>", on_pull)
     context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w")
     worker = await PrefillPart(context, engine).start()
     worker.prefill.start()
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    assert caplog.text.count("has no prefill queue") == 1
     await create_prefill_queue(bus, subjects)
     frontend = await Frontend(bus, subjects, PrefillQueue(bus, subjects)).start()
     await frontend.publish(0)

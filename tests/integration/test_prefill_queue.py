@@ -18,7 +18,7 @@ from tests.integration.prefill_jobs import DEADLINE_S, published, taken, waiting
 
 pytestmark = pytest.mark.integration
 
-SHORT = replace(LIMITS, ack_wait_s=0.3)
+SHORT = replace(LIMITS, ack_wait_s=1.0)
 """So that a job which nobody keeps alive comes again soon."""
 NEVER_AGAIN = replace(LIMITS, ack_wait_s=3600.0)
 """So that a job only comes again if somebody gives it back."""

@@ -17,7 +17,7 @@ from dynamo_local.runtime.processes import PARENT_PID_ENV
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 GUARDED = [sys.executable, "-m", "dynamo_local.runtime.guarded", "--"]
 
 START_GUARDED = """

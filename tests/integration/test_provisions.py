@@ -22,7 +22,7 @@ from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.nats_server import find_binary
 from dynamo_local.supervisor.provisions import Provisions
 from tests.integration.nats_process import NatsProcess
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import PATIENCE_S, ServerProcess
 from tests.unit.supervisor.recording import RecordingReport
 
 pytestmark = pytest.mark.integration
@@ -100,7 +100,7 @@ def plain_nats() -> Iterator[BusAddress]:
     (where,) = (line.split()[-1] for line in log if "Listening for client connections" in line)
     yield BusAddress(f"nats://{where}")
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
 
 
 async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusAddress, subjects: Subjects) -> None:

@@ -218,6 +218,7 @@ def test_all_settings_are_shown(cli: Cli, settings: None) -> None:
     cli("config", "set", LENGTH, "3")
     rows = json.loads(cli("config", "get", "--json").out)
     assert {row["key"]: (row["value"], row["source"]) for row in rows} == {
+        **{name: (known.default, "default") for name, known in SETTINGS.items()},
         LENGTH: (3, "set"),
         SIZE: (CONFIGURED_SIZE, "configuration"),
     }

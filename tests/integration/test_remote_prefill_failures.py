@@ -216,6 +216,18 @@ async def test_a_job_that_nobody_claims_in_time_is_withdrawn(disaggregate: Disag
     assert fleet.outcomes == {"long": 1, "not claimed in time": 1, "not wanted any more": 1}
 
 
+async def test_a_prefill_that_takes_for_ever_is_taken_back(disaggregate: Disaggregate) -> None:
+    fleet = await disaggregate(patience=PrefillPatience(in_queue_s=3600.0, at_work_s=0.0))
+    decode, prefill = await fleet.decode_worker("d"), await fleet.prefill_worker("p")
+    await fleet.submit()
+    job, _ = await prefill.granted()
+    assert await prefill.cancelled() == RequestEpoch("r1", 1)
+    assert await answered(fleet, decode) == 2
+    await job.done()
+    await fleet.is_over()
+    assert fleet.outcomes == {"long": 1, "not computed in time": 1}
+
+
 async def test_a_grant_that_is_lost_on_the_way_is_noticed(disaggregate: Disaggregate) -> None:
     """The prefill worker does not know the request it is asked after."""
     fleet = await disaggregate(frontend=INQUISITIVE)

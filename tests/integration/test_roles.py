@@ -16,7 +16,7 @@ import pytest
 from components.workers.roles import Roles
 from dynamo_local.cli.main import run
 from dynamo_local.core import codec
-from dynamo_local.core.errors import StateError
+from dynamo_local.core.errors import EngineError, StateError
 from dynamo_local.core.fleet import PREFILL_ROLE
 from dynamo_local.core.messages import PrefillJob, RequestEpoch, RoleAnswer, RoleQuestion
 from dynamo_local.core.names import Subjects
@@ -24,6 +24,7 @@ from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.runtime.prefill_taker import PrefillTaker
 from dynamo_local.sdk.resolved import ResolvedService
+from state.devices import cpu_slots
 from state.model import Component
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
@@ -178,6 +179,28 @@ async def test_without_a_prefill_service_there_is_no_queue_to_take_from(
     assert not takes_jobs(worker)
 
 
+async def test_an_engine_whose_kv_nobody_can_read_does_not_prefill_for_others(
+    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
+) -> None:
+    info = worker.context.announcer.presence.engine
+    assert info is not None
+    worker.context.announcer.update(engine=msgspec.structs.replace(info, no_transfer="it is switched off"))
+    answer = await ask(bus, subjects, PREFILL_ROLE)
+    assert (answer.role, "it is switched off" in (answer.refused or "")) == ("decode", True)
+    assert (takes_jobs(worker), statefile.roles) == (False, [])
+
+
+async def test_a_worker_started_to_prefill_on_such_an_engine_says_so_and_ends(
+    connect: Connect, subjects: Subjects
+) -> None:
+    context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w")
+    worker = await PrefillPart(context, ScriptedEngine(no_transfer="it is switched off")).start()
+    with pytest.raises(EngineError, match="it is switched off"):
+        await Roles(context, worker.prefill).start()
+    assert not takes_jobs(worker)
+    await worker.close()
+
+
 async def test_a_role_that_cannot_be_recorded_is_not_taken_up(
     bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
 ) -> None:
@@ -231,12 +254,23 @@ def test_dynamo_role_changes_a_running_worker_and_a_restart_keeps_it(
             return server.state().components[f"roles_{service}"]
 
         assert (entry_of("VllmWorker").role, entry_of("PrefillWorker").role) == ("decode", "prefill")
+        slots = [set(device.cores) for device in cpu_slots(sorted(os.sched_getaffinity(0)), 2).devices]
+        decoding = slots[entry_of("VllmWorker").devices[0]]
+
+        def beside_the_decoding(service: str) -> bool:
+            everywhere = os.sched_getaffinity(0)
+            return os.sched_getaffinity(server.pid(service)) == (everywhere - decoding or everywhere)
+
+        others = ("Front", "VllmWorker", "Nats")
+        eventually(lambda: all(map(beside_the_decoding, others)), "somebody else is on the decoding core")
         code, said = dynamo("role", "roles_VllmWorker", "prefill")
         assert (code, "the only one that decodes" in said) == (2, True)
         code, said = dynamo("role", "roles_Front", "prefill")
         assert (code, "there are roles_VllmWorker, roles_PrefillWorker" in said) == (2, True)
         before = server.pid("PrefillWorker")
         assert dynamo("role", "roles_PrefillWorker", "decode") == (0, "roles_PrefillWorker: decode\n")
+        decoding = slots[0] | slots[1]
+        eventually(lambda: beside_the_decoding("Front"), "it keeps off cores that all decode now")
         assert (entry_of("PrefillWorker").role, server.pid("PrefillWorker")) == ("decode", before)
         code, said = dynamo("role", "roles_VllmWorker", "prefill", "--json")
         assert (code, json.loads(said)) == (0, {"watcher": "roles_VllmWorker", "role": "prefill"})

@@ -195,6 +195,24 @@ def test_sockets_move_to_a_short_directory_when_the_state_lies_deep(tmp_path: Pa
         server.assert_nothing_left()
 
 
+@pytest.mark.parametrize("by", ["serve", "stop"])
+def test_sockets_of_a_server_that_was_killed_are_cleared_away(tmp_path: Path, by: str) -> None:
+    root = tmp_path / ("deep" * 20)
+    with started(root) as killed:
+        killed.signal(signal.SIGKILL)
+        killed.process.wait()
+        eventually(lambda: killed.processes() == (), "a process outlives the server")
+        assert len(killed.socket_directories()) == 1
+        if by == "serve":
+            with started(root) as server:
+                server.signal(signal.SIGTERM)
+                assert server.end() == 0
+        else:
+            stop = [sys.executable, "-m", "dynamo_local.cli.main", "stop", "--namespace", killed.paths.namespace]
+            subprocess.run(stop, env=dict(killed.environ), check=True, capture_output=True)
+        killed.assert_nothing_left()
+
+
 def test_the_token_of_the_bus_is_in_no_command_line_no_environment_and_no_log(root: Path) -> None:
     with started(root) as server:
         token = server.paths.bus_file.read_text().split('"token":"')[1].split('"')[0]

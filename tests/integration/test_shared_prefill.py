@@ -74,6 +74,15 @@ async def test_other_prompts_and_other_salts_are_others(
     assert {(await prefill.granted())[1].request_id for _ in range(3)} == {"r1", "r2", "r3"}
 
 
+async def test_the_same_prompt_with_another_adapter_is_another(
+    fleet: Disaggregated, decode: FakeWorker, prefill: FakePrefillWorker
+) -> None:
+    await fleet.submit(long_request("r1"))
+    await fleet.submit(long_request("r2", adapter="pirate"))
+    works = [(await prefill.granted())[1] for _ in range(2)]
+    assert {work.request_id: work.adapter for work in works} == {"r1": None, "r2": "pirate"}
+
+
 async def test_a_full_queue_keeps_nobody_from_sharing(disaggregate: Disaggregate) -> None:
     fleet = await disaggregate(queue=dataclasses.replace(LIMITS, messages=1))
     await fleet.decode_worker("d")
@@ -193,7 +202,7 @@ async def test_a_prefill_worker_that_is_lost_is_lost_for_all_and_only_once_more(
 
 
 async def test_a_job_that_nobody_claims_in_time_is_withdrawn_from_all(disaggregate: Disaggregate) -> None:
-    fleet = await disaggregate(patience=PrefillPatience(in_queue_s=0.5))
+    fleet = await disaggregate(patience=PrefillPatience(in_queue_s=1.5))
     decode, prefill = await fleet.decode_worker("d"), await fleet.prefill_worker("p")
     for number in range(3):
         await fleet.submit(long_request(f"{number}_r"))

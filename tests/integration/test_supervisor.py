@@ -19,11 +19,11 @@ import zmq.asyncio
 
 from dynamo_local.core.errors import BusError, SupervisorError
 from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.process_groups import kill_group, members
 from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
 from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
-from dynamo_local.supervisor.events import EventStream
+from dynamo_local.supervisor.events import EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.nats_server import NatsServer, bring_up
-from dynamo_local.supervisor.process_groups import kill_group, members
 from state.processes import start_time
 
 pytestmark = pytest.mark.integration
@@ -79,11 +79,22 @@ def socket_inodes(pid: int) -> set[str]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if await condition():
                 return
             await asyncio.sleep(0.02)
+
+
+async def next_event(box: Box) -> ProcessBegan | ProcessEnded:
+    async with asyncio.timeout(60):
+        return await box.events.next()
+
+
+async def process_ended(box: Box) -> ProcessEnded:
+    while not isinstance(event := await next_event(box), ProcessEnded):
+        pass
+    return event
 
 
 async def test_a_watcher_runs_until_it_is_removed(box: Box) -> None:
@@ -117,8 +128,7 @@ async def test_many_commands_at_once_all_get_through(box: Box) -> None:
 
 async def test_a_process_that_ends_is_told_of_and_not_restarted_by_circus(box: Box) -> None:
     await box.circus.add(box.spec("ns_A", "/bin/sh", "-c", "exit 7"))
-    async with asyncio.timeout(20):
-        ended = await box.events.next()
+    ended = await process_ended(box)
     assert (ended.watcher, ended.exit_code) == ("ns_a", 7)
 
     async def stopped() -> bool:
@@ -126,23 +136,22 @@ async def test_a_process_that_ends_is_told_of_and_not_restarted_by_circus(box: B
 
     await until(stopped)
     await box.circus.start("ns_A")
-    async with asyncio.timeout(20):
-        assert (await box.events.next()).exit_code == 7
+    began = await next_event(box)
+    assert isinstance(began, ProcessBegan)
+    assert await process_ended(box) == ProcessEnded("ns_a", began.pid, 7)
 
 
 async def test_both_streams_reach_the_log_to_the_last_line(box: Box) -> None:
     script = "import sys; print('out ' * 5000, flush=True); sys.exit('error: the last line')"
     await box.circus.add(box.spec("ns_A", sys.executable, "-c", script))
-    async with asyncio.timeout(20):
-        await box.events.next()
+    await process_ended(box)
     assert box.log("ns_A").endswith("error: the last line\n")
     assert box.log("ns_A").count("out ") == 5000
 
 
 async def test_a_command_that_cannot_start_says_so_in_its_log(box: Box) -> None:
     await box.circus.add(box.spec("ns_A", "/does/not/exist"))
-    async with asyncio.timeout(20):
-        ended = await box.events.next()
+    ended = await process_ended(box)
     assert ended.exit_code not in (None, 0)
     assert "/does/not/exist" in box.log("ns_A")
 
@@ -151,15 +160,13 @@ async def test_arguments_and_settings_arrive_as_they_are(box: Box) -> None:
     script = "import os, sys; print(sys.argv[1:], os.environ['A'], os.environ['KEPT'], os.getcwd())"
     arguments = ("a b", "'\"", "$HOME")
     await box.circus.add(box.spec("ns_A", sys.executable, "-c", script, *arguments, A="x y"))
-    async with asyncio.timeout(20):
-        await box.events.next()
+    await process_ended(box)
     assert box.log("ns_A").strip() == f"['a b', '\\'\"', '$HOME'] x y yes {box.directory}"
 
 
 async def test_secrets_of_the_bus_are_not_handed_to_services(box: Box) -> None:
     await box.circus.add(box.spec("ns_A", "/usr/bin/env"))
-    async with asyncio.timeout(20):
-        await box.events.next()
+    await process_ended(box)
     assert "NATS_TOKEN" not in box.log("ns_A")
 
 
@@ -265,14 +272,14 @@ async def test_nats_wants_its_token_and_comes_back_on_its_port(box: Box) -> None
     server = NatsServer.at(box.directory / "nats")
     server.write_files()
     spec = box.spec("ns_Nats", *server.argv, DYN_PARENT_PID=str(box.arbiter.pid))
-    address, pid = await bring_up(server, spec, box.circus, 20)
+    address, pid = await bring_up(server, spec, box.circus, 60)
     with pytest.raises(BusError):
         await Bus.connect(BusAddress(address.url, "wrong"), name="stranger", deadline_s=1)
     bus = await Bus.connect(address, name="friend")
     await bus.flush()
     await bus.close()
     os.kill(pid, signal.SIGKILL)
-    await box.events.next()
+    await process_ended(box)
 
     async def stopped() -> bool:
         return await box.circus.statuses() == {"ns_Nats": "stopped"}
@@ -287,7 +294,7 @@ async def test_nats_listens_on_loopback_only(box: Box) -> None:
     server = NatsServer.at(box.directory / "nats")
     server.write_files()
     spec = box.spec("ns_Nats", *server.argv, DYN_PARENT_PID=str(box.arbiter.pid))
-    address, _ = await bring_up(server, spec, box.circus, 20)
+    address, _ = await bring_up(server, spec, box.circus, 60)
     port = int(address.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), 5):
         pass

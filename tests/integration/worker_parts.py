@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from components.router import Router
-from components.workers.duty import EngineDuty
+from components.workers.duty import TELL_AGAIN_S, EngineDuty
 from components.workers.prefill import PrefillDuty
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, Presence, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects, Watcher
@@ -60,7 +60,8 @@ class Part:
         await asyncio.sleep(0)
         assert not failed.done(), failed.exception()
         failed.cancel()
-        assert await self.context.tasks.close() == []
+        left = await self.context.tasks.close()
+        assert left == [], left
 
 
 @dataclass
@@ -68,10 +69,11 @@ class Worker(Part):
     """A duty with its engine. Its presence beats, unless a test ends that."""
 
     engine: Engine
+    tell_again_s: float = TELL_AGAIN_S
     duty: EngineDuty = field(init=False)
 
     def __post_init__(self) -> None:
-        self.duty = EngineDuty(self.context, self.engine, frontend_grace_s=0.0)
+        self.duty = EngineDuty(self.context, self.engine, frontend_grace_s=0.0, tell_again_s=self.tell_again_s)
 
     async def start(self) -> Self:
         info = await self.engine.start(lambda _: None)
@@ -119,6 +121,10 @@ class ScriptedEngine:
     submit_raises: Exception | None = None
     pin_raises: Exception | None = None
     missing_raises: Exception | None = None
+    no_transfer: str | None = None
+    grows: bool = False
+    grown: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
+    """Warm requests that others have grown from."""
     admits: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared by a test, submissions wait."""
 
@@ -126,7 +132,7 @@ class ScriptedEngine:
         self.admits.set()
 
     async def start(self, progress: Progress) -> EngineInfo:
-        return EngineInfo("scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10)
+        return EngineInfo("scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10, self.no_transfer)
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         if self.submit_raises is not None:
@@ -135,11 +141,23 @@ class ScriptedEngine:
         self.pulled.put_nowait(pulled)
         await self.admits.wait()
 
+    async def warm(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
+        await self.submit(work, pulled)
+
+    async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
+        if self.grows:
+            self.submitted.put_nowait(work)
+            self.grown.put_nowait(from_warm)
+            await self.admits.wait()
+        return self.grows
+
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         for request in requests:
             self.cancelled.put_nowait(request)
 
-    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+    async def missing(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
+    ) -> MissingPrefix | None:
         if self.missing_raises is not None:
             raise self.missing_raises
         return self.lacks

@@ -18,9 +18,12 @@ BlockHash = bytes
 HASH_BYTES = 16
 
 
-def root_hash(cache_salt: str | None) -> BlockHash:
-    """What the first block of a request is chained to. Requests with different salts share nothing."""
-    return b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=HASH_BYTES).digest()
+def root_hash(cache_salt: str | None, adapter: str | None) -> BlockHash:
+    """What the first block of a request is chained to. Requests with different salts or adapters share nothing."""
+    root = b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=HASH_BYTES).digest()
+    if adapter is None:
+        return root
+    return blake2b(root + adapter.encode(), digest_size=HASH_BYTES, person=b"adapter").digest()
 
 
 def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
@@ -29,9 +32,9 @@ def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return blake2b(parent + packed, digest_size=HASH_BYTES).digest()
 
 
-def chain_hashes(token_ids: Sequence[int], cache_salt: str | None, block_size: int, count: int) -> list[BlockHash]:
+def chain_hashes(token_ids: Sequence[int], root: BlockHash, block_size: int, count: int) -> list[BlockHash]:
     """Hashes of the first `count` blocks of a context, all of which are full."""
-    found, parent = [], root_hash(cache_salt)
+    found, parent = [], root
     for start in range(0, count * block_size, block_size):
         parent = chain_hash(parent, token_ids[start : start + block_size])
         found.append(parent)

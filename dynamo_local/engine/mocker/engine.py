@@ -14,7 +14,7 @@ from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.mocker import scheduler, sequence
-from dynamo_local.engine.mocker.blocks import chain_hashes
+from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.logprobs import logprobs_of
 from dynamo_local.engine.mocker.outcome import Outcome
 from dynamo_local.engine.mocker.pulling import fingerprint, plan_pull
@@ -113,6 +113,7 @@ class MockerEngine:
             priority=work.priority,
             arrival_time=work.arrival_time,
             cache_salt=work.cache_salt,
+            adapter=work.adapter,
         )
         if pulled is not None:
             block_size = self._settings.mocker_block_size
@@ -123,6 +124,13 @@ class MockerEngine:
         self._live[current] = self._by_sequence[queued] = live
         self._wake.set()
 
+    async def warm(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
+        await self.submit(work, pulled)
+
+    async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
+        # Full blocks are held, and found by whoever is submitted.
+        return False
+
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         for request in requests:
             live = self._live.pop(request, None)
@@ -132,10 +140,12 @@ class MockerEngine:
             if self._scheduler.pins.remove(request) or live is not None:
                 self._load_changed()
 
-    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
-        block_size = self._settings.mocker_block_size
+    async def missing(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
+    ) -> MissingPrefix | None:
+        block_size, root = self._settings.mocker_block_size, root_hash(cache_salt, adapter)
         try:
-            hashes = chain_hashes(token_ids, cache_salt, block_size, self._full_blocks(token_ids))
+            hashes = chain_hashes(token_ids, root, block_size, self._full_blocks(token_ids))
         except struct.error:
             # No token ids at all: `submit` refuses them.
             return None

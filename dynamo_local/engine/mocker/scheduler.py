@@ -68,6 +68,7 @@ class Scheduler:
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Sequence:
         """Queue a request. Raises RequestError if it could never run."""
         limit = self._settings.context_limit
@@ -80,8 +81,8 @@ class Scheduler:
             sampling=sampling,
             order=(priority, arrival_time, self._submitted),
             end=end,
-            root=root_hash(cache_salt),
-            state=tokens.absorb(token_ids),
+            root=root_hash(cache_salt, adapter),
+            state=tokens.absorb(token_ids, tokens.start_of(adapter)),
         )
         self._enqueue(sequence)
         return sequence

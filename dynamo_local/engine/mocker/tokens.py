@@ -1,4 +1,4 @@
-"""Which token follows a context: a deterministic function of all its token ids, in order, and nothing else.
+"""Which token follows a context: a deterministic function of the adapter and all token ids, in order, and nothing else.
 
 A context is folded into 64 bits, one token at a time, so a token costs O(1), and a request that is replayed
 from its prompt and the tokens accepted so far continues as it would have. The same in every process.
@@ -7,13 +7,19 @@ from its prompt and the tokens accepted so far continues as it would have. The s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 START = 0x9E3779B97F4A7C15
-"""State of the empty context."""
+"""State of the empty context, without an adapter."""
 
 _MASK = 2**64 - 1
 _FOLD = 0xD1342543DE82EF95  # odd: multiplying by it can be undone
 _DRAW = 0xBF58476D1CE4E5B9
+
+
+def start_of(adapter: str | None) -> int:
+    """State of the empty context with that LoRA adapter. There is one for each name."""
+    return START if adapter is None else int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest())
 
 
 def absorb(token_ids: Iterable[int], state: int = START) -> int:
@@ -33,9 +39,9 @@ def draw(state: int, vocab_size: int) -> int:
     return (mixed >> 32) * vocab_size >> 32
 
 
-def continuation(prompt_token_ids: Sequence[int], n: int, vocab_size: int) -> list[int]:
+def continuation(prompt_token_ids: Sequence[int], n: int, vocab_size: int, adapter: str | None = None) -> list[int]:
     """The first n tokens that any mocker engine gives for this prompt, unless stopped: the tests' oracle."""
-    state = absorb(prompt_token_ids)
+    state = absorb(prompt_token_ids, start_of(adapter))
     token_ids: list[int] = []
     for _ in range(n):
         token_ids.append(draw(state, vocab_size))

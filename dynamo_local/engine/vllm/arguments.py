@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.sdk.schema import KeySpec, SchemaTable
 
 MANAGED = frozenset(
@@ -24,6 +25,8 @@ MANAGED = frozenset(
     }
 )  # fmt: skip
 """Arguments of `vllm serve` that are not settings here."""
+
+_ADAPTERS = KeySpec("lora-modules", "list", optional=True, help="LoRA adapters, each as name=path; with enable-lora")
 
 
 class _Described(msgspec.Struct, frozen=True):
@@ -48,8 +51,13 @@ def server_schema() -> SchemaTable:
     return _table(_described().server)
 
 
+def adapter_schema() -> SchemaTable:
+    """The key that names LoRA adapters. vLLM's server takes it, and here workers do as well: they go by no other."""
+    return SchemaTable({_ADAPTERS.name: _ADAPTERS}, (AdapterSettings,))
+
+
 def _table(specs: list[KeySpec]) -> SchemaTable:
-    return SchemaTable.of(*(spec for spec in specs if spec.name not in MANAGED))
+    return SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
 
 
 def to_argv(config: dict[str, Any], allowed: SchemaTable) -> list[str]:

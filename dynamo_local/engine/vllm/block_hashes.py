@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.config import CacheConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -12,22 +13,25 @@ from vllm.v1.request import Request
 
 
 class BlockHasher:
-    """For one engine. Call it with a context's tokens and its salt for the hashes of its full blocks."""
+    """For one engine. Call it with a context's tokens, its salt and adapter for the hashes of its full blocks."""
 
     def __init__(self, cache_config: CacheConfig) -> None:
         function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)
         init_none_hash(function)
         self._hasher = get_request_block_hasher(cache_config.block_size, function)
 
-    def __call__(self, token_ids: Sequence[int], cache_salt: str | None) -> list[bytes]:
-        # vLLM hashes requests; what goes into a hash beside the tokens (the salt of the first block, say) is its to
-        # know.
+    def __call__(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: LoRARequest | None = None
+    ) -> list[bytes]:
+        # vLLM hashes requests; what goes into a hash beside the tokens (the salt of the first block, the adapter's
+        # name and path) is its to know.
         request = Request(
             request_id="",
             prompt_token_ids=list(token_ids),
             sampling_params=SamplingParams(max_tokens=1),
             pooling_params=None,
             cache_salt=cache_salt,
+            lora_request=adapter,
             block_hasher=self._hasher,
         )
         return list(request.block_hashes)

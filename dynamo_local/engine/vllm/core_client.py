@@ -17,6 +17,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError
+from vllm.lora.request import LoRARequest
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -41,10 +42,11 @@ class _Resources:
 class DispatchedCore(EngineCoreClient):
     """An engine-core client whose engine is a fleet."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, lora: bool = False) -> None:
         self.resources = _Resources()
         self.engine_ranks_managed = [0]
         self._dispatcher = dispatcher
+        self._lora = lora
         self._prompt_tokens: dict[str, int] = {}
         self._failures: dict[str, str] = {}
 
@@ -53,7 +55,7 @@ class DispatchedCore(EngineCoreClient):
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         try:
-            ours = request_of(request)
+            ours = request_of(request, lora=self._lora)
         except RequestError as error:
             raise GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from error
         self._prompt_tokens[request.request_id] = len(ours.prompt_token_ids)
@@ -68,6 +70,10 @@ class DispatchedCore(EngineCoreClient):
         outputs = await self._dispatcher.outputs()
         translated = [self._translate(delta) for delta in outputs.deltas]
         return EngineCoreOutputs(outputs=translated, timestamp=outputs.timestamp)
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
+        """Nothing to load: each worker has loaded what it is configured with."""
+        return True
 
     async def reset_mm_cache_async(self) -> None:
         """Nothing to reset: multimodal prompts are refused."""
@@ -93,7 +99,7 @@ def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -
     (Also because AsyncLLM starts its output loop at once where it finds a running event loop, and the loop is to see
     the guarded output processor. It starts with the first request otherwise.)
     """
-    core = DispatchedCore(dispatcher)
+    core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None)
     with _core_taken_from(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=not log_stats)
     _isolate_failures(llm.output_processor, core)

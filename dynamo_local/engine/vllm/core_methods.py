@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from dynamo_local.engine.vllm.transfer import Counts, Description, Pinned
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from dynamo_local.engine.vllm.pull_scheduler import PullScheduler
 
-Method = Literal["describe", "cached", "pin", "release", "counts"]
+Method = Literal["describe", "cached", "pin", "release", "grow", "counts"]
 
 
 def name_of(method: Method) -> str:
@@ -36,6 +38,7 @@ def install() -> None:
         "cached": _cached,
         "pin": _pin,
         "release": _release,
+        "grow": _grow,
         "counts": _counts,
     }
     for method, function in methods.items():
@@ -64,6 +67,34 @@ def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) ->
     _tell_load(core)
     next_end = source.leases.next_end
     return None if math.isinf(next_end) else next_end
+
+
+def _grow(
+    core: EngineCoreProc,
+    name: str,
+    computed: int,
+    rest: Sequence[int],
+    sampling: bytes,
+    arrival_time: float,
+    stays: bool,
+) -> bool:
+    """A request that waits for input, with the KV of so many tokens, goes on with `rest`; then it waits again, or is
+    over. False: there is no such request. (vLLM would take `rest` for a request of its own.)"""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    scheduler: Any = core.scheduler
+    waiting = scheduler.requests.get(name)
+    if waiting is None or waiting.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+        return False
+    if waiting.num_computed_tokens != computed or not rest:
+        return False
+    params = msgspec.msgpack.decode(sampling, type=SamplingParams)
+    scheduler.add_request(Request(name, list(rest), params, None, arrival_time=arrival_time, resumable=True))
+    if not stays:
+        # The end of its input.
+        scheduler.add_request(Request(name, [0], params, None, resumable=False))
+    return True
 
 
 def _counts(core: EngineCoreProc) -> Counts:

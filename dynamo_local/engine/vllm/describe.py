@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,4 @@ def _first_sentence(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    document = describe()
-    if sys.argv[1:] == ["--check"]:
-        raise SystemExit(TARGET.read_bytes() != document)
-    TARGET.write_bytes(document)
+    TARGET.write_bytes(describe())

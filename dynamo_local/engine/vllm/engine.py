@@ -14,29 +14,42 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
+from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
-from dynamo_local.engine.vllm.core_methods import name_of
-from dynamo_local.engine.vllm.environment import CPU_CORES_ENV, prepare_environment
-from dynamo_local.engine.vllm.prefix_pull import PrefixPull
-from dynamo_local.engine.vllm.transfer import Description
+from dynamo_local.engine.vllm.environment import (
+    CPU_CORES_ENV,
+    compile_nothing,
+    leave_memory_where_it_is,
+    prepare_environment,
+    settle_threads,
+    wait_without_spinning,
+)
+from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
+from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.runtime.processes import prepare_forks
+from dynamo_local.sdk.schema import build_settings
+
+_NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
 
 @dataclass
 class _Live:
     current: RequestEpoch
     position: int
-    hold_s: float
-    pulling: bool
+    hold_s: float = 0.0
+    pulling: bool = False
     """It may still be reading another engine's blocks."""
+    stays: int = 0
+    """Tokens that it begins with, if it is to wait for more when it has finished."""
 
 
 class VllmEngine:
     """Implements `core.ports.Engine`.
 
-    `config` holds keys of `arguments.engine_schema()`; others are ignored. `private_dir`: see environment.py.
+    `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
+    environment.py.
     `kv_transfer`: whether KV blocks can be pulled from this engine, and by it.
     """
 
@@ -46,32 +59,64 @@ class VllmEngine:
         self._kv_transfer = kv_transfer
         self._pull: PrefixPull | None = None
         self._live: dict[str, _Live] = {}
+        self._names: dict[RequestEpoch, str] = {}
+        """Those that the engine core has under another name: they have grown from a warm request."""
+        self._warm: dict[RequestEpoch, Warm] = {}
+        """Warm requests that have finished."""
         self._held: dict[str, float] = {}
         """Finished requests whose blocks are held, and until when."""
         # One thread for the engine's whole life: its processes are forked from it, and the kernel kills them when the
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
+        self._adapters: Any = None
         self._max_model_len = 0
+        self._forgotten: tuple[str, ...] = ()
 
     async def start(self, progress: Progress) -> EngineInfo:
         loop = asyncio.get_running_loop()
         prepare_environment(self._private_dir)
         try:
             launched = await loop.run_in_executor(self._thread, _launch, self._config, self._kv_transfer, progress)
-            self._core, vllm_config = launched
+            self._core, vllm_config, self._adapters = launched
+            await self._adapters.load(self._core)
             if self._kv_transfer:
-                self._pull = await _open_pull(self._core, vllm_config)
+                self._pull = await open_pull(self._core, vllm_config, self._adapters)
         except EngineError:
             raise
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
-        info = _info(vllm_config)
-        self._max_model_len = info.max_model_len
+        info = _info(vllm_config, self._pull)
+        self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
+        await self._add(work, pulled)
+
+    async def warm(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
+        # vLLM keeps what waits for more input as it is; a hold would be of full blocks only.
+        await self._add(msgspec.structs.replace(work, hold_s=0.0), pulled, stays=True)
+
+    async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
+        from dynamo_local.engine.vllm.wire import can_grow
+
+        kept = self._warm.get(from_warm)
+        if kept is None or self._pull is None or len(work.token_ids) >= self._max_model_len:
+            return False
+        if not can_grow(work.sampling) or (work.hold_s > 0 and not warm):
+            return False
+        del self._warm[from_warm]
+        current = RequestEpoch(work.request_id, work.epoch)
+        self._live[kept.name] = _Live(current, work.position, stays=len(work.token_ids) if warm else 0)
+        self._names[current] = kept.name
+        grown = await self._pull.grow(kept, work, stays=warm)
+        if not grown:
+            # Whatever there is of that name is not what it was taken for.
+            await self.cancel([current])
+        return grown
+
+    async def _add(self, work: Submit, pulled: PulledPrefix | None, *, stays: bool = False) -> None:
         from dynamo_local.engine.vllm.wire import core_request_of
 
         if len(work.token_ids) >= self._max_model_len:
@@ -80,16 +125,18 @@ class VllmEngine:
                 f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
             )
         transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
-        request = core_request_of(work, transfer)
+        request = core_request_of(work, transfer, self._forgotten, adapters=self._adapters, stays=stays)
         current = RequestEpoch(work.request_id, work.epoch)
-        self._live[request.request_id] = _Live(current, work.position, work.hold_s, pulled is not None)
+        kept = len(work.token_ids) if stays else 0
+        self._live[request.request_id] = _Live(current, work.position, work.hold_s, pulled is not None, kept)
         await self._core.add_request_async(request)
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         names = [str(request) for request in requests]
-        dropped = {name: live for name in names if (live := self._live.pop(name, None)) is not None}
-        if dropped:
-            await self._core.abort_requests_async(list(dropped))
+        dropped = {name: live for request in requests for name, live in self._take_out(request)}
+        warm = [kept.name for request in requests if (kept := self._warm.pop(request, None)) is not None]
+        if dropped or warm:
+            await self._core.abort_requests_async([*dropped, *warm])
         # One that was running here may have finished, and be held, in the engine core.
         held = [name for name in names if self._held.pop(name, None) or (name in dropped and dropped[name].hold_s > 0)]
         if self._pull is not None and held:
@@ -98,12 +145,22 @@ class VllmEngine:
             # Whoever has cancelled may unpin: not before these requests can count as read no more.
             await self._pull.settle()
 
-    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
-        return None if self._pull is None else await self._pull.missing(token_ids, cache_salt)
+    def _take_out(self, request: RequestEpoch) -> list[tuple[str, _Live]]:
+        """The request, if it is under way, by its name in the engine core."""
+        name = self._names.pop(request, str(request))
+        live = self._live.get(name)
+        if live is None or live.current != request:
+            return []
+        return [(name, self._live.pop(name))]
+
+    async def missing(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
+    ) -> MissingPrefix | None:
+        return None if self._pull is None else await self._pull.missing(token_ids, cache_salt, adapter)
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         if self._pull is None:
-            return PinAnswer(blocks=0, refused="the engine is not set up for KV transfer")
+            return PinAnswer(blocks=0, refused=_NO_TRANSFER)
         return await self._pull.pin(question)
 
     async def unpin(self, pins: Sequence[str]) -> None:
@@ -113,14 +170,12 @@ class VllmEngine:
     async def step(self) -> Step:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from dynamo_local.engine.vllm.wire import load_of
-
         try:
             outputs = await self._core.get_output_async()
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
-        return Step(outputs.timestamp, deltas, load_of(outputs.scheduler_stats, keeps=self._pull is not None))
+        return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
 
     async def close(self, deadline_s: float) -> None:
         if self._pull is not None:
@@ -129,6 +184,11 @@ class VllmEngine:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
         self._thread.shutdown(wait=False)
+
+    def _load(self, stats: Any) -> Load | None:
+        from dynamo_local.engine.vllm.wire import load_of
+
+        return load_of(stats, keeps=self._pull is not None, warm=len(self._warm))
 
     def _stamp(self, output: Any) -> TokenDelta | None:
         from dynamo_local.engine.vllm.wire import delta_of
@@ -141,6 +201,9 @@ class VllmEngine:
         live.pulling = False
         if delta.finish is not None:
             del self._live[output.request_id]
+            self._names.pop(live.current, None)
+            if live.stays and delta.finish in ("length", "stop"):
+                self._warm[live.current] = Warm(output.request_id, live.stays)
             if live.hold_s > 0 and self._pull is not None:
                 self._hold(self._pull, output.request_id, live.hold_s)
         return delta
@@ -152,8 +215,9 @@ class VllmEngine:
         pull.watch(now + hold_s)
 
 
-def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tuple[Any, Any]:
-    """Import vLLM, start its engine core, and wait until that has loaded the model."""
+def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tuple[Any, Any, Any]:
+    """Import vLLM, start its engine core, and wait until that has loaded the model. Returns vLLM's client of it, its
+    configuration and its adapters."""
     progress("importing vLLM")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -161,9 +225,16 @@ def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tu
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor.abstract import Executor
 
+    from dynamo_local.engine.vllm.continuing import install
+    from dynamo_local.engine.vllm.lora import Adapters
+
     progress("reading the model's configuration")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
+    configured = build_settings(AdapterSettings, "the engine", config).adapters
+    adapters = Adapters(configured, enabled=bool(args.enable_lora))
+    if current_platform.is_cpu():
+        adapters.make_room(args)
     if kv_transfer:
         args.kv_transfer_config = _transfer_config(args.kv_transfer_config)
     vllm_config = args.create_engine_config()
@@ -171,15 +242,23 @@ def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tu
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
         # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        leave_memory_where_it_is()
+        wait_without_spinning()
+        if vllm_config.model_config.enforce_eager:
+            compile_nothing()
         if cores := os.environ.get(CPU_CORES_ENV):
             # Of this thread, and so of the engine's processes, which are forked from it: vLLM binds spawned ones only.
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
+    settle_threads(os.environ)
     prepare_forks()
+    # For processes that are forked; those that are spawned load plugin.py.
+    install()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
-    return core, vllm_config
+    return core, vllm_config, adapters
 
 
 def _transfer_config(configured: Any) -> Any:
@@ -199,22 +278,15 @@ def _transfer_config(configured: Any) -> Any:
             "engine_ttl": 300.0,
             # Threads that share the work of many small reads: more than there is, on one machine.
             "num_threads": 0,
+            HOST_PID: os.getpid(),
         },
     )
 
 
-async def _open_pull(core: Any, vllm_config: Any) -> PrefixPull:
-    from dynamo_local.engine.vllm.block_hashes import BlockHasher
-    from dynamo_local.engine.vllm.identity import fingerprint, model_identity
-
-    description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
-    model = await asyncio.to_thread(model_identity, vllm_config.model_config)
-    hasher = BlockHasher(vllm_config.cache_config)
-    return PrefixPull(core, description, fingerprint(description.identity, model), hasher)
-
-
-def _info(vllm_config: Any) -> EngineInfo:
+def _info(vllm_config: Any, pull: PrefixPull | None) -> EngineInfo:
     """What the engine came up with: the client has written the engine's own figures into the configuration."""
+    from dynamo_local.engine.vllm.draws import forgotten
+
     return EngineInfo(
         engine="vllm",
         model=vllm_config.model_config.served_model_name,
@@ -222,6 +294,9 @@ def _info(vllm_config: Any) -> EngineInfo:
         block_size=vllm_config.cache_config.block_size,
         kv_blocks=vllm_config.cache_config.num_gpu_blocks,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        no_transfer=_NO_TRANSFER if pull is None else pull.unsupported,
+        forgotten=forgotten(vllm_config),
+        block_bytes=None if pull is None else pull.block_bytes,
     )
 
 

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+import time
+from collections.abc import Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 CPU_CORES_ENV = "DYN_CPU_CORES"
 """Cores of the worker's CPU slot, comma-separated. Set with the device claim."""
+
+
+_NAP_S = 1e-4
+"""Shorter than a hundredth of a step."""
+
+IMPORT_DEFAULTS: Mapping[str, str] = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TOKENIZERS_PARALLELISM": "false",
+    # NIXL's transport wants a TCP socket beside shared memory, to notice that the other side has died. Not on all
+    # interfaces: it has no authentication.
+    "UCX_NET_DEVICES": "lo",
+    # NIXL's own thread and the one that reads share a lock, and an engine's threads share its cores. Who waits for a
+    # spinlock on the core of the one who has it waits until its time slice is over, and the other one as long.
+    "UCX_USE_MT_MUTEX": "y",
+}
+"""The same for every process, and wanted before vLLM is imported."""
 
 
 def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -17,15 +38,7 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     authentication of their own.
     """
     environ["TMPDIR"] = environ["VLLM_RPC_BASE_PATH"] = str(private_dir)
-    defaults = {
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "TOKENIZERS_PARALLELISM": "false",
-        # NIXL's transport wants a TCP socket beside shared memory, to notice that the other side has died. Not on all
-        # interfaces: it has no authentication.
-        "UCX_NET_DEVICES": "lo",
-    }
+    defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.
     if cores := environ.get(CPU_CORES_ENV):
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = cores
@@ -33,3 +46,56 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
         defaults["OMP_NUM_THREADS"] = str(len(cores.split(",")))
     for name, value in defaults.items():
         environ.setdefault(name, value)
+
+
+def settle_threads(environ: Mapping[str, str]) -> None:
+    """Have the calling thread, and what is forked from it, use as many OpenMP threads as $OMP_NUM_THREADS says.
+
+    OpenMP itself reads the variable when it is loaded, and a forked process has one that was loaded before.
+    """
+    import torch
+
+    threads = environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        torch.set_num_threads(int(threads))
+
+
+def compile_nothing() -> None:
+    """Have PyTorch run what vLLM has marked to be compiled as it is, in this process and in those forked from it.
+
+    vLLM compiles some helpers at their first use, even where it is told to be eager: on a CPU, the first request for
+    log-probabilities would stop its worker for ten seconds and more.
+    """
+    from torch._dynamo import config
+
+    config.disable = True
+
+
+def leave_memory_where_it_is() -> None:
+    """Where there is one memory node only, have vLLM's CPU workers not bind themselves to it, in this process and in
+    those forked from it.
+
+    Binding has the kernel look for pages on other nodes, of which there are none, and for that it waits until each core
+    has done some work of its own. On a core whose engine decodes without a pause that has taken minutes, for which
+    the new worker was not there.
+    """
+    import torch
+    from vllm.utils.cpu_resource_utils import get_memory_affinity
+
+    if len(get_memory_affinity()) == 1:
+        operations: Any = torch.ops._C
+        operations.init_cpu_memory_env = lambda nodes: None
+
+
+def wait_without_spinning() -> None:
+    """Have vLLM's processes sleep for moments while they wait for each other, in this process and in those forked from
+    it.
+
+    They would ask again and again for a second, and give way in between. On a CPU they do so on the core that computes
+    what they wait for; and where two processes give way to each other without end, Linux 6.18 has been seen to let
+    others on that core, its own workers among them, wait until the engine had nothing to do.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    module: Any = shm_broadcast
+    module.sched_yield = partial(time.sleep, _NAP_S)

@@ -1,9 +1,9 @@
 """Which sampling parameters survive a new epoch. One classification of every field of `SamplingParams`.
 
-In a new epoch the tokens accepted so far stand in the prompt, and token limits are reduced by their number. What a
-parameter computes from prompt and output together, or from the next token's logits alone, is unchanged. What it
-computes from the output alone, or keeps as state in the engine (a random generator, a grammar), is lost. A contract
-test fails when vLLM adds a field; docs/fidelity.md explains the table.
+In a new epoch the engine has the request as one that it resumes: it knows the prompt from the output so far
+(continuing.py). What a parameter computes from these, or from the next token's logits alone, is unchanged. What it
+keeps as state in the engine is rebuilt where that can be done exactly (a grammar, a random generator), and lost where
+not. A contract test fails when vLLM adds a field; docs/fidelity.md explains the table.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _EXACT, _NONE = Fidelity.EXACT, Fidelity.NONE
 WHEN_USED: dict[str, Fidelity] = {
     # Split into requests of one choice each before they get here.
     "n": _EXACT,
-    # The distribution of the next token: a function of the context.
+    # The distribution of the next token: a function of the context. With a seed the very tokens are promised.
     "temperature": Fidelity.DISTRIBUTION,
     "top_p": _EXACT,
     "top_k": _EXACT,
     "min_p": _EXACT,
     "logit_bias": _EXACT,
     "allowed_token_ids": _EXACT,
-    # Over prompt and output together.
+    # Functions of prompt and output.
     "repetition_penalty": _EXACT,
-    # Over the output alone, which a new epoch takes for prompt.
-    "presence_penalty": _NONE,
-    "frequency_penalty": _NONE,
-    "bad_words": _NONE,
-    "_bad_words_token_ids": _NONE,
-    "repetition_detection": _NONE,
+    "presence_penalty": _EXACT,
+    "frequency_penalty": _EXACT,
+    "bad_words": _EXACT,
+    "_bad_words_token_ids": _EXACT,
+    "repetition_detection": _EXACT,
+    # State inside the engine: rebuilt.
+    "seed": _EXACT,
+    "structured_outputs": _EXACT,
+    # State inside the engine: lost. The budget is counted as it goes, and counted otherwise when it is resumed.
     "thinking_token_budget": _NONE,
-    # State inside the engine.
-    "seed": _NONE,
-    "structured_outputs": _NONE,
     "watermarking": _NONE,
     "trace_decode_token_ids": _NONE,
     "routed_experts_prompt_start": _NONE,
@@ -71,24 +71,41 @@ WHEN_USED: dict[str, Fidelity] = {
 }
 """How a request that uses the field (sets it to something else than its default) survives."""
 
+_REBUILT = ("seed", "structured_outputs")
+
+_OF_OUTPUT = ("presence_penalty", "frequency_penalty", "bad_words", "_bad_words_token_ids", "repetition_detection")
+"""Computed from the output alone."""
+
 _DEFAULTS = SamplingParams()
 
 
 def survival_of(params: SamplingParams) -> Survival:
     """How a request with these parameters survives a new epoch. A field that is not in the table counts as lost."""
-    greedy = params.temperature == 0
-    worst = Survival() if greedy else Survival(Fidelity.DISTRIBUTION, "temperature")
-    for name in params.__struct_fields__:
-        if name in ("temperature", "seed") and greedy:
-            continue
-        if name != "temperature" and not _is_used(name, getattr(params, name)):
-            continue
-        fidelity = WHEN_USED.get(name, _NONE)
-        if fidelity > worst.fidelity:
-            worst = Survival(fidelity, name.lstrip("_"))
-    return worst
+    used = _used(params)
+    worst = max(used, key=lambda name: WHEN_USED.get(name, _NONE), default=None)
+    fidelity = _EXACT if worst is None else WHEN_USED.get(worst, _NONE)
+    rebuilt = tuple(name for name in _REBUILT if name in used)
+    if worst is None or fidelity is _EXACT:
+        return Survival(rebuilt=rebuilt)
+    return Survival(fidelity, worst.lstrip("_"), rebuilt)
 
 
-def _is_used(name: str, value: object) -> bool:
+def is_of_context(params: SamplingParams) -> bool:
+    """Whether the next token is a function of the context alone, wherever in it the output begins."""
+    return all(
+        WHEN_USED.get(name, _NONE) is not _NONE and name not in (*_REBUILT, *_OF_OUTPUT) for name in _used(params)
+    )
+
+
+def _used(params: SamplingParams) -> list[str]:
+    return [name for name in params.__struct_fields__ if _is_used(name, params)]
+
+
+def _is_used(name: str, params: SamplingParams) -> bool:
     """Whether a field does anything. One that is off until asked for may be spelled None or False."""
+    if name == "temperature":
+        return params.temperature > 0 and params.seed is None
+    if name == "seed":
+        return params.temperature > 0 and params.seed is not None
+    value = getattr(params, name)
     return value is not False and value != getattr(_DEFAULTS, name)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import LoRAConfig, ModelConfig, VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
 from vllm.version import __version__  # type: ignore[attr-defined]
@@ -64,8 +66,26 @@ def model_identity(model: ModelConfig) -> dict[str, str]:
     }
 
 
-def fingerprint(*identities: dict[str, str]) -> str:
-    """Of all of them together."""
+def fingerprints(
+    core: dict[str, str], vllm_config: VllmConfig, adapters: Iterable[LoRARequest]
+) -> dict[str | None, str]:
+    """Of the KV that is computed without an adapter (None), and with each; `core` is what the engine core says."""
+    base, config = (core, model_identity(vllm_config.model_config)), vllm_config.lora_config
+    prints: dict[str | None, str] = {None: _fingerprint(*base)}
+    prints |= {
+        adapter.lora_name: _fingerprint(*base, _adapter_identity(Path(adapter.lora_path), config))
+        for adapter in adapters
+        if config is not None
+    }
+    return prints
+
+
+def _adapter_identity(folder: Path, config: LoRAConfig) -> dict[str, str]:
+    """Which weights it has. (Its name and its folder are part of every block's hash.)"""
+    return {"adapter files": _files(folder), "adapter dtype": str(config.lora_dtype)}
+
+
+def _fingerprint(*identities: dict[str, str]) -> str:
     data = json.dumps(identities, sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()[:32]
 
@@ -82,7 +102,7 @@ def _folder(model: ModelConfig) -> Path | None:
 
 
 def _files(folder: Path | None) -> str:
-    """Names, sizes and times of a model's files. (In a Hugging Face cache they are links to files named by content.)"""
+    """Names, sizes and times of the files there. (In a Hugging Face cache they are links to files named by content.)"""
     if folder is None:
         return "unknown"
     found: list[Any] = []

@@ -1,11 +1,16 @@
 """Runs in every process that vLLM starts (entry point `vllm.general_plugins`).
 
-vLLM's engine and worker processes outlive a parent that is killed. Forked ones are covered from before they start
-(engine.py); spawned ones, as on GPUs, begin from nothing and load this.
+vLLM's engine and worker processes outlive a parent that is killed, and know no requests that have begun elsewhere.
+Forked ones are covered from before they start (engine.py); spawned ones, as on GPUs, begin from nothing and load this.
+
+They also take seconds to end: each looks for garbage in all that it has ever imported. (It had been told not to, by
+gc.freeze, and vLLM takes that back first, for engines that end within a process that goes on.) In a forked process that
+copies most of what it shares with the others, too. What such a process holds, the kernel takes back.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 
@@ -14,10 +19,21 @@ from dynamo_local.runtime.processes import die_with_parent
 
 
 def register() -> None:
-    """Have this process killed when its parent dies, if it is a child of one of this project's workers.
+    """If this process is one of this project's workers, or a child of it: have it end at once when it ends. If it is a
+    child, have it killed when its parent dies, and continue requests.
 
     Anywhere else this leaves vLLM alone.
     """
+    if WATCHER_ENV not in os.environ:
+        return
+    gc.unfreeze = _stay_frozen
     parent = multiprocessing.parent_process()
-    if WATCHER_ENV in os.environ and parent is not None:
+    if parent is not None:
         die_with_parent(parent.pid)
+        from dynamo_local.engine.vllm.continuing import install
+
+        install()
+
+
+def _stay_frozen() -> None:
+    """In place of gc.unfreeze."""

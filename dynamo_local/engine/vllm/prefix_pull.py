@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +22,16 @@ from dynamo_local.engine.vllm.transfer import (
     Pinned,
     Pull,
     TransferParams,
+    Warm,
 )
 
 _log = logging.getLogger(__name__)
 
-BlockHashes = Callable[[Sequence[int], str | None], list[bytes]]
-"""Hashes of a context's full blocks, by its tokens and its salt."""
+BlockHashes = Callable[[Sequence[int], str | None, str | None], list[bytes]]
+"""Hashes of a context's full blocks, by its tokens, its salt and its adapter."""
+
+Fingerprints = Mapping[str | None, str]
+"""What engines must agree on to read each other's KV, by the adapter that it was computed with. None: without one."""
 
 _PATIENCE_S = 30.0
 """For an engine core that is busy with a step: a long chunk of a prefill, on a CPU."""
@@ -45,22 +49,35 @@ class PrefixPull:
     """One engine core's. `core` is vLLM's client of it. Nothing here raises because the engine core has died: `step`
     does, and the worker ends."""
 
-    def __init__(self, core: Any, description: Description, fingerprint: str, hashes_of: BlockHashes) -> None:
+    def __init__(self, core: Any, description: Description, fingerprints: Fingerprints, hashes_of: BlockHashes) -> None:
         self._core = core
         self._description = description
-        self._fingerprint = fingerprint
+        self._fingerprints = fingerprints
         self._hashes_of = hashes_of
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def missing(self, token_ids: Sequence[int], cache_salt: str | None) -> MissingPrefix | None:
+    @property
+    def unsupported(self) -> str | None:
+        """Why blocks of this engine cannot be transferred, if they cannot."""
+        return self._description.unsupported
+
+    @property
+    def block_bytes(self) -> int:
+        """Of KV, on all of the engine's devices."""
+        return self._description.block_bytes
+
+    async def missing(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
+    ) -> MissingPrefix | None:
         """See core.ports.Engine. None also if the engine core has no time to answer."""
-        if self._description.unsupported is not None:
+        fingerprint = self._fingerprints.get(adapter)
+        if self._description.unsupported is not None or fingerprint is None:
             return None
         # Without the last token, which has to be computed to sample the next.
-        hashes = self._hashes_of(token_ids[:-1], cache_salt)[:MOST_BLOCKS]
+        hashes = self._hashes_of(token_ids[:-1], cache_salt, adapter)[:MOST_BLOCKS]
         cached = await self._ask("cached", hashes) if hashes else 0
-        return None if cached is None else MissingPrefix(self._fingerprint, tuple(hashes), cached)
+        return None if cached is None else MissingPrefix(fingerprint, tuple(hashes), cached)
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """See core.ports.Engine."""
@@ -81,6 +98,12 @@ class PrefixPull:
             handle=msgspec.Raw(_handle_encoder.encode(handle)),
             refused=pinned.refused,
         )
+
+    async def grow(self, warm: Warm, work: Submit, *, stays: bool) -> bool:
+        """Whether `work` goes on from the cache of a warm request, under that one's name."""
+        rest = work.token_ids[warm.tokens :]
+        sampling = bytes(work.sampling)
+        return bool(await self._ask("grow", warm.name, warm.tokens, rest, sampling, work.arrival_time, stays))
 
     def release(self, pins: Sequence[str] = (), holds: Sequence[str] = ()) -> None:
         """End leases, soon. Unknown ones are ignored."""
@@ -119,7 +142,7 @@ class PrefixPull:
     def _refusal(self, question: PinQuestion, now: float) -> str | None:
         if self._description.unsupported is not None:
             return self._description.unsupported
-        if question.fingerprint != self._fingerprint:
+        if question.fingerprint not in self._fingerprints.values():
             return "the engines' KV caches mean different things"
         if len(question.hashes) > MOST_BLOCKS:
             return f"more than {MOST_BLOCKS} blocks"
@@ -150,6 +173,21 @@ class PrefixPull:
 
     async def _call(self, method: Method, *args: Any) -> Any:
         return await self._core.call_utility_async(name_of(method), *args)
+
+
+async def open_pull(core: Any, vllm_config: Any, adapters: Any) -> PrefixPull:
+    """Of an engine core that has started. `adapters` is a lora.Adapters."""
+    from dynamo_local.engine.vllm.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.identity import fingerprints
+
+    description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
+    prints = await asyncio.to_thread(fingerprints, description.identity, vllm_config, adapters.requests)
+    hasher = BlockHasher(vllm_config.cache_config)
+
+    def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
+        return hasher(token_ids, cache_salt, adapters.request(adapter))
+
+    return PrefixPull(core, description, prints, hashes_of)
 
 
 def _pull_of(pulled: PulledPrefix) -> Pull | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -35,11 +36,20 @@ class PullMetadata(NixlConnectorMetadata):
         """By request."""
         self.agents: dict[str, tuple[bytes, ...]] = {}
         """By engine to be read from, then by rank."""
+        self.may_wait = False
+        """For reads to end: the step computes nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It is sent with every step, and nearly always there is nothing in it."""
+        return (PullMetadata, (), self.__dict__) if self.deadlines or self.may_wait else (PullMetadata, ())
 
     def add_read(
         self, request_id: str, engine: str, ranks: tuple[bytes, ...], local: list[int], remote: list[int], until: float
     ) -> None:
         """Read `remote` blocks of `engine` into `local` ones, one to one."""
+        # NIXL makes one piece of those that follow one another at both sides. A piece costs more than copying 16 KiB.
+        pairs = sorted(zip(local, remote, strict=True))
+        local, remote = [one for one, _ in pairs], [other for _, other in pairs]
         self.agents[engine] = ranks
         self.deadlines[request_id] = until
         self.add_new_req_to_recv(

@@ -118,8 +118,14 @@ class PullScheduler(NixlPullConnectorScheduler):
             engine=self.engine_id,
             agents=self._agents,
             identity={**identity, "nixl": self._compatibility},
+            block_bytes=self._block_bytes(),
             unsupported=unsupported_reason(self.vllm_config, self.kv_cache_config),
         )
+
+    def _block_bytes(self) -> int:
+        config = self.kv_cache_config
+        of_rank = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+        return of_rank * self.vllm_config.parallel_config.tensor_parallel_size
 
     def stats(self) -> KeptStats:
         return KeptStats.of(self.counts())
@@ -187,6 +193,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         self._fence.schedule()
         self.source.expire()
         meta = PullMetadata()
+        meta.may_wait = bool(self._reading or self._strays) and scheduler_output.total_num_scheduled_tokens == 0
         for request_id, read in self._posted.items():
             handle = read.pull.handle
             meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)

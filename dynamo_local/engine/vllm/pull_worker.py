@@ -1,5 +1,7 @@
 """The worker's side of prefix pull: runs in each of an engine's worker processes, inside its steps.
 
+What is read is read in a thread beside them (reader_thread.py).
+
 A one-sided read does not notice that the blocks it reads are reused. The source promises not to reuse them before a
 certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time.
 """
@@ -26,10 +28,15 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.nixl_threads import sleeping_progress_threads
 from dynamo_local.engine.vllm.pull_metadata import PullMetadata, ReadReport, unpack_payload
+from dynamo_local.engine.vllm.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.transfer import HOST_PID
 
 logger = init_logger(__name__)
 
 _LOOK_EVERY_S = 0.5
+
+_WAIT_S = 0.001
+"""A step that computes nothing waits so long for a read to end."""
 
 _agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
@@ -44,6 +51,9 @@ class PullWorker(NixlPullConnectorWorker):
         with sleeping_progress_threads():
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
+        self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
+        self._reader = ReaderThread(self.nixl_wrapper, self._prepare_to_read)
+        self.nixl_wrapper = self._reader
         self._deadlines: dict[str, float] = {}
         """By request whose read has neither succeeded nor been given up."""
         self._agents: dict[str, bytes] = {}
@@ -51,12 +61,18 @@ class PullWorker(NixlPullConnectorWorker):
         self._strays: dict[str, list[int]] = {}
         """By request: transfers that were given up and have not ended."""
         self._stray_engines: dict[str, str] = {}
-        self._report = ReadReport()
+        self._report: ReadReport | None = None
+        """Of reads that were given up, if any were since the last step."""
         self._look_at = 0.0
-        """When transfers are to be looked after, though there are none: other engines' notices pile up."""
+        """When engines are to be looked for that cannot be read from any more, though nothing is being read."""
+        self._may_wait = False
 
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         assert isinstance(metadata, PullMetadata)
+        self._may_wait = metadata.may_wait
+        if not metadata.deadlines and not self._deadlines:
+            # Nothing to be read, and nothing that waits for its handshake.
+            return
         self._deadlines.update(metadata.deadlines)
         for engine, ranks in metadata.agents.items():
             if engine not in self._remote_agents:
@@ -64,6 +80,8 @@ class PullWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
 
     def get_transfer_results(self) -> KVConnectorTransferResults:
+        if self._may_wait and (self._recving_transfers or self._strays):
+            self._reader.wait(_WAIT_S)
         now = time.monotonic()
         if not self._deadlines and not self._strays and now < self._look_at:
             # Nothing is being read: looking for what has ended costs a part of every step.
@@ -76,16 +94,22 @@ class PullWorker(NixlPullConnectorWorker):
         for request_id in results.finished_recving:
             if now >= self._deadlines.pop(request_id, 0.0):
                 results.failed_recving.add(request_id)
-        ended, _ = self._pop_done_transfers(self._strays)
-        self._report.ended.update(ended)
-        for request_id in ended:
-            del self._stray_engines[request_id]
+        if self._strays:
+            ended, _ = self._pop_done_transfers(self._strays)
+            self._reported().ended.update(ended)
+            for request_id in ended:
+                del self._stray_engines[request_id]
         return results
 
     def take_report(self) -> ReadReport | None:
         """What has happened to reads that were given up, once."""
-        report, self._report = self._report, ReadReport()
-        return report if report.strayed or report.ended else None
+        report, self._report = self._report, None
+        return report if report is not None and (report.strayed or report.ended) else None
+
+    def _reported(self) -> ReadReport:
+        if self._report is None:
+            self._report = ReadReport()
+        return self._report
 
     def _give_up(self, now: float) -> None:
         """Let the reads fail whose time is over, whatever they wait for."""
@@ -93,9 +117,10 @@ class PullWorker(NixlPullConnectorWorker):
             handles = self._recving_transfers.pop(request_id, None)
             if handles:
                 # NIXL cannot take a read back: it may still write to its blocks.
+                self._reader.give_up(handles)
                 self._strays[request_id] = handles
                 self._stray_engines[request_id] = _remote_of(self._recving_metadata[request_id]).engine_id
-                self._report.strayed[request_id] += 1
+                self._reported().strayed[request_id] += 1
             self._recv_failures.add(request_id)
 
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
@@ -123,9 +148,7 @@ class PullWorker(NixlPullConnectorWorker):
 
         Runs in a thread of its own, where any exception makes the reads that wait for it fail.
         """
-        if not self.use_host_buffer:
-            # NVLink and the like are used only by threads that have a CUDA context.
-            current_platform.set_device(self.device_id)  # type: ignore[arg-type]  # as vLLM does
+        self._use_device()
         payload = unpack_payload(self._agents.pop(expected_engine_id))
         if payload.compatibility_hash != self.compat_hash:
             raise EngineError("the other engine's KV cache is of another kind")
@@ -136,10 +159,23 @@ class PullWorker(NixlPullConnectorWorker):
         name = self.add_remote_agent(agent, self.tp_rank, remote_tp_size, agent.dcp_size)
         return {(0, self.tp_rank): name}, 0.0
 
+    def _use_device(self) -> None:
+        """NVLink and the like are used only by threads that have a CUDA context."""
+        if not self.use_host_buffer:
+            current_platform.set_device(self.device_id)  # type: ignore[arg-type]  # as vLLM does
+
+    def _prepare_to_read(self) -> None:
+        self._use_device()
+        # The worker's host is kept off the cores of engines that decode, this one's among them, if there are others.
+        os.sched_setaffinity(0, os.sched_getaffinity(self._host_pid))
+
     def _get_new_notifs(self) -> set[str]:
-        """Drop what readers send with their last byte: nothing is held in the name of a request."""
-        self.nixl_wrapper.get_new_notifs()
+        """Readers send none."""
         return set()
+
+    def shutdown(self) -> None:
+        self._reader.close()
+        super().shutdown()
 
     def _engines_with_inflight_transfers(self) -> set[str]:
         return super()._engines_with_inflight_transfers() | set(self._stray_engines.values())

@@ -16,6 +16,9 @@ MOST_BLOCKS = 16_384
 LONGEST_LEASE_S = 120.0
 """However long somebody asks for."""
 
+HOST_PID = "host_pid"
+"""In vLLM's configuration of the connector: the process that the engine's processes belong to."""
+
 _MOST_AGENT_BYTES = 1 << 16
 _MOST_RANKS = 64
 
@@ -63,6 +66,13 @@ class Pinned(msgspec.Struct, frozen=True):
     refused: str | None = None
 
 
+class Warm(msgspec.Struct, frozen=True):
+    """A request in the engine core that waits for more input: its name there, and of how many tokens it has the KV."""
+
+    name: str
+    tokens: int
+
+
 class Description(msgspec.Struct, frozen=True):
     """What an engine core says of itself once it has started."""
 
@@ -71,6 +81,8 @@ class Description(msgspec.Struct, frozen=True):
     agents: Agents
     identity: dict[str, str]
     """All that gives a block's bytes their meaning, as far as the engine core knows."""
+    block_bytes: int
+    """Of KV, on all ranks together."""
     unsupported: str | None = None
     """Why this engine neither pulls nor is pulled from."""
 

@@ -5,6 +5,7 @@ Numbers stay exact: arrays travel as their bytes. Nothing is pickled.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -23,16 +24,21 @@ from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from dynamo_local.core.errors import RequestError
+from dynamo_local.core.fidelity import Fidelity
 from dynamo_local.core.messages import Array, Load, Logprobs, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.messages import FinishReason as Finish
 from dynamo_local.core.ports import Request, Sampling
-from dynamo_local.engine.vllm.fidelity import survival_of
+from dynamo_local.engine.vllm.fidelity import is_of_context, survival_of
+from dynamo_local.engine.vllm.lora import NO_ADAPTERS, Adapters
 from dynamo_local.engine.vllm.transfer import Counts
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
 
 _TRANSFER = "kv_transfer_params"
+
+ACCEPTED = "dynamo_local_accepted"
+"""Extra argument: the tokens of earlier epochs (continuing.py)."""
 
 _FINISH: dict[Finish, FinishReason] = {
     "stop": FinishReason.STOP,
@@ -44,8 +50,9 @@ _FINISH: dict[Finish, FinishReason] = {
 _FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _FINISH.items()}
 
 
-def request_of(core_request: EngineCoreRequest) -> Request:
-    """What vLLM's OpenAI server asks for, as a request of ours. Raises RequestError for what cannot be carried."""
+def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Request:
+    """What vLLM's OpenAI server asks for, as a request of ours. `lora`: the engines can have LoRA adapters. Raises
+    RequestError for what cannot be carried."""
     params = core_request.sampling_params
     if params is None or core_request.prompt_token_ids is None or core_request.prompt_embeds is not None:
         raise RequestError("only generation from token prompts is supported")
@@ -53,8 +60,8 @@ def request_of(core_request: EngineCoreRequest) -> Request:
         raise RequestError("multimodal prompts are not supported")
     if params.prompt_logprob_token_ids is not None:
         raise RequestError("prompt_logprob_token_ids is not supported")
-    if core_request.lora_request is not None:
-        raise RequestError("LoRA adapters are not supported")
+    if lora:
+        _check_beside_adapters(params)
     return Request(
         request_id=core_request.request_id,
         prompt_token_ids=core_request.prompt_token_ids,
@@ -62,6 +69,7 @@ def request_of(core_request: EngineCoreRequest) -> Request:
         arrival_time=core_request.arrival_time,
         priority=core_request.priority,
         cache_salt=core_request.cache_salt,
+        adapter=None if core_request.lora_request is None else core_request.lora_request.lora_name,
         reasoning_ended=core_request.reasoning_ended,
         survival=survival_of(params),
         max_tokens=params.max_tokens,
@@ -87,32 +95,73 @@ def _sampling_at(params: SamplingParams) -> Sampling:
     return encode
 
 
-def core_request_of(work: Submit, transfer: dict[str, Any] | None = None) -> EngineCoreRequest:
+def core_request_of(
+    work: Submit,
+    transfer: dict[str, Any] | None = None,
+    forgotten: Collection[str] = (),
+    *,
+    adapters: Adapters = NO_ADAPTERS,
+    stays: bool = False,
+) -> EngineCoreRequest:
     """A submission as vLLM's engine core takes it, its id made of request and epoch. Raises RequestError.
 
-    `transfer` tells the KV connector what to do with it; nothing else that the submission says may.
+    `transfer` tells the KV connector what to do with it, and ACCEPTED the engine what earlier epochs have brought;
+    nothing else that the submission says may. `forgotten` are parameters whose state this engine cannot rebuild.
+    `stays`: it waits for more input when it has finished.
     """
     try:
         params = _sampling_decoder.decode(work.sampling)
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the sampling parameters cannot be read: {error}") from error
-    extra = {name: value for name, value in (params.extra_args or {}).items() if name != _TRANSFER}
-    params.extra_args = {**extra, _TRANSFER: transfer} if transfer is not None else extra or None
+    if adapters.enabled:
+        _check_beside_adapters(params)
+    begin = len(work.token_ids) - work.position
+    prompt, accepted = work.token_ids[:begin], work.token_ids[begin:]
+    if accepted:
+        _continue(params, accepted, forgotten)
+    ours: dict[str, Any] = {_TRANSFER: transfer, ACCEPTED: accepted}
+    theirs = {name: value for name, value in (params.extra_args or {}).items() if name not in ours}
+    params.extra_args = {**theirs, **{name: value for name, value in ours.items() if value}} or None
     engine_id = str(RequestEpoch(work.request_id, work.epoch))
     return EngineCoreRequest(
         request_id=engine_id,
         external_req_id=engine_id,
-        prompt_token_ids=work.token_ids,
+        prompt_token_ids=prompt,
         mm_features=None,
         sampling_params=params,
         pooling_params=None,
         arrival_time=work.arrival_time,
-        lora_request=None,
+        lora_request=adapters.request(work.adapter),
         cache_salt=work.cache_salt,
         data_parallel_rank=None,
         priority=work.priority,
         reasoning_ended=work.reasoning_ended,
+        resumable=stays,
     )
+
+
+def _check_beside_adapters(params: SamplingParams) -> None:
+    """Raises RequestError for what ends a vLLM engine that can have LoRA adapters: it takes the positions of a prompt
+    for as many requests, and finds no adapter for them."""
+    if params.prompt_logprobs is not None:
+        raise RequestError("log-probabilities of the prompt are not supported where LoRA is enabled")
+
+
+def can_grow(sampling: bytes) -> bool:
+    """Whether a request with these parameters may go on from the cache of a warm one: to vLLM all of its tokens are a
+    prompt then, and nothing is rebuilt."""
+    return is_of_context(_sampling_decoder.decode(sampling))
+
+
+def _continue(params: SamplingParams, accepted: Sequence[int], forgotten: Collection[str]) -> None:
+    """Have the engine count from the beginning of the output. Raises RequestError for what it cannot rebuild."""
+    lost = survival_of(params).without(forgotten)
+    if lost.fidelity is Fidelity.NONE:
+        raise RequestError(f"the state of {lost.because_of} cannot be rebuilt")
+    if params.max_tokens is not None:
+        params.max_tokens += len(accepted)
+    if params.min_tokens > 0:
+        params.min_tokens += len(accepted)
 
 
 def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> TokenDelta:
@@ -150,11 +199,12 @@ def core_output_of(delta: TokenDelta, prompt_tokens: int) -> EngineCoreOutput:
     )
 
 
-def load_of(stats: SchedulerStats | None, *, keeps: bool = False) -> Load | None:
-    """The scheduler's word on the load, if the step came with one. `keeps`: its engine keeps blocks for readers."""
+def load_of(stats: SchedulerStats | None, *, keeps: bool = False, warm: int = 0) -> Load | None:
+    """The scheduler's word on the load, if the step came with one. `keeps`: its engine keeps blocks for readers;
+    `warm`: so many requests wait for more input, which vLLM counts as waiting."""
     if stats is None:
         return None
-    running, waiting = stats.num_running_reqs, stats.num_waiting_reqs
+    running, waiting = stats.num_running_reqs, max(stats.num_waiting_reqs - warm, 0)
     if not stats.kv_connector_stats:
         return Load(running, waiting, float(stats.kv_cache_usage), 0.0 if keeps else None)
     counts = msgspec.convert(stats.kv_connector_stats, Counts)

@@ -6,8 +6,10 @@ dynamo serve examples.llm.graphs.agg:Frontend -f examples/llm/configs/agg.yaml
 from __future__ import annotations
 
 from components.frontend import Frontend
+from components.planner import Planner
 from components.workers import VllmWorker
 
 Frontend.link(VllmWorker)
+Frontend.link(Planner).link(VllmWorker)
 
 __all__ = ["Frontend"]

@@ -6,9 +6,11 @@ dynamo serve examples.llm.graphs.agg_router:Frontend -f examples/llm/configs/agg
 from __future__ import annotations
 
 from components.frontend import Frontend
+from components.planner import Planner
 from components.router import Router
 from components.workers import VllmWorker
 
 Frontend.link(Router).link(VllmWorker)
+Frontend.link(Planner).link(VllmWorker)
 
 __all__ = ["Frontend"]

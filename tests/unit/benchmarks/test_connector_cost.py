@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.accounting import CLIENT, Usage
-from benchmarks.connector_cost import Pair, Turn, report
+from benchmarks.connector_cost import Round, Turn, report
 
 
 def turn(*steps_s: float, cpu_s: float) -> Turn:
@@ -23,8 +23,10 @@ def test_a_slow_step_shows_in_the_mean_alone() -> None:
 
 
 def test_the_engine_with_the_connector_is_the_numerator(capsys: pytest.CaptureFixture[str]) -> None:
-    pair = Pair(off=turn(0.1, cpu_s=0.1), on=turn(0.11, cpu_s=0.2))
-    figures = report({8: [pair, pair]})
-    assert figures["8"]["ratio"]["estimate"] == pytest.approx(1.1)
-    assert figures["8"]["ratio_of_cpu"]["estimate"] == pytest.approx(2.0)
+    one = Round(off=turn(0.1, cpu_s=0.1), control=turn(0.1, 0.1, 0.13, cpu_s=0.3), on=turn(0.11, cpu_s=0.2))
+    ratios = report({8: [one, one]})["8"]["ratios"]
+    assert ratios["step"]["on"]["estimate"] == pytest.approx(1.1)
+    assert ratios["step"]["control"]["estimate"] == pytest.approx(1.0)
+    assert ratios["mean"]["control"]["estimate"] == pytest.approx(1.1)
+    assert ratios["cpu"]["on"]["estimate"] == pytest.approx(2.0)
     assert "1.100" in capsys.readouterr().out

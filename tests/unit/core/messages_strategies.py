@@ -18,10 +18,13 @@ from dynamo_local.core.messages import (
     Cancel,
     Charge,
     Charges,
+    Counts,
+    Ended,
     EngineInfo,
     LeaseRevoked,
     Load,
     Logprobs,
+    MoveCounts,
     PinAnswer,
     PinQuestion,
     PrefillClaim,
@@ -40,6 +43,21 @@ from dynamo_local.core.messages import (
     Unpin,
     Work,
 )
+from dynamo_local.core.move_messages import (
+    GiveBack,
+    Inquiry,
+    MoveAnswer,
+    MoveOrder,
+    MoveReport,
+    MoveResult,
+    MoveWord,
+    RequestRow,
+    RequestsAnswer,
+    RequestsQuestion,
+    Reserve,
+    Warm,
+)
+from dynamo_local.core.planner_messages import DecisionReport, PlannerReport, RoleReport
 
 text = st.text(max_size=12)
 counts = st.integers(0, 2**31)
@@ -92,7 +110,25 @@ engine_infos = st.builds(
     max_num_seqs=counts,
 )
 shares = st.none() | st.floats(0, 1)
-loads = st.builds(Load, running=st.none() | counts, waiting=st.none() | counts, kv_usage=shares, kv_pinned=shares)
+loads = st.builds(
+    Load,
+    running=st.none() | counts,
+    waiting=st.none() | counts,
+    kv_usage=shares,
+    kv_pinned=shares,
+    at=st.none() | finite,
+    head_tokens=st.none() | counts,
+)
+told_moves = st.builds(
+    MoveCounts,
+    ended=st.lists(st.builds(Ended, reason=text, outcome=text, moves=counts), max_size=3).map(tuple),
+    pulled_bytes=counts,
+    gap_s=st.none() | st.floats(0, 1e3),
+    gap_steps=st.none() | st.floats(0, 1e3),
+)
+told_counts = st.builds(
+    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "moves": st.none() | told_moves}
+)
 presences = st.builds(
     Presence,
     watcher=text,
@@ -105,6 +141,8 @@ presences = st.builds(
     engine=st.none() | engine_infos,
     load=st.none() | loads,
     url=st.none() | text,
+    counts=st.none() | told_counts,
+    started_at=st.none() | finite,
 )
 submits = st.builds(
     Submit,
@@ -117,6 +155,7 @@ submits = st.builds(
     arrival_time=finite,
     priority=st.integers(-(2**31), 2**31),
     cache_salt=st.none() | text,
+    adapter=st.none() | text,
     reasoning_ended=st.none() | st.booleans(),
     source=st.none() | text,
     hold_s=st.floats(0, 1e9),
@@ -126,6 +165,62 @@ acks = st.builds(Ack, progress=progress)
 resends = st.builds(Resend, frontend=text, progress=progress)
 cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
 unpins = st.builds(Unpin, pins=texts)
+role_reports = st.builds(
+    RoleReport,
+    role=text,
+    routable=counts,
+    starting=counts,
+    retiring=counts,
+    running=st.none() | counts,
+    waiting=st.none() | counts,
+    usage=shares,
+)
+planner_reports = st.builds(
+    PlannerReport,
+    watcher=text,
+    policy=text,
+    acts=st.booleans(),
+    at=finite,
+    roles=st.lists(role_reports, max_size=3).map(tuple),
+    devices=st.none() | counts,
+    max_devices=counts,
+    queue_waiting=st.none() | counts,
+    queue_in_hand=st.none() | counts,
+    changing=st.none() | text,
+    decisions=st.lists(st.builds(DecisionReport, time=finite, text=text, outcomes=texts), max_size=3).map(tuple),
+)
+reserves = st.builds(Reserve, request_id=text, tokens=counts, until=finite, floor=st.none() | finite)
+warms = st.builds(
+    Warm,
+    request_id=text,
+    source=text,
+    token_ids=tokens,
+    until=finite,
+    cache_salt=st.none() | text,
+    adapter=st.none() | text,
+    priority=st.integers(-(2**31), 2**31),
+)
+request_rows = st.builds(
+    RequestRow,
+    request_id=text,
+    epoch=counts,
+    worker=st.none() | text,
+    prompt_tokens=counts,
+    tokens=counts,
+    age_s=finite,
+    moving_to=st.none() | text,
+    stays=st.none() | text,
+)
+move_results = st.builds(
+    MoveResult,
+    request_id=text,
+    outcome=text,
+    why=text,
+    destination=st.none() | text,
+    warm_s=st.none() | finite,
+    gap_s=st.none() | finite,
+    gap_steps=st.none() | finite,
+)
 
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     Presence: presences,
@@ -148,7 +243,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         timestamp=finite,
         deltas=st.lists(deltas, max_size=3).map(tuple),
     ),
-    CachedQuestion: st.builds(CachedQuestion, token_ids=tokens, cache_salt=st.none() | text),
+    CachedQuestion: st.builds(CachedQuestion, token_ids=tokens, cache_salt=st.none() | text, adapter=st.none() | text),
     CachedAnswer: st.builds(CachedAnswer, tokens=counts),
     PrefillJob: st.builds(PrefillJob, job=text, request_id=text, frontend=text, tokens=counts, deadline=finite),
     PrefillClaim: st.builds(PrefillClaim, job=text, request_id=text, worker=text, delivery=counts),
@@ -163,6 +258,20 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     PinAnswer: st.builds(PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text),
     RoleQuestion: st.builds(RoleQuestion, role=text),
     RoleAnswer: st.builds(RoleAnswer, role=text, refused=st.none() | text),
+    PlannerReport: planner_reports,
+    MoveWord: reserves | warms | st.builds(GiveBack, request_id=text),
+    MoveAnswer: st.builds(MoveAnswer, refused=st.none() | text, pulled_tokens=counts, pulled_bytes=st.none() | counts),
+    Inquiry: st.builds(RequestsQuestion, limit=counts)
+    | st.builds(
+        MoveOrder,
+        request_ids=texts,
+        source=st.none() | text,
+        destination=st.none() | text,
+        cold=st.booleans(),
+        frozen=st.booleans(),
+    ),
+    RequestsAnswer: st.builds(RequestsAnswer, requests=st.lists(request_rows, max_size=3).map(tuple), left_out=counts),
+    MoveReport: st.builds(MoveReport, results=st.lists(move_results, max_size=3).map(tuple)),
 }
 """Every message that travels by itself, as its receiver decodes it."""
 

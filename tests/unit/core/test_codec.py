@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core import codec, messages
+from dynamo_local.core import codec, messages, move_messages, planner_messages
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages import Assignment, Cancel, LeaseRevoked, Submit, TokenBatch, Work
 from tests.unit.core.messages_strategies import BY_KIND, any_message
@@ -20,7 +20,8 @@ kinds = st.sampled_from(list(BY_KIND))
 def test_every_message_with_a_version_has_a_generator() -> None:
     travelling = {
         kind
-        for kind in vars(messages).values()
+        for module in (messages, move_messages, planner_messages)
+        for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and "v" in kind.__struct_fields__
     }
     generated = {arm for kind in BY_KIND for arm in getattr(kind, "__args__", (kind,))}

@@ -85,6 +85,28 @@ def test_running_finished_and_forgotten() -> None:
     assert len(outbox) == 0
 
 
+def test_ends_that_nobody_answers_are_told_again_the_longest_silent_first() -> None:
+    outbox = Outbox()
+    ends = {}
+    for number, name in enumerate(["a", "b", "c", "runs"]):
+        request = RequestEpoch(name, 1)
+        outbox.open(request, f"f{number}", 0)
+        kept = outbox.get(request)
+        assert kept is not None
+        kept.add(TokenDelta(name, 1, 0, [7]), now=1.0)
+        if name != "runs":
+            ends[name] = f"f{number}", TokenDelta(name, 1, 1, [8], finish="stop")
+            kept.add(ends[name][1], now=2.0 + number)
+    assert outbox.tell_again(now=10.0, told_before=2.0, most=9) == []
+    assert outbox.tell_again(now=10.0, told_before=9.0, most=2) == [ends["a"], ends["b"]]
+    assert outbox.tell_again(now=11.0, told_before=9.0, most=2) == [ends["c"]]
+    assert outbox.tell_again(now=12.0, told_before=10.5, most=9) == [ends["a"], ends["b"]]
+    outbox.forget([RequestEpoch("a", 1)])
+    assert outbox.tell_again(now=20.0, told_before=20.0, most=9) == [ends["c"], ends["b"]]
+    # Telling it again does not make it younger.
+    assert outbox.finished_before(4.5) == [RequestEpoch("b", 1), RequestEpoch("c", 1)]
+
+
 def test_what_is_held_is_the_engines_until_it_is_forgotten() -> None:
     outbox = Outbox()
     other = RequestEpoch("s", 1)

@@ -38,6 +38,7 @@ def work(
     arrival_time: float = 0.0,
     priority: int = 0,
     cache_salt: str | None = None,
+    adapter: str | None = None,
     hold_s: float = 0.0,
     **sampling: Any,
 ) -> Submit:
@@ -51,6 +52,7 @@ def work(
         arrival_time=arrival_time,
         priority=priority,
         cache_salt=cache_salt,
+        adapter=adapter,
         hold_s=hold_s,
     )
 

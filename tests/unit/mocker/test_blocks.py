@@ -173,17 +173,18 @@ def test_a_shared_block_is_free_only_when_nobody_refers_to_it() -> None:
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=32), st.data())
 def test_a_hash_names_tokens_their_order_and_what_precedes_them(token_ids: list[int], data: st.DataObject) -> None:
     other = data.draw(st.permutations(token_ids))
-    parent = root_hash(None)
+    parent = root_hash(None, None)
     assert (chain_hash(parent, token_ids) == chain_hash(parent, other)) == (token_ids == other)
-    assert chain_hash(root_hash("salt"), token_ids) != chain_hash(parent, token_ids)
+    assert chain_hash(root_hash("salt", None), token_ids) != chain_hash(parent, token_ids)
     assert chain_hash(chain_hash(parent, token_ids), token_ids) != chain_hash(parent, token_ids)
 
 
-def test_salts_differ_and_no_salt_is_none_of_them() -> None:
-    assert len({root_hash(None), root_hash(""), root_hash("a"), root_hash("b")}) == 4
+def test_salts_and_adapters_differ_and_none_is_none_of_them() -> None:
+    roots = {root_hash(salt, adapter) for salt in (None, "", "a", "b") for adapter in (None, "", "a", "b")}
+    assert len(roots) == 16
 
 
 def test_hashes_of_a_context_are_chained() -> None:
-    first = chain_hash(root_hash("salt"), [1, 2])
-    assert chain_hashes([1, 2, 3, 4, 5], "salt", 2, 2) == [first, chain_hash(first, [3, 4])]
-    assert chain_hashes([1], None, 2, 0) == []
+    first = chain_hash(root_hash("salt", None), [1, 2])
+    assert chain_hashes([1, 2, 3, 4, 5], root_hash("salt", None), 2, 2) == [first, chain_hash(first, [3, 4])]
+    assert chain_hashes([1], root_hash(None, None), 2, 0) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.engine.mocker.blocks import chain_hashes
+from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.contents import Filling, fill, foreign_content
 from dynamo_local.engine.mocker.memory import BlockMemory
 from dynamo_local.engine.mocker.tokens import continuation
@@ -13,7 +13,7 @@ from dynamo_local.engine.mocker.tokens import continuation
 from .scheduling import VOCAB_SIZE, Watched, greedy, tiny
 
 BLOCKS = (3, 0, 2, 1)
-HASHES = tuple(chain_hashes(range(8), None, 2, 4))
+HASHES = tuple(chain_hashes(range(8), root_hash(None, None), 2, 4))
 
 
 def test_blocks_hold_their_hashes_if_those_before_do() -> None:

@@ -122,6 +122,32 @@ async def test_the_cache_is_not_shared_across_salts() -> None:
     assert [delta.cached_tokens for delta in step.deltas] == [0, 0, 4]
 
 
+async def test_adapters_share_neither_cache_nor_tokens() -> None:
+    engine = engine_in(VirtualTime())
+    adapters = {"base": None, "a": "pirate", "b": "robot"}
+    for turn in ("first", "again"):
+        for name, adapter in adapters.items():
+            await engine.submit(work(f"{turn} {name}", adapter=adapter))
+        steps = await steps_until_finished(engine, requests=3)
+        for name, adapter in adapters.items():
+            deltas = deltas_of(steps, f"{turn} {name}")
+            assert [delta.token_ids[0] for delta in deltas] == continuation(PROMPT, 4, 256, adapter)
+            assert deltas[0].cached_tokens == (0 if turn == "first" else 4)
+    assert len({tuple(continuation(PROMPT, 4, 256, adapter)) for adapter in adapters.values()}) == 3
+
+
+async def test_what_is_missing_depends_on_the_adapter() -> None:
+    engine = engine_in(VirtualTime())
+    await engine.submit(work(adapter="pirate"))
+    await steps_until_finished(engine)
+    cached = {}
+    for adapter in (None, "pirate", "robot"):
+        missing = await engine.missing(PROMPT, None, adapter)
+        assert missing is not None
+        cached[adapter] = missing.cached
+    assert cached == {None: 0, "pirate": 1, "robot": 0}
+
+
 async def test_logprobs_are_given_if_asked_for() -> None:
     engine = engine_in(VirtualTime())
     await engine.submit(work("with", logprobs=3))

@@ -25,7 +25,7 @@ async def engine(time: SharedTime, tmp_path: Path) -> AsyncIterator[Party]:
 
 
 async def ask(party: Party, pin: str = "p", *, until: float = 1010.0, fingerprint: str | None = None) -> PinAnswer:
-    missing = await party.engine.missing(PROMPT, None)
+    missing = await party.engine.missing(PROMPT, None, None)
     assert missing is not None
     return await party.engine.pin(PinQuestion(pin, fingerprint or missing.fingerprint, missing.hashes, until))
 
@@ -214,7 +214,7 @@ class TestHold:
 
 
 async def test_what_cannot_be_a_prompt_is_missing_nothing(engine: Party) -> None:
-    assert await engine.engine.missing([1, 2**63, 2, 3, 4], None) is None
-    missing = await engine.engine.missing([], None)
+    assert await engine.engine.missing([1, 2**63, 2, 3, 4], None, None) is None
+    missing = await engine.engine.missing([], None, None)
     assert missing is not None
     assert (missing.hashes, missing.cached) == ((), 0)

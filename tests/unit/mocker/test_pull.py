@@ -57,7 +57,7 @@ class TestPull:
         source, reader = pair
         await source.run("first")
         await reader.run("short", PROMPT[:9], max_tokens=1)
-        missing = await reader.engine.missing(PROMPT, None)
+        missing = await reader.engine.missing(PROMPT, None, None)
         assert missing is not None
         assert (len(missing.hashes), missing.cached) == (4, 2)
         pulled = await reader.ask(source)
@@ -70,7 +70,7 @@ class TestPull:
         source, reader = pair
         await source.run("first")
         await reader.run("short", PROMPT[:9], max_tokens=1)
-        missing = await reader.engine.missing(PROMPT, None)
+        missing = await reader.engine.missing(PROMPT, None, None)
         assert missing is not None
         question = PinQuestion("p", missing.fingerprint, missing.hashes[2:], 2000.0)
         pulled = PulledPrefix("p", question.hashes, await source.engine.pin(question))
@@ -221,7 +221,7 @@ async def main():
     tokens = list(range(18))
     await engine.submit(Submit("r", 1, "f", tokens, msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1}))))
     await engine.step()
-    missing = await engine.missing(tokens, None)
+    missing = await engine.missing(tokens, None, None)
     question = PinQuestion("p", missing.fingerprint, missing.hashes, time.monotonic() + 60)
     print(msgspec.msgpack.encode(await engine.pin(question)).hex(), flush=True)
     sys.stdin.read()
@@ -245,7 +245,7 @@ async def pull_in_no_time(answer: PinAnswer) -> tuple[int | None, list[int]]:
     """By the real clock. Returns how many tokens were cached, and those generated."""
     instant = larger(transfer_base_ms=0.0, transfer_us_per_block=0.0, step_base_ms=0.0, prefill_us_per_token=0.0)
     reader = Party(MockerEngine(instant), SharedTime())
-    missing = await reader.engine.missing(PROMPT, None)
+    missing = await reader.engine.missing(PROMPT, None, None)
     assert missing is not None
     await reader.submit("r", pulled=PulledPrefix("p", missing.hashes, answer))
     while not reader.finished("r"):

@@ -63,7 +63,7 @@ class Party:
         self, source: Party, token_ids: Sequence[int] = PROMPT, *, seconds: float = 10.0, pin: str | None = None
     ) -> PulledPrefix:
         """What this engine asks a source for, and the answer."""
-        missing = await self.engine.missing(token_ids, None)
+        missing = await self.engine.missing(token_ids, None, None)
         assert missing is not None
         self._pins += 1
         question = PinQuestion(pin or f"pin {self._pins}", missing.fingerprint, missing.hashes, self.time.now + seconds)

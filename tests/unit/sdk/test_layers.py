@@ -68,7 +68,7 @@ def test_merging_leaves_its_arguments_alone(base: dict[str, Any], over: dict[str
     assert json.dumps([base, over]) == before
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(common=sections, own=sections, typed_common=sections, typed=sections)
 def test_a_later_layer_wins_key_by_key(tmp_path: Path, common: Any, own: Any, typed_common: Any, typed: Any) -> None:
     path = tmp_path / "c.yaml"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from state.model import Component, Owner, Resources, State
+from state.model import Component, Owner, Phase, Resources, State
 from state.transitions import claim, new_state
 
 NAMESPACE = "dynamo"
@@ -38,10 +38,11 @@ def components(draw: st.DrawFn, device_pool: list[int], service: str, index: int
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
     if index == 0 and draw(st.booleans()):
         return Component(name, service, draw(text), "run it")
+    phases: st.SearchStrategy[Phase | None] = st.sampled_from([None, "starting", "retiring"])
     count = draw(st.integers(0, min(2, len(device_pool))))
     devices = tuple(device_pool.pop() for _ in range(count))
     pid = draw(st.none() | st.integers(1, 2**22))
-    return Component(name, service, draw(text), "run it", Resources(devices), draw(st.none() | text), pid)
+    return Component(name, service, draw(text), "run it", Resources(devices), draw(st.none() | text), pid, draw(phases))
 
 
 @st.composite

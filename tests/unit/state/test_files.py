@@ -15,7 +15,6 @@ from state.files import (
     make_run_directory,
     make_sockets,
     remove_run_directory,
-    remove_sockets,
     replace_file,
 )
 from state.paths import Sockets, StatePaths
@@ -141,32 +140,49 @@ def test_sockets_lie_in_the_run_directory_when_they_fit() -> None:
 
 
 def test_long_paths_move_the_sockets_to_a_private_directory(deep: StatePaths, temporary: Path) -> None:
+    make_run_directory(deep)
     sockets = make_sockets(deep, temporary)
     assert sockets.fit
     assert sockets.directory.parent == temporary
     assert mode(sockets.directory) == 0o700
     sockets.circus.touch()
-    remove_sockets(deep, sockets.circus_endpoint, temporary)
-    assert not sockets.directory.exists()
-    remove_sockets(deep, sockets.circus_endpoint, temporary)
+    assert remove_run_directory(deep)
+    assert list(temporary.iterdir()) == []
+    assert not remove_run_directory(deep)
+
+
+def test_a_crash_before_there_are_sockets_leaves_none(deep: StatePaths, temporary: Path) -> None:
+    make_run_directory(deep)
+    sockets = make_sockets(deep, temporary)
+    sockets.directory.rmdir()
+    assert remove_run_directory(deep)
+    assert not deep.run_dir.exists()
 
 
 def test_two_servers_do_not_share_sockets(deep: StatePaths, temporary: Path) -> None:
-    assert make_sockets(deep, temporary) != make_sockets(deep, temporary)
+    other = StatePaths(deep.root.with_name("e" * 100), deep.namespace)
+    make_run_directory(deep)
+    make_run_directory(other)
+    assert make_sockets(deep, temporary) != make_sockets(other, temporary)
 
 
 @pytest.mark.parametrize("name", ["other", "dynamo-another-x", "dynamo-dynamo-x/inner"])
 def test_only_a_directory_made_for_sockets_is_removed(temporary: Path, deep: StatePaths, name: str) -> None:
     directory = temporary / name
     directory.mkdir(parents=True)
-    remove_sockets(deep, f"ipc://{directory}/circus.sock", temporary)
+    make_run_directory(deep)
+    deep.sockets_link.symlink_to(directory)
+    assert remove_run_directory(deep)
     assert directory.exists()
 
 
 def test_a_link_to_a_directory_is_not_removed(temporary: Path, deep: StatePaths, tmp_path: Path) -> None:
     (temporary / "dynamo-dynamo-x").symlink_to(tmp_path)
-    remove_sockets(deep, f"ipc://{temporary}/dynamo-dynamo-x/circus.sock", temporary)
+    make_run_directory(deep)
+    deep.sockets_link.symlink_to(temporary / "dynamo-dynamo-x")
+    remove_run_directory(deep)
     assert tmp_path.exists()
+    assert (temporary / "dynamo-dynamo-x").is_symlink()
 
 
 def test_where_no_socket_fits_the_remedy_is_told(deep: StatePaths, tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import StateError
-from state.files import make_run_directory, replace_file
+from state.files import make_run_directory, make_sockets, replace_file
 from state.locks import ServerLock
 from state.model import State
 from state.paths import StatePaths
@@ -199,13 +199,17 @@ class TestClearLeftovers:
         assert rest(paths) == {"dynamo.logs", "dynamo.json.unreadable"}
         assert crashed.ended == [7]
 
-    def test_an_endpoint_elsewhere_is_not_followed(self, paths: StatePaths, tmp_path: Path) -> None:
-        (tmp_path / "victim").mkdir()
-        state = msgspec.structs.replace(disaggregated(), circus_endpoint=f"ipc://{tmp_path}/victim/s")
-        StateStore(paths).create(state)
-        with ServerLock(paths) as lock:
-            clear_leftovers(lock, FakeProcesses())
-        assert (tmp_path / "victim").exists()
+    @pytest.mark.parametrize("statefile", [None, b"{"])
+    def test_sockets_elsewhere_are_found_without_a_statefile(self, tmp_path: Path, statefile: bytes | None) -> None:
+        paths = StatePaths(tmp_path / ("deep" * 20), "dynamo")
+        make_run_directory(paths)
+        with tempfile.TemporaryDirectory(prefix="dyn") as temporary:
+            make_sockets(paths, Path(temporary)).circus.touch()
+            if statefile is not None:
+                paths.statefile.write_bytes(statefile)
+            with ServerLock(paths) as lock:
+                assert clear_leftovers(lock, FakeProcesses()) != ()
+            assert list(Path(temporary).iterdir()) == []
 
     def test_real_processes_of_another_root_live_on(self, paths: StatePaths) -> None:
         code = "print('ready', flush=True); input()"

@@ -12,16 +12,21 @@ from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import Watcher
 from state.devices import allocate, cpu_slots
 from state.model import State, decode, encode
+from state.reconcile import reconcile
 from state.transitions import (
     claim,
     clear_lease,
     entries,
+    in_phase,
     new_state,
     next_watcher,
     release,
     remove,
+    restart,
+    retire,
     set_lease,
     set_role,
+    settle,
     taken,
 )
 from tests.unit.state.builders import OWNER, disaggregated, empty_state
@@ -94,6 +99,48 @@ def test_a_role_outlives_the_process_that_took_it_up() -> None:
     assert fresh.components["dynamo_VllmWorker"].role == "decode"
 
 
+def test_a_worker_that_is_added_is_marked_until_it_is_settled() -> None:
+    state = claim(disaggregated(), "dynamo_VllmWorker_1", role="decode", cmd="host", devices=[2], phase="starting")
+    assert in_phase(state, "starting") == ("dynamo_VllmWorker_1",)
+    state = set_lease(state, "dynamo_VllmWorker_1", "lease", 7)
+    assert in_phase(state, "starting") == ("dynamo_VllmWorker_1",)
+    settled = settle(state, "dynamo_VllmWorker_1")
+    assert in_phase(settled, "starting") == ()
+    assert settle(settled, "dynamo_VllmWorker_1") == settled
+
+
+def test_a_worker_that_retires_keeps_its_devices_until_it_is_gone() -> None:
+    state = retire(disaggregated(), "dynamo_VllmWorker")
+    assert retire(state, "dynamo_VllmWorker") == state
+    assert in_phase(state, "retiring") == ("dynamo_VllmWorker",)
+    assert taken(state) == {0, 1}
+    assert next_watcher(state, "VllmWorker").index == 1
+    state = release(clear_lease(state, "dynamo_VllmWorker", "l"), "dynamo_VllmWorker")
+    assert in_phase(state, "retiring") == ()
+    assert taken(state) == {1}
+
+
+def test_a_worker_retires_in_the_move_in_which_the_one_in_its_place_is_settled() -> None:
+    name, old = "dynamo_VllmWorker_1", "dynamo_VllmWorker"
+    state = claim(disaggregated(), name, role="decode", cmd="host", devices=[2], phase="starting", replaces=old)
+    settled = settle(state, name)
+    assert (in_phase(settled, "starting"), in_phase(settled, "retiring")) == ((), (old,))
+    assert settle(settled, name) == settled
+    # The old one has gone by itself; the new one has been given up.
+    assert in_phase(settle(release(state, old), name), "retiring") == ()
+    assert in_phase(retire(state, name), "retiring") == (name,)
+    assert release(state, name) == disaggregated()
+
+
+def test_a_worker_that_restarts_keeps_name_and_devices_until_it_is_settled() -> None:
+    name = "dynamo_VllmWorker"
+    state = restart(disaggregated(), name)
+    assert in_phase(state, "restarting") == (name,)
+    assert taken(state) == {0, 1}
+    assert reconcile(state, {"dynamo_Frontend", "dynamo_PrefillWorker"}) == (state, ())
+    assert settle(state, name) == disaggregated()
+
+
 def test_a_name_may_be_given_in_parts() -> None:
     assert shape(release(disaggregated(), Watcher("dynamo", "VllmWorker")))["dynamo_VllmWorker"] is None
 
@@ -122,6 +169,15 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "role for a process that was replaced": lambda s: set_role(
         set_lease(s, "dynamo_VllmWorker", "second", 11), "dynamo_VllmWorker", "first", "prefill"
     ),
+    "settling of one that is to end": lambda s: settle(retire(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "settling of an emptied one": lambda s: settle(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "restart of one that is to end": lambda s: restart(retire(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "restart of an emptied one": lambda s: restart(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "replacement that does not start": lambda s: claim(
+        s, "dynamo_VllmWorker_1", role="", cmd="", replaces="dynamo_VllmWorker"
+    ),
+    "retirement of an unknown one": lambda s: retire(s, "dynamo_Router"),
+    "retirement of an emptied one": lambda s: retire(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
     "release of an unknown one": lambda s: release(s, "dynamo_Router"),
     "release of an emptied one": lambda s: release(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
     "removal of an unknown one": lambda s: remove(s, "dynamo_Router"),
@@ -163,7 +219,7 @@ class Fleet(RuleBasedStateMachine):
             return
         watcher = next_watcher(self.state, service)
         devices = allocate(self.inventory, taken(self.state), count)
-        self.state = claim(self.state, watcher, role="worker", cmd="run", devices=devices)
+        self.state = claim(self.state, watcher, role="worker", cmd="run", devices=devices, phase="starting")
         assert str(watcher) not in self.held
         self.held[str(watcher)] = devices
         self.seen.add(service)
@@ -172,6 +228,8 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.held)))
+        if data.draw(st.booleans()):
+            self.state = retire(self.state, name)
         self.state = release(set_lease(self.state, name, "lease", 5), name)
         del self.held[name]
 
@@ -188,4 +246,4 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestFleet.settings = settings(max_examples=50, stateful_step_count=20)

@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.restarts import RestartLimits
-from dynamo_local.supervisor.events import ProcessEnded
+from dynamo_local.supervisor.events import ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.keeper import Keeper
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -31,10 +31,10 @@ class FakeCircus:
 
 
 class FakeEvents:
-    def __init__(self, *events: ProcessEnded) -> None:
+    def __init__(self, *events: ProcessBegan | ProcessEnded) -> None:
         self._events = list(events)
 
-    async def next(self) -> ProcessEnded:
+    async def next(self) -> ProcessBegan | ProcessEnded:
         if not self._events:
             await asyncio.Event().wait()
         return self._events.pop(0)
@@ -43,22 +43,22 @@ class FakeEvents:
 class Kept:
     """A keeper, its world, and the time."""
 
-    def __init__(self, directory: Path, wanted: bool = True, quiet: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, wanted: bool = True, quiet: tuple[str, ...] = (), expendable: tuple[str, ...] = ()
+    ) -> None:
         self.circus = FakeCircus(ns_A="active")
         self.report = RecordingReport()
         self.now = 0.0
         self.deaths: list[tuple[str, int | None]] = []
 
-        async def on_death(name: str, pid: int | None) -> bool:
-            self.deaths.append((name, pid))
-            return wanted
-
+        self.is_wanted = wanted
         self.keeper = Keeper(
             self.circus,
-            on_death,
+            self,
             self.log,
             self.report,
             quiet=quiet,
+            expendable=expendable,
             limits=LIMITS,
             clock=lambda: self.now,
         )
@@ -67,12 +67,20 @@ class Kept:
     def log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
-    async def ends(self, exit_code: int | None) -> None:
-        self.circus.current["ns_A"] = "stopped"
-        events = FakeEvents(ProcessEnded("ns_a", 1, exit_code))
-        listening = asyncio.create_task(self.keeper.listen(events))
+    async def ended(self, watcher: str, pid: int | None) -> None:
+        self.deaths.append((watcher, pid))
+
+    async def wanted(self, watcher: str) -> bool:
+        return self.is_wanted
+
+    async def told(self, *events: ProcessBegan | ProcessEnded) -> None:
+        listening = asyncio.create_task(self.keeper.listen(FakeEvents(*events)))
         await asyncio.sleep(0)
         listening.cancel()
+
+    async def ends(self, exit_code: int | None) -> None:
+        self.circus.current["ns_A"] = "stopped"
+        await self.told(ProcessEnded("ns_a", 1, exit_code))
 
     async def look(self) -> None:
         await self.keeper.look()
@@ -120,6 +128,55 @@ async def test_one_that_was_stopped_on_purpose_stays_stopped(make: Make) -> None
     assert kept.report.lines == []
 
 
+async def test_one_that_is_to_end_by_now_is_not_started_when_its_delay_has_passed(make: Make) -> None:
+    kept = make()
+    kept.keeper.note_ready("ns_A")
+    await kept.ends(-9)
+    await kept.look()
+    kept.is_wanted = False
+    kept.now = 1.0
+    await kept.look()
+    assert kept.circus.started == []
+
+
+async def test_one_that_takes_a_removed_ones_name_has_a_life_of_its_own(make: Make) -> None:
+    kept = make()
+    for _ in range(2):
+        await kept.ends(1)
+        await kept.look()
+        kept.now += 10
+        kept.circus.current = {}
+        await kept.look()
+        kept.circus.current = {"ns_A": "active"}
+        await kept.look()
+    await kept.ends(1)
+    await kept.look()
+    assert kept.report.lines[-1] == "ns_A  ended: exit code 1, restart in 1 s"
+
+
+async def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(make: Make) -> None:
+    kept = make()
+    await kept.told(ProcessEnded("ns_a", 1, 2), ProcessBegan("ns_a", 9))
+    kept.circus.current["ns_A"] = "stopped"
+    await kept.look()
+    assert kept.deaths == []
+    await kept.told(ProcessEnded("ns_a", 9, -9))
+    await kept.look()
+    assert kept.deaths == [("ns_A", 9)]
+
+
+async def test_one_whose_start_failed_is_looked_after_once_it_is_to_run(make: Make) -> None:
+    kept = make(wanted=False)
+    kept.keeper.note_ready("ns_A")
+    await kept.ends(1)
+    await kept.look()
+    kept.is_wanted = True
+    for _ in range(3):
+        await kept.look()
+        kept.now += 10
+    assert kept.circus.started == ["ns_A"]
+
+
 async def test_an_exit_code_that_is_late_is_waited_for_and_one_that_is_lost_is_not(make: Make) -> None:
     kept = make()
     kept.circus.current["ns_A"] = "stopped"
@@ -150,6 +207,16 @@ async def test_a_wrong_configuration_is_not_tried_again(make: Make) -> None:
     await kept.ends(2)
     with pytest.raises(SupervisorError, match=r"ns_A did not start \(exit code 2\)"):
         await kept.look()
+    assert kept.circus.started == []
+
+
+async def test_what_nothing_depends_on_is_given_up_quietly_and_for_good(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, expendable=("ns_A",))
+    await kept.ends(2)
+    await kept.look()
+    assert any("going on without it" in line for line in kept.report.lines)
+    kept.now = 1e9
+    await kept.look()
     assert kept.circus.started == []
 
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import ConfigError, DeviceError
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.drain import waves
-from dynamo_local.supervisor.plan import HttpAddress, WatcherPlan, plan_services, stop_order
+from dynamo_local.supervisor.launch import without_preloads
+from dynamo_local.supervisor.plan import (
+    HttpAddress,
+    WatcherPlan,
+    plan_services,
+    plan_zygote,
+    service_templates,
+    stop_order,
+)
 from state.devices import Device, Inventory, cpu_slots
 
 HTTP = HttpAddress("127.0.0.1", 8000)
@@ -26,7 +34,11 @@ def graph(*services: ResolvedService) -> ResolvedGraph:
 
 
 def plan(slots: int, *services: ResolvedService) -> tuple[WatcherPlan, ...]:
-    return plan_services(graph(*services), cpu_slots(range(8), slots), ROOT, HTTP)
+    return planned(graph(*services), cpu_slots(range(8), slots))
+
+
+def planned(graph: ResolvedGraph, inventory: Inventory) -> tuple[WatcherPlan, ...]:
+    return plan_services(graph.namespace, service_templates(graph, ROOT, HTTP), inventory)
 
 
 def test_every_worker_is_a_watcher_of_its_own_with_devices_of_its_own() -> None:
@@ -72,7 +84,7 @@ def test_a_service_cannot_take_the_place_of_another_by_its_settings() -> None:
 
 def test_gpus_are_named_to_cuda() -> None:
     gpus = Inventory("gpu", (Device(1, "gpu", "A", uuid="u1"), Device(3, "gpu", "A", uuid="u3")))
-    (worker, front) = plan_services(graph(service("Worker", gpu=2), service("Front")), gpus, ROOT, HTTP)
+    (worker, front) = planned(graph(service("Worker", gpu=2), service("Front")), gpus)
     assert worker.environment["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert front.environment["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -103,21 +115,49 @@ def test_no_plan_gives_a_device_twice_or_fewer_than_asked_for(shape: list[tuple[
     assert all(len(p.devices) == asked.get(p.watcher.service, 0) for p in plans)
 
 
-def test_the_stop_order_is_root_first_and_bus_last() -> None:
-    assert stop_order(graph(service("Worker"), service("Router"), service("Front"))) == (
-        "Front",
-        "Router",
-        "Worker",
-        "Nats",
-    )
+def test_services_with_something_to_import_are_started_through_the_launcher_and_share_one_nursery() -> None:
+    preloading = msgspec.structs.replace(service("Worker", workers=2, gpu=1), preload="big.one")
+    fronting = msgspec.structs.replace(service("Front"), preload="big.one")
+    resolved = graph(preloading, service("Router"), fronting)
+    slots = cpu_slots(range(8), 4)
+    plans = plan_services("ns", service_templates(resolved, ROOT, HTTP), slots)
+    commands = {p.name: p.argv[2] for p in plans}
+    launcher, host = "dynamo_local.runtime.zygote.launcher", "dynamo_local.runtime.host"
+    assert commands == {"ns_Worker": launcher, "ns_Worker_1": launcher, "ns_Router": host, "ns_Front": launcher}
+    nursery = plan_zygote(resolved, slots, ROOT)
+    assert nursery is not None
+    assert nursery.argv[2:] == ("dynamo_local.runtime.zygote", "--namespace", "ns", "big.one")
+    assert nursery.environment["DYN_WATCHER"] == "ns_Zygote"
+    assert nursery.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert plan_zygote(graph(service("Router")), slots, ROOT) is None
+    assert plan_zygote(without_preloads(resolved), slots, ROOT) is None
 
 
-def test_waves_hold_a_service_each_and_strangers_go_first() -> None:
-    watchers = ["ns_Nats", "ns_Worker", "ns_Front", "ns_Worker_10", "ns_Planner", "ns_Worker_2"]
-    assert waves(watchers, ("Front", "Worker", "Nats")) == [
+def test_gpus_are_hidden_from_forks_only() -> None:
+    gpus = Inventory("gpu", (Device(0, "gpu", "one", uuid="u"),))
+    nursery = plan_zygote(graph(msgspec.structs.replace(service("Front"), preload="big.one")), gpus, ROOT)
+    assert nursery is not None
+    assert "CUDA_VISIBLE_DEVICES" not in nursery.environment
+
+
+def test_who_is_depended_on_stops_later_and_the_bus_last() -> None:
+    depends = {"Worker": (), "Prefill": (), "Router": ("Worker", "Prefill"), "Front": ("Router", "Worker")}
+    services = (msgspec.structs.replace(service(name), depends_on=names) for name, names in depends.items())
+    assert [set(names) for names in stop_order(graph(*services))] == [
+        {"Front"},
+        {"Router"},
+        {"Worker", "Prefill"},
+        {"Zygote"},
+        {"Nats"},
+    ]
+
+
+def test_waves_hold_what_stops_together_and_strangers_go_first() -> None:
+    watchers = ["ns_Nats", "ns_Worker", "ns_Front", "ns_Worker_10", "ns_Planner", "ns_Prefill"]
+    assert waves(watchers, ({"Front"}, {"Worker", "Prefill"}, {"Nats"})) == [
         ["ns_Planner"],
         ["ns_Front"],
-        ["ns_Worker", "ns_Worker_10", "ns_Worker_2"],
+        ["ns_Prefill", "ns_Worker", "ns_Worker_10"],
         ["ns_Nats"],
     ]
 
@@ -129,6 +169,6 @@ def test_an_ipv6_host_makes_a_url() -> None:
 def test_plans_do_not_change_the_graph() -> None:
     before = graph(service("Front", A="1"))
     copy = msgspec.structs.replace(before)
-    plan_services(before, cpu_slots((0,), 1), ROOT, HTTP)
+    planned(before, cpu_slots((0,), 1))
     assert before == copy
     assert before.root.envs == {"A": "1"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dynamo_local.core.messages import Presence, ProcessState
@@ -7,8 +8,11 @@ from dynamo_local.supervisor.status import row
 from state.model import Component, Resources
 
 WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
+LEAVES = msgspec.structs.replace(WORKER, phase="retiring")
+COMES = msgspec.structs.replace(WORKER, phase="starting")
 TEMPLATE = Component("ns_W", "W", "decode", "cmd")
 BUS = Component("ns_Nats", "Nats", "bus", "cmd", Resources(()))
+ZYGOTE = Component("ns_Zygote", "Zygote", "zygote", "cmd", Resources(()))
 
 
 def says(state: ProcessState, pid: int = 7, detail: str = "") -> Presence:
@@ -22,10 +26,18 @@ def says(state: ProcessState, pid: int = 7, detail: str = "") -> Presence:
         (WORKER, "active", (7,), says("starting", detail="loading"), True, ("starting", "loading")),
         (WORKER, "active", (7,), None, True, ("silent", "")),
         (WORKER, "active", (7,), None, False, ("unknown", "the bus does not answer")),
-        (WORKER, "active", (8,), says("ready", pid=7), True, ("silent", "")),
+        (WORKER, "active", (7,), says("ready", pid=6), True, ("silent", "")),
+        # Forked: circus knows the launcher.
+        (WORKER, "active", (8,), says("ready", pid=7), True, ("ready", "")),
+        (ZYGOTE, "active", (9,), None, True, ("ready", "")),
+        (ZYGOTE, "stopped", (), None, True, ("ended", "to be started again")),
         (WORKER, "stopped", (), says("ready"), True, ("ended", "to be started again")),
         (WORKER, None, (), None, True, ("ended", "to be started")),
         (TEMPLATE, None, (), None, True, ("stopped", "")),
+        (LEAVES, "active", (7,), says("draining", detail="2 left"), True, ("retiring", "draining: 2 left")),
+        (LEAVES, "stopped", (), says("draining"), True, ("retiring", "no process")),
+        (COMES, "active", (7,), says("ready"), True, ("starting", "ready")),
+        (COMES, "active", (8,), says("ready", pid=6), True, ("starting", "")),
         (BUS, "active", (3,), None, True, ("ready", "")),
         (BUS, "active", (3,), None, False, ("failed", "does not answer")),
     ],

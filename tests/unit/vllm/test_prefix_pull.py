@@ -16,7 +16,7 @@ from dynamo_local.engine.vllm.prefix_pull import PrefixPull
 from dynamo_local.engine.vllm.transfer import LONGEST_LEASE_S, MOST_BLOCKS, Description, Handle, Pinned, TransferParams
 
 HASHES = tuple(bytes([number]) for number in range(4))
-DESCRIPTION = Description(engine="e", agents=(b"agent",), identity={})
+DESCRIPTION = Description(engine="e", agents=(b"agent",), identity={}, block_bytes=4096)
 
 
 class FakeCore:
@@ -37,12 +37,12 @@ class FakeCore:
         return msgspec.to_builtins(answer, builtin_types=(bytes,))
 
 
-def hashes_of(token_ids: Sequence[int], cache_salt: str | None) -> list[bytes]:
-    return [bytes([token]) for token in token_ids]
+def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
+    return [(adapter or "").encode() + bytes([token]) for token in token_ids]
 
 
 def pull_of(core: FakeCore, description: Description = DESCRIPTION) -> PrefixPull:
-    return PrefixPull(core, description, "print", hashes_of)
+    return PrefixPull(core, description, {None: "print", "pirate": "pirate print"}, hashes_of)
 
 
 def question(**changes: Any) -> PinQuestion:
@@ -56,14 +56,35 @@ def submission(**changes: Any) -> Submit:
 
 
 async def test_the_last_token_is_never_missing() -> None:
-    missing = await pull_of(FakeCore(cached=2)).missing([1, 2, 3], None)
+    missing = await pull_of(FakeCore(cached=2)).missing([1, 2, 3], None, None)
     assert missing is not None
     assert (missing.fingerprint, missing.hashes, missing.cached) == ("print", (b"\1", b"\2"), 2)
 
 
+async def test_what_is_missing_is_the_adapters_own() -> None:
+    core = FakeCore(cached=2)
+    missing = await pull_of(core).missing([1, 2, 3], None, "pirate")
+    assert missing is not None
+    assert (missing.fingerprint, missing.hashes) == ("pirate print", (b"pirate\1", b"pirate\2"))
+    assert core.asked.get_nowait() == ("cached", ([b"pirate\1", b"pirate\2"],))
+
+
+async def test_of_an_adapter_that_is_not_here_nothing_is_pulled() -> None:
+    core = FakeCore(cached=2)
+    assert await pull_of(core).missing([1, 2, 3], None, "robot") is None
+    assert core.asked.empty()
+
+
+@pytest.mark.parametrize("print_", ["print", "pirate print"])
+async def test_blocks_are_lent_to_engines_with_the_same_weights(print_: str) -> None:
+    pull = pull_of(FakeCore(pin=Pinned((5,))))
+    assert (await pull.pin(question(fingerprint=print_))).blocks == 1
+    pull.close()
+
+
 async def test_no_block_no_question() -> None:
     core = FakeCore()
-    missing = await pull_of(core).missing([1], None)
+    missing = await pull_of(core).missing([1], None, None)
     assert missing is not None
     assert (missing.hashes, missing.cached) == ((), 0)
     assert core.asked.empty()
@@ -71,7 +92,7 @@ async def test_no_block_no_question() -> None:
 
 async def test_an_engine_that_cannot_pull_does_not_ask_and_is_not_pinned() -> None:
     pull = pull_of(FakeCore(), msgspec.structs.replace(DESCRIPTION, unsupported="it is a hybrid"))
-    assert await pull.missing([1, 2, 3], None) is None
+    assert await pull.missing([1, 2, 3], None, None) is None
     assert (await pull.pin(question())).refused == "it is a hybrid"
 
 
@@ -122,7 +143,7 @@ async def test_an_engine_without_an_answer_is_a_refusal() -> None:
     core = FakeCore(pin=RuntimeError("dead"), cached=RuntimeError("dead"))
     pull = pull_of(core)
     assert (await pull.pin(question())).refused
-    assert await pull.missing([1, 2, 3], None) is None
+    assert await pull.missing([1, 2, 3], None, None) is None
     core.answers["pin"] = asyncio.get_running_loop().create_future()
     assert (await pull.pin(question(until=time.monotonic() + 0.05))).refused
 

@@ -31,11 +31,14 @@ def kill_group(group: int) -> None:
     """
     if group <= 1:
         raise ValueError(f"{group} is not the process group of a service")
+    looks_empty = False
     for _ in range(_ROUNDS):
         # Only a group that has members: its number cannot have been given to another one then.
         victims = [pid for pid in members(group) if not _is_resource_tracker(pid)]
-        if not victims:
+        # Who forks and ends between being listed and being looked at hides its child: a second look finds that.
+        if not victims and looks_empty:
             return
+        looks_empty = not victims
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

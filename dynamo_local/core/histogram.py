@@ -1,0 +1,29 @@
+"""A histogram as Prometheus has them. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class Histogram:
+    """Counts values by upper bounds, which are ascending; those above the last one are counted, too."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(bound, how many values are not above it), the last bound being "+Inf"."""
+        found: list[tuple[str, int]] = []
+        total = 0
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found

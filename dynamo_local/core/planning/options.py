@@ -1,0 +1,132 @@
+"""The planner's options: each one once. Command line, configuration section and documentation are made from these.
+
+A field's metadata: `help`, and the bounds that are checked here. Raises ConfigError for what is out of them, and for
+combinations that cannot be kept to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.fleet import PREFILL_ROLE
+from dynamo_local.core.planning.changes import DeviceLimits
+
+
+def _option(
+    default: Any, help: str, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+) -> Any:
+    return field(default=default, metadata={"help": help, "at_least": at_least, "above": above, "at_most": at_most})
+
+
+@dataclass(frozen=True)
+class PlannerOptions:
+    """What the planner can be told. Times are seconds, budgets count devices: GPUs, or CPU slots where there are
+    none."""
+
+    served_model_name: str = _option("vllm", "name of the model, in what is recorded")
+    no_operation: bool = _option(False, "make no adjustments, only observe and record what would be done")
+    log_dir: str | None = _option(None, "directory for TensorBoard event files and decisions.jsonl")
+    adjustment_interval: float = _option(30.0, "time between adjustments, in s", above=0, at_most=86400)
+    metric_pulling_interval: float = _option(1.0, "time between pulls of the metrics, in s", above=0, at_most=3600)
+    max_gpu_budget: int = _option(
+        8, "devices that all workers together hold at most; never more than there are", at_least=1
+    )
+    min_gpu_budget: int = _option(1, "devices that the workers of each role keep at least", at_least=1)
+    decode_kv_scale_up_threshold: float = _option(
+        0.9, "mean KV usage above which a decode or aggregated worker is added", above=0, at_most=1
+    )
+    decode_kv_scale_down_threshold: float = _option(
+        0.5, "mean KV usage below which a decode or aggregated worker is removed", at_least=0, at_most=1
+    )
+    prefill_queue_scale_up_threshold: float = _option(
+        0.5, "mean number of waiting prefill jobs, for each prefill worker, above which one is added", above=0
+    )
+    prefill_queue_scale_down_threshold: float = _option(
+        0.2, "mean number of waiting prefill jobs, for each prefill worker, below which one is removed", at_least=0
+    )
+    decode_engine_num_gpu: int = _option(1, "devices of a decode or aggregated engine", at_least=1)
+    prefill_engine_num_gpu: int = _option(1, "devices of a prefill engine", at_least=1)
+    environment: Literal["local"] = _option("local", "where the workers run: on this machine")
+    policy: Literal["load", "freeness", "concurrency"] = _option("load", "how the number of workers is decided")
+    freeness_scale_up_threshold: float = _option(
+        50.0, "policy freeness: mean freeness below which a worker is added, in steps until the KV cache is full"
+    )
+    freeness_scale_down_threshold: float = _option(
+        500.0, "policy freeness: mean freeness above which a worker is removed, in steps"
+    )
+    freeness_hold_intervals: int = _option(
+        2, "policy freeness: adjustment intervals for which it must have been so", at_least=1, at_most=100
+    )
+    requests_per_worker: float = _option(
+        16.0, "policy concurrency: requests in flight that a decode or aggregated worker is to have", above=0
+    )
+    prefill_requests_per_worker: float = _option(
+        4.0, "policy concurrency: prefill jobs, waiting and in hand, that a prefill worker is to have", above=0
+    )
+    concurrency_window: float = _option(
+        120.0, "policy concurrency: time over which the highest demand counts, in s", at_least=0, at_most=86400
+    )
+    change_timeout: float = _option(
+        300.0, "how long a change may take, in s; a worker that is not ready by then is removed again", above=0
+    )
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            _check_bounds(spec.name, getattr(self, spec.name), **{name: spec.metadata[name] for name in _BOUNDS})
+        _check_below("min_gpu_budget", "max_gpu_budget", self, equal=True)
+        _check_below("decode_engine_num_gpu", "max_gpu_budget", self, equal=True)
+        _check_below("prefill_engine_num_gpu", "max_gpu_budget", self, equal=True)
+        _check_below("decode_kv_scale_down_threshold", "decode_kv_scale_up_threshold", self)
+        _check_below("prefill_queue_scale_down_threshold", "prefill_queue_scale_up_threshold", self)
+        _check_below("freeness_scale_up_threshold", "freeness_scale_down_threshold", self)
+        _check_below("metric_pulling_interval", "adjustment_interval", self, equal=True)
+
+    def devices_of_engine(self, role: str) -> int:
+        """Devices that an engine of that role takes."""
+        return self.prefill_engine_num_gpu if role == PREFILL_ROLE else self.decode_engine_num_gpu
+
+    def limits(self, inventory: int | None) -> DeviceLimits:
+        """Of all workers together, where there are so many devices (None: unknown)."""
+        return DeviceLimits(self.max_gpu_budget if inventory is None else min(self.max_gpu_budget, inventory))
+
+    def check_fits(self, devices: int) -> None:
+        """Raises ConfigError if what runs, or is to run, holds more devices than the budget has."""
+        if not self.no_operation and devices > self.max_gpu_budget:
+            raise ConfigError(
+                f"max-gpu-budget is {self.max_gpu_budget}, and the workers hold {devices} devices",
+                "raise max-gpu-budget, start fewer workers, or use --no-operation",
+            )
+
+
+_BOUNDS = ("at_least", "above", "at_most")
+
+
+def key(name: str) -> str:
+    """A field's name as users spell it."""
+    return name.replace("_", "-")
+
+
+def _check_bounds(
+    name: str, value: object, *, at_least: float | None, above: float | None, at_most: float | None
+) -> None:
+    if not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise ConfigError(f"{key(name)} is {value}", "it must be a finite number")
+    if at_least is not None and value < at_least:
+        raise ConfigError(f"{key(name)} is {value}", f"it must be at least {at_least}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{key(name)} is {value}", f"it must be above {above}")
+    if at_most is not None and value > at_most:
+        raise ConfigError(f"{key(name)} is {value}", f"it must be at most {at_most}")
+
+
+def _check_below(lower: str, upper: str, options: PlannerOptions, *, equal: bool = False) -> None:
+    low, high = getattr(options, lower), getattr(options, upper)
+    if low < high or (equal and low == high):
+        return
+    must = "at most" if equal else "below"
+    raise ConfigError(f"{key(lower)} is {low}, {key(upper)} {high}", f"{key(lower)} must be {must} {key(upper)}")

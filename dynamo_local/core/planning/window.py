@@ -1,0 +1,235 @@
+"""What the pulls of one adjustment interval say together, and the intervals before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.readings import Reading
+
+
+@dataclass(frozen=True)
+class WorkerWindow:
+    """One worker as it was at the end of the interval, and means over its readings.
+
+    The means are None if it was not read in the last pull: what it said before may no longer hold.
+    """
+
+    watcher: str
+    role: str
+    standing: Standing
+    devices: int
+    kv_tokens: int | None = None
+    last: Reading | None = None
+    kv_usage: float | None = None
+    pressure: float | None = None
+    """KV usage, where a moment at which requests waited counts as 1: whatever its cache says, such a worker has
+    no room for more (its batch is full, say)."""
+    running: float | None = None
+    waiting: float | None = None
+    busy: float | None = None
+    """Share of the time for which it had requests without a token: a prefill worker's work."""
+    head_tokens: float | None = None
+    """What the first request of its queue needs, in tokens; 0 at moments when none waited."""
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Highest suffix last."""
+        return parse_watcher(self.watcher).index, self.watcher
+
+    @property
+    def in_flight(self) -> float | None:
+        return None if self.running is None or self.waiting is None else self.running + self.waiting
+
+
+@dataclass(frozen=True)
+class RoleWindow:
+    """The workers of one role, ordered by watcher. `template`: the service that more of them are made from."""
+
+    role: str
+    template: str
+    workers: tuple[WorkerWindow, ...] = ()
+
+    def _standing(self, standing: Standing) -> tuple[WorkerWindow, ...]:
+        return tuple(worker for worker in self.workers if worker.standing == standing)
+
+    @property
+    def routable(self) -> tuple[WorkerWindow, ...]:
+        return self._standing("routable")
+
+    @property
+    def starting(self) -> tuple[WorkerWindow, ...]:
+        return self._standing("starting")
+
+    @property
+    def staying(self) -> tuple[WorkerWindow, ...]:
+        """All but those that leave."""
+        return tuple(worker for worker in self.workers if worker.standing != "retiring")
+
+    @property
+    def known(self) -> tuple[WorkerWindow, ...]:
+        """Those of the routable whose load is known."""
+        return tuple(worker for worker in self.routable if worker.last is not None)
+
+    @property
+    def unread(self) -> tuple[WorkerWindow, ...]:
+        """Those of the routable whose load is not known."""
+        return tuple(worker for worker in self.routable if worker.last is None)
+
+    @property
+    def pressure(self) -> float | None:
+        return mean(worker.pressure for worker in self.known)
+
+    @property
+    def kv_usage(self) -> float | None:
+        return mean(worker.kv_usage for worker in self.known)
+
+    @property
+    def waiting(self) -> float | None:
+        """Mean number of requests that wait at all its workers together."""
+        return total(worker.waiting for worker in self.known)
+
+    @property
+    def in_flight(self) -> float | None:
+        """Mean number of requests at all its workers together."""
+        return total(worker.in_flight for worker in self.known)
+
+    @property
+    def busy(self) -> float | None:
+        """Number of its workers that had requests, on average."""
+        return total(worker.busy for worker in self.known)
+
+
+@dataclass(frozen=True)
+class QueueWindow:
+    """Waiting prefill jobs at the first and the last pull, and on average; `in_flight` counts those with workers
+    too."""
+
+    first: int
+    last: int
+    mean: float
+    in_flight: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """An adjustment interval, from `started` to `ended` (CLOCK_MONOTONIC, s).
+
+    `roles` are those that the graph has. None: statefile or bus could not be read at the last pull. `queue` is None if
+    it could not be read then, or there is none. `failed`: roles that were to be changed at its end, and were not.
+    """
+
+    started: float
+    ended: float
+    pulls: int
+    roles: Mapping[str, RoleWindow] | None
+    queue: QueueWindow | None = None
+    inventory: int | None = None
+    failed: frozenset[str] = frozenset()
+
+    def role(self, name: str) -> RoleWindow | None:
+        return None if self.roles is None else self.roles.get(name)
+
+
+History = tuple[Window, ...]
+"""Earlier windows, newest last."""
+
+KEPT_WINDOWS = 8
+"""At least as many are remembered; policies that look further back say so by their options."""
+
+
+def remember(history: History, window: Window, options: PlannerOptions) -> History:
+    """The history with one more window, without what no policy looks at any more."""
+    since = window.ended - options.concurrency_window
+    longer = (*history, window)
+    kept = max(KEPT_WINDOWS, options.freeness_hold_intervals)
+    return tuple(old for number, old in enumerate(reversed(longer)) if number < kept or old.ended >= since)[::-1]
+
+
+def aggregate(pulls: Sequence[Observation]) -> Window:
+    """The window of these pulls, of which there is at least one, oldest first."""
+    last = pulls[-1]
+    return Window(
+        started=pulls[0].at,
+        ended=last.at,
+        pulls=len(pulls),
+        roles=_roles(pulls) if last.workers is not None else None,
+        queue=_queue([pull.queue for pull in pulls]),
+        inventory=last.inventory,
+    )
+
+
+def _roles(pulls: Sequence[Observation]) -> dict[str, RoleWindow]:
+    last = pulls[-1]
+    return {
+        role: RoleWindow(
+            role,
+            template,
+            tuple(sorted((_worker(seen, pulls) for seen in last.of_role(role)), key=lambda worker: worker.watcher)),
+        )
+        for role, template in sorted(last.templates.items())
+    }
+
+
+def _worker(seen: WorkerSeen, pulls: Sequence[Observation]) -> WorkerWindow:
+    window = WorkerWindow(seen.watcher, seen.role, seen.standing, seen.devices, seen.kv_tokens)
+    if seen.reading is None:
+        return window
+    read = [
+        (pull.at - worker.reading.age_s, worker.reading)
+        for pull in pulls
+        for worker in pull.of_role(seen.role)
+        if worker.watcher == seen.watcher and worker.reading is not None
+    ]
+    readings = [reading for _, reading in read]
+    return WorkerWindow(
+        seen.watcher,
+        seen.role,
+        seen.standing,
+        seen.devices,
+        seen.kv_tokens,
+        last=seen.reading,
+        kv_usage=mean(reading.kv_usage for reading in readings),
+        pressure=mean(1.0 if reading.waiting > 0 else reading.kv_usage for reading in readings),
+        running=mean(reading.running for reading in readings),
+        waiting=mean(reading.waiting for reading in readings),
+        busy=_busy(read),
+        head_tokens=mean(reading.head_tokens for reading in readings),
+    )
+
+
+def _busy(read: Sequence[tuple[float, Reading]]) -> float | None:
+    """From the first reading to the last. (How often a worker was seen at work says little: it tells its load at the
+    end of a step, and most prefills end with one.)"""
+    (begin, first), (end, last) = read[0], read[-1]
+    if first.prefill_s is None or last.prefill_s is None or end <= begin or last.prefill_s < first.prefill_s:
+        # Not told, nothing new, or another process than at first.
+        return mean(float(reading.running + reading.waiting > 0) for _, reading in read)
+    return min((last.prefill_s - first.prefill_s) / (end - begin), 1.0)
+
+
+def _queue(readings: Sequence[QueueReading | None]) -> QueueWindow | None:
+    known = [reading for reading in readings if reading is not None]
+    if readings[-1] is None or not known:
+        return None
+    waiting = mean(reading.waiting for reading in known)
+    in_flight = mean(reading.waiting + reading.in_hand for reading in known)
+    assert waiting is not None, "there is a reading"
+    assert in_flight is not None, "there is a reading"
+    return QueueWindow(known[0].waiting, known[-1].waiting, waiting, in_flight)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is. Independent of their order."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is. Independent of their order."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None

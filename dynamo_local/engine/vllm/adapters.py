@@ -1,0 +1,56 @@
+"""Which LoRA adapters there are. That is configuration, read by frontend and workers alike; requests carry a name only.
+
+As vLLM has it (`--lora-modules name=path`), but known without importing vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of `lora-modules`. `path` is a folder, or a Hugging Face id."""
+
+    name: _Text
+    path: _Text
+    base_model_name: str | None = None
+    is_3d_lora_weight: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Those of vLLM's settings that name adapters. Raises ConfigError."""
+
+    enable_lora: bool | None = None
+    lora_modules: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        names = [adapter.name for adapter in self.adapters]
+        if names and not self.enable_lora:
+            raise ConfigError("lora-modules needs enable-lora", "set enable-lora: true wherever lora-modules is set")
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"lora-modules names {', '.join(sorted(twice))} twice", "give each adapter its own name")
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        return tuple(map(_adapter, self.lora_modules or ()))
+
+
+def _adapter(given: Any) -> Adapter:
+    try:
+        if not isinstance(given, str):
+            return msgspec.convert(given, Adapter)
+        name, equals, path = given.partition("=")
+        if equals and "," not in given:
+            return msgspec.convert({"name": name, "path": path}, Adapter)
+        return msgspec.json.decode(given, type=Adapter)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"lora-modules: {given!r} names no adapter ({error})", "write name=path") from error

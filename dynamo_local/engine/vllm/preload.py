@@ -1,0 +1,89 @@
+"""Importing this imports what a worker, its engine's processes and the frontend need of vLLM, to be forked afterwards.
+
+Nothing here starts a thread or looks at a GPU: neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from pathlib import Path
+
+from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
+
+READ_LATER = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONUNBUFFERED",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+)
+"""vLLM, torch and CUDA read these when an engine starts; OpenMP is told anew (`settle`)."""
+
+_MODULES = (
+    # The worker's host.
+    "vllm.engine.arg_utils",
+    "vllm.v1.engine.core_client",
+    # The engine's processes, which import these when they start.
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.model_executor.model_loader",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
+    "vllm.model_executor.layers.quantization.online",
+    "vllm.plugins.lora_resolvers.filesystem_resolver",
+    "vllm.triton_utils.dispatcher",
+    "vllm.v1.core.sched.scheduler",
+    # The frontend.
+    "vllm.v1.engine.async_llm",
+    "vllm.entrypoints.launchers.api_server",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.launchers.launcher",
+)
+
+
+def unfit() -> str | None:
+    """Why this process cannot be forked."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:
+            # Of the listing itself.
+            continue
+        if target.startswith("/dev/nvidia"):
+            return "a GPU is open in it"
+    return None
+
+
+def settle() -> None:
+    """In a forked process: what was decided at import and is to be decided anew."""
+    import numpy as np
+
+    settle_threads(os.environ)
+    np.random.seed()  # the one that is shared by all who do not make their own
+    tempfile.tempdir = None
+
+
+def _import() -> None:
+    for name, value in IMPORT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    # OpenBLAS makes its threads when it is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for module in _MODULES:
+        importlib.import_module(module)
+    import setproctitle
+    from vllm.platforms import current_platform
+
+    # It looks for the place of command line and environment when it is first used, and does not find it in a process
+    # whose environment was replaced. vLLM names its engine's processes with it.
+    setproctitle.getproctitle()
+
+    # Which worker it is depends on the platform.
+    if current_platform.is_cpu():
+        importlib.import_module("vllm.v1.worker.cpu_worker")
+        importlib.import_module("vllm.v1.attention.backends.cpu_attn")
+
+
+_import()

@@ -1,0 +1,114 @@
+"""Listens to all that a graph says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
+from dynamo_local.core.fleet import Change, Happened
+from dynamo_local.core.messages import Presence
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.runtime.presence import FleetWatch
+
+_log = logging.getLogger(__name__)
+
+QUEUE_EVERY_S = 1.0
+REPORT_TTL_S = 10.0
+"""A planner that has been silent for longer is gone, and what it said last says nothing any more."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph at a moment. `at` is CLOCK_MONOTONIC, in seconds. None: not known, or there is no such thing."""
+
+    at: float
+    members: tuple[Presence, ...] = ()
+    routable: frozenset[str] = frozenset()
+    """Leases of those that may be given work, in any role."""
+    starts: Counter[str] = field(default_factory=Counter)
+    """Processes that each watcher has had, since somebody watches."""
+    queue: QueueLength | None = None
+    planner: PlannerReport | None = None
+    decisions: Counter[bool] = field(default_factory=Counter)
+    """Decisions of the planner since somebody watches: by whether they changed anything."""
+
+
+class GraphWatch:
+    """Puts together what is heard. `fleet` is started and run by its owner."""
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, fleet: FleetWatch, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._fleet = fleet
+        self._clock = clock
+        self._queue = PrefillQueue(bus, subjects)
+        self._length: QueueLength | None = None
+        self._report: tuple[float, PlannerReport] | None = None
+        self._decided_until: float | None = None
+        self._starts: Counter[str] = Counter()
+        self._decisions: Counter[bool] = Counter()
+
+    async def start(self) -> None:
+        """Listen. Call before the fleet is started, so that no start is missed."""
+        self._fleet.subscribe(self._on_change)
+        await self._bus.subscribe(self._subjects.planner, self._on_report)
+
+    async def follow_queue(self) -> None:
+        """Read the length of the prefill queue now and then, until cancelled; return if there is none."""
+        while True:
+            try:
+                self._length = await self._queue.length()
+            except QueueAbsentError:
+                self._length = None
+                return
+            except BusError as error:
+                self._length = None
+                _log.info("the length of the prefill queue is unknown: %s", error)
+            await asyncio.sleep(QUEUE_EVERY_S)
+
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        now = self._clock()
+        view = self._fleet.view
+        members = tuple(view.members())
+        return Snapshot(
+            at=now,
+            members=members,
+            routable=frozenset(presence.lease for presence in view.routable({member.role for member in members})),
+            starts=self._starts.copy(),
+            queue=self._length,
+            planner=self._last_report(now),
+            decisions=self._decisions.copy(),
+        )
+
+    def _last_report(self, now: float) -> PlannerReport | None:
+        if self._report is None or now - self._report[0] > REPORT_TTL_S:
+            return None
+        return self._report[1]
+
+    def _on_change(self, change: Change) -> None:
+        if change.what is Happened.APPEARED:
+            self._starts[change.presence.watcher] += 1
+
+    async def _on_report(self, message: Message) -> None:
+        try:
+            report = codec.decode(message.data, PlannerReport)
+        except DecodeError as error:
+            _log.warning("the planner's report is ignored: %s", error)
+            return
+        self._report = self._clock(), report
+        for decision in report.decisions:
+            if self._decided_until is None or decision.time > self._decided_until:
+                self._decided_until = decision.time
+                self._decisions[bool(decision.outcomes)] += 1

@@ -1,0 +1,94 @@
+"""What only a frontend knows, read from its /metrics: requests, TTFT, inter-token latency."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynamo_local.monitor.metrics import IN_FLIGHT
+from dynamo_local.monitor.rates import Rates
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 1.0
+_MAX_BYTES = 8 * 1024 * 1024
+
+_FINISHED = "vllm:request_success_total"
+_TTFT = "vllm:time_to_first_token_seconds"
+_ITL = "vllm:inter_token_latency_seconds"
+_COUNTERS = (_FINISHED, f"{_TTFT}_sum", f"{_TTFT}_count", f"{_ITL}_sum", f"{_ITL}_count")
+
+
+@dataclass(frozen=True)
+class FrontendFigures:
+    """Means over the last seconds. None: not known, or there was nothing to take a mean of."""
+
+    in_flight: int | None = None
+    requests_per_s: float | None = None
+    """Finished ones."""
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+
+
+class FrontendReader:
+    """Reads one frontend again and again."""
+
+    def __init__(self) -> None:
+        self._rates = Rates()
+
+    async def read(self, url: str, now: float) -> FrontendFigures | None:
+        """What its /metrics say now, compared with what they said before. None: it does not answer."""
+        try:
+            text = await asyncio.to_thread(_get, url)
+            totals = totals_of(text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            _log.debug("no figures from %s: %s", url, error)
+            return None
+        for counter in _COUNTERS:
+            if counter in totals:
+                self._rates.note((url, counter), totals[counter], now)
+        return self._figures(url, totals, now)
+
+    def _figures(self, url: str, totals: Mapping[str, float], now: float) -> FrontendFigures:
+        in_flight = totals.get(IN_FLIGHT.name)
+        return FrontendFigures(
+            in_flight=None if in_flight is None else int(in_flight),
+            requests_per_s=self._rates.rate((url, _FINISHED), now),
+            ttft_s=self._mean(url, _TTFT, now),
+            inter_token_s=self._mean(url, _ITL, now),
+        )
+
+    def _mean(self, url: str, histogram: str, now: float) -> float | None:
+        total = self._rates.growth((url, f"{histogram}_sum"), now)
+        number = self._rates.growth((url, f"{histogram}_count"), now)
+        return total / number if total is not None and number else None
+
+
+def totals_of(text: str) -> dict[str, float]:
+    """The sums over all labels of the series that are wanted. Raises ValueError for what is no exposition."""
+    wanted = {*_COUNTERS, IN_FLIGHT.name}
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in wanted:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def _get(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise ValueError(f"not an address to read from: {url}")
+    with closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)) as connection:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise ValueError(f"status {answer.status}")
+        return answer.read(_MAX_BYTES).decode()

@@ -1,0 +1,74 @@
+"""Follows a graph for `dynamo top`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dynamo_local.core.fleet import Change, Happened
+from dynamo_local.core.names import Subjects
+from dynamo_local.monitor.graph_watch import GraphWatch
+from dynamo_local.monitor.rates import Rates
+from dynamo_local.monitor.scraping import FrontendFigures, FrontendReader
+from dynamo_local.monitor.top_view import TopView, note_counts, view_of
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+
+REFRESH_S = 1.0
+FIRST_LOOK_S = 2.2
+"""What is shown only once is shown after so long: counters are to be heard twice, so that they have a rate."""
+
+_FRONTEND_ROLE = "frontend"
+
+
+class TopSession:
+    """One look at one server, for as long as wanted."""
+
+    def __init__(self, bus: Bus, namespace: str) -> None:
+        subjects = Subjects(namespace)
+        self._namespace = namespace
+        self._fleet = FleetWatch(bus, subjects)
+        self._graph = GraphWatch(bus, subjects, self._fleet)
+        self._rates = Rates()
+        self._reader = FrontendReader()
+        self._figures: FrontendFigures | None = None
+        self._tasks = TaskGuard()
+
+    async def start(self) -> None:
+        """Follow from now on, until closed."""
+        self._fleet.subscribe(self._on_change)
+        await self._graph.start()
+        await self._fleet.start()
+        self._tasks.spawn("fleet", self._fleet.run())
+        self._tasks.spawn("queue length", self._graph.follow_queue())
+        self._tasks.spawn("frontend", self._follow_frontend())
+
+    async def wait(self, seconds: float, unless: asyncio.Event) -> None:
+        """Go on for so long, or until the event is set. Raises what ended the following, if anything has."""
+        ends = {asyncio.create_task(self._tasks.failed()), asyncio.create_task(unless.wait())}
+        done, pending = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for end in pending:
+            end.cancel()
+        for end in done:
+            end.result()
+
+    async def close(self) -> None:
+        """Follow no more."""
+        await self._tasks.close()
+
+    def view(self) -> TopView:
+        """What there is to show now."""
+        return view_of(self._namespace, self._graph.snapshot(), self._rates, self._figures)
+
+    def _on_change(self, change: Change) -> None:
+        if change.what is Happened.LEFT:
+            self._rates.forget(change.presence.lease)
+        else:
+            note_counts(self._rates, change.presence, time.monotonic())
+
+    async def _follow_frontend(self) -> None:
+        while True:
+            url = next((p.url for p in self._fleet.view.members() if p.role == _FRONTEND_ROLE and p.url), None)
+            self._figures = None if url is None else await self._reader.read(url, time.monotonic())
+            await asyncio.sleep(REFRESH_S / 2)

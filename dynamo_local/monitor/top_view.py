@@ -1,0 +1,114 @@
+"""What `dynamo top` shows, as data. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo_local.core.fleet import ENGINE_ROLES, PREFILL_ROLE
+from dynamo_local.core.messages import Counts, Load, MoveCounts, Presence
+from dynamo_local.core.move_counts import moves_of
+from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.monitor.graph_watch import Snapshot
+from dynamo_local.monitor.rates import Rates
+from dynamo_local.monitor.scraping import FrontendFigures
+from dynamo_local.runtime.prefill_queue import QueueLength
+
+REVOKED = "revoked"
+"""Shown instead of the state of a process whose lease is void: it is given nothing any more."""
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker. `tokens_per_s`: put out, or in the prefill role computed of prompts."""
+
+    watcher: str
+    role: str
+    state: str
+    detail: str
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    kv_pinned: float | None
+    tokens_per_s: float | None
+    age_s: float | None
+
+
+class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A process without an engine."""
+
+    watcher: str
+    role: str
+    state: str
+    detail: str
+    age_s: float | None
+
+
+class TopView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything. None: not known, or there is no such thing."""
+
+    namespace: str
+    workers: tuple[WorkerRow, ...]
+    processes: tuple[ProcessRow, ...]
+    queue: QueueLength | None
+    frontend: FrontendFigures | None
+    planner: PlannerReport | None
+    moves: MoveCounts | None
+
+
+def note_counts(rates: Rates, presence: Presence, now: float) -> None:
+    """Have `rates` follow what a process counts."""
+    counts = presence.counts
+    for name in Counts.__struct_fields__ if counts is not None else ():
+        value = getattr(counts, name)
+        if isinstance(value, int):
+            rates.note((presence.lease, name), value, now)
+
+
+def view_of(namespace: str, snapshot: Snapshot, rates: Rates, figures: FrontendFigures | None) -> TopView:
+    """The view at the snapshot's moment."""
+    workers = [member for member in snapshot.members if member.role in ENGINE_ROLES]
+    others = [member for member in snapshot.members if member.role not in ENGINE_ROLES]
+    return TopView(
+        namespace=namespace,
+        workers=tuple(_worker(presence, snapshot, rates) for presence in workers),
+        processes=tuple(_process(presence, snapshot) for presence in others),
+        queue=snapshot.queue,
+        frontend=figures,
+        planner=snapshot.planner,
+        moves=moves_of(snapshot.members),
+    )
+
+
+def _worker(presence: Presence, snapshot: Snapshot, rates: Rates) -> WorkerRow:
+    load = presence.load or Load()
+    counted = "prompt_tokens" if presence.role == PREFILL_ROLE else "output_tokens"
+    return WorkerRow(
+        watcher=presence.watcher,
+        role=presence.role,
+        state=_state(presence, snapshot),
+        detail=presence.detail,
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=load.kv_usage,
+        kv_pinned=load.kv_pinned,
+        tokens_per_s=rates.rate((presence.lease, counted), snapshot.at),
+        age_s=_age(presence, snapshot.at),
+    )
+
+
+def _process(presence: Presence, snapshot: Snapshot) -> ProcessRow:
+    return ProcessRow(
+        watcher=presence.watcher,
+        role=presence.role,
+        state=_state(presence, snapshot),
+        detail=presence.url or presence.detail,
+        age_s=_age(presence, snapshot.at),
+    )
+
+
+def _state(presence: Presence, snapshot: Snapshot) -> str:
+    void = presence.state == "ready" and presence.lease not in snapshot.routable
+    return REVOKED if void else presence.state
+
+
+def _age(presence: Presence, now: float) -> float | None:
+    return None if presence.started_at is None else max(0.0, now - presence.started_at)

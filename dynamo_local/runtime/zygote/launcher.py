@@ -1,0 +1,140 @@
+"""`python -m dynamo_local.runtime.zygote.launcher ARG...`: the process of a service, by way of the nursery.
+
+ARG... is what `dynamo_local.runtime.host` takes. Signals are passed on to the forked process, and this one ends as that
+one ends: with its exit code, or by its signal. When no nursery forks, this process becomes the service itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from dynamo_local.core.errors import DecodeError, SupervisorError
+from dynamo_local.core.names import NAMESPACE_ENV
+from dynamo_local.runtime.process_groups import kill_group
+from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.zygote import wire
+from dynamo_local.runtime.zygote.leash import Leash
+from state.paths import StatePaths
+
+_CONNECT_DEADLINE_S = 5.0
+"""For a nursery that is being started, or started again."""
+
+_BIRTH_DEADLINE_S = 60.0
+"""For one that is still importing. Longer than any import takes that is worth waiting for."""
+
+_STATUS_DEADLINE_S = 2.0
+"""For the nursery to tell how its child ended, which it does at once if it is there."""
+
+_LOOK_EVERY_S = 0.01
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _NoNurseryError(SupervisorError):
+    """There is no nursery that forks for this process."""
+
+
+class Fork:
+    """The forked process, as its launcher sees it."""
+
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket, leash: Leash) -> None:
+        self._pid = pid
+        self._pidfd = pidfd
+        self._connection = connection
+        self._leash = leash
+
+    def follow(self) -> int:
+        """Pass signals on until it has ended. Returns its exit code, negative for a signal."""
+        arrived, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake)
+        for passed_on in _PASSED_ON:
+            signal.signal(passed_on, lambda *_: None)
+        poller = select.poll()
+        poller.register(arrived, select.POLLIN)
+        poller.register(self._pidfd, select.POLLIN)
+        while all(descriptor != self._pidfd for descriptor, _ in poller.poll()):
+            for number in os.read(arrived, 64):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+        # What it has forked would hold on to its devices. (Its group cannot be another's: it was its leader.)
+        kill_group(self._pid)
+        return self._code()
+
+    def _code(self) -> int:
+        self._connection.settimeout(_STATUS_DEADLINE_S)
+        with suppress(OSError, DecodeError):
+            return wire.receive(self._connection, wire.Ended)[0].code
+        # The nursery is gone. A process that ends without a word was killed, by whom it cannot be known any more.
+        said = self._leash.last_word()
+        return -signal.SIGKILL if said is None else said
+
+
+def main() -> NoReturn:
+    """Live as long as the service's process."""
+    die_with_parent_from_environment()
+    arguments = tuple(sys.argv[1:])
+    # Told to end before there is anything to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    try:
+        fork = ask_for_fork(arguments)
+    except _NoNurseryError as error:
+        print(f"warning: {error}; this process imports by itself", file=sys.stderr, flush=True)
+        command = (sys.executable, "-m", "dynamo_local.runtime.host", *arguments)
+        os.execv(command[0], command)
+    _end_like(fork.follow())
+
+
+def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
+    """Raises _NoNurseryError."""
+    environ = {name: value for name, value in os.environb.items() if name != PARENT_PID_ENV.encode()}
+    leash = Leash.make()
+    try:
+        connection = _connect()
+        connection.settimeout(_BIRTH_DEADLINE_S)
+        wire.send(connection, wire.Order(arguments, environ, str(Path.cwd())), (0, 1, 2, *leash.childs))
+        answer, received = wire.receive(connection, wire.Answer, 1)
+    except TimeoutError as error:
+        raise _NoNurseryError(f"the nursery forks nothing within {_BIRTH_DEADLINE_S:g} s") from error
+    except (OSError, DecodeError) as error:
+        raise _NoNurseryError(f"the nursery forks nothing: {error}") from error
+    finally:
+        leash.give_away()
+    if answer.pid is None or not received:
+        raise _NoNurseryError(f"the nursery does not fork: {answer.refusal}")
+    return Fork(answer.pid, received[0], connection, leash)
+
+
+def _connect() -> socket.socket:
+    path = StatePaths.of(os.environ[NAMESPACE_ENV], os.environ).zygote_socket
+    give_up_at = time.monotonic() + _CONNECT_DEADLINE_S
+    while True:
+        try:
+            return wire.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() >= give_up_at:
+                raise
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _end_like(code: int) -> NoReturn:
+    if code >= 0:
+        sys.exit(code)
+    # The service has left a core file already, if it left any.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    sys.exit(128 - code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The actuator of a running server, with everything around it: circus, bus, statefile, the lock on changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from dynamo_local.core import codec
+from dynamo_local.core.messages import LeaseRevoked
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.supervisor.actuator import LocalActuator
+from dynamo_local.supervisor.actuator_ports import World
+from dynamo_local.supervisor.blueprint import Blueprint, only_starting_or_ending
+from dynamo_local.supervisor.circus import CircusClient
+from dynamo_local.supervisor.register import StateRegister
+from dynamo_local.supervisor.report import Report
+from dynamo_local.supervisor.roles import change_role
+from dynamo_local.supervisor.running import bus_of
+from dynamo_local.supervisor.watchers import CircusWatchers, Placing
+from state.locks import FileLock, LockTimeoutError
+from state.paths import StatePaths
+from state.store import StateStore
+
+_RETRY_S = 0.1
+
+
+@asynccontextmanager
+async def open_actuator(
+    paths: StatePaths, report: Report, *, ready_deadline_s: float | None = None, patience_s: float | None = None
+) -> AsyncIterator[LocalActuator]:
+    """The actuator of the namespace's server.
+
+    `ready_deadline_s`: for a worker that is added, the server's own by default. `patience_s`: how long to wait while
+    somebody else changes what runs, by default as long as any one change may take. Raises NotRunningError when no
+    server runs, SupervisorError when it is only starting or is ending.
+    """
+    async with bus_of(paths, "actuator") as bus:
+        blueprint = await asyncio.to_thread(Blueprint.read, paths.blueprint_file)
+        if patience_s is None:
+            patience_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
+        store = StateStore(paths)
+        state = await asyncio.to_thread(store.read)
+        fleet = BusFleet(bus, Subjects(paths.namespace))
+        placing = Placing(paths, blueprint.arbiter_pid, Path(blueprint.working_dir))
+        async with CircusClient(state.circus_endpoint) as circus, fleet.watched():
+            world = World(
+                books=store,
+                watchers=CircusWatchers(circus, placing, StateRegister(store).pid_of, report),
+                fleet=fleet,
+                turn=partial(taking_turns, paths, patience_s, report),
+                check=partial(check_changeable, paths),
+                switch=partial(change_role, paths),
+                log_of=paths.log_file,
+                report=report,
+                clock=time.monotonic,
+            )
+            yield LocalActuator(world, blueprint, ready_deadline_s)
+
+
+class BusFleet:
+    """The actuator's fleet (actuator_ports.Fleet) on a bus."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._revoked = subjects.revoked
+        self._watch = FleetWatch(bus, subjects)
+        self._changed = asyncio.Event()
+        self._watch.subscribe(lambda _: self._changed.set())
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Hear of the fleet for as long as the context lasts."""
+        tasks = TaskGuard()
+        await self._watch.start()
+        tasks.spawn("fleet", self._watch.run())
+        try:
+            yield
+        finally:
+            await tasks.close()
+
+    def is_ready(self, lease: str) -> bool:
+        presence = self._watch.view.get(lease)
+        return presence is not None and presence in self._watch.view.routable((presence.role,))
+
+    async def revoke(self, lease: str) -> None:
+        await self._bus.publish(self._revoked, codec.encode(LeaseRevoked(lease)))
+        await self._bus.flush()
+
+    async def changed(self, within_s: float) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), within_s)
+
+
+@asynccontextmanager
+async def taking_turns(
+    paths: StatePaths, patience_s: float, report: Report, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[None]:
+    """Be the only one who changes what runs. The kernel ends it when the process dies.
+
+    Raises LockTimeoutError when it is somebody else's turn for longer than `patience_s`.
+    """
+    check_changeable(paths)
+    lock = FileLock(paths.changes_lock)
+    give_up_at = clock() + patience_s
+    told = False
+    while True:
+        try:
+            # Does not wait: a system call or two.
+            lock.acquire(0.0)
+            break
+        except LockTimeoutError as error:
+            if clock() >= give_up_at:
+                raise
+            if not told:
+                report.step(f"waiting for a change that process {error.holder} makes")
+                told = True
+        await asyncio.sleep(_RETRY_S)
+        check_changeable(paths)
+    try:
+        yield
+    finally:
+        lock.release(remove=True)
+
+
+def check_changeable(paths: StatePaths) -> None:
+    """Raise SupervisorError unless the server is up and not ending."""
+    if not paths.blueprint_file.exists():
+        raise only_starting_or_ending()

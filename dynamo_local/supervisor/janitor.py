@@ -1,0 +1,50 @@
+"""Finishes what a planner or command that was killed, or broken off, has left half done."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.supervisor.actuator_world import open_actuator
+from dynamo_local.supervisor.report import Report
+from state.locks import LockTimeoutError
+from state.paths import StatePaths
+from state.store import StateStore
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class Janitor:
+    """Looks after the changes of one server, from within it."""
+
+    paths: StatePaths
+    report: Report
+    _said: str = field(default="", init=False)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        store = StateStore(self.paths)
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            state = await asyncio.to_thread(store.read)
+            if any(component.phase is not None for component in state.components.values()):
+                await self.look()
+
+    async def look(self) -> None:
+        """Finish what nobody is at any more. Whoever makes a change holds the lock on changes as long as it lives."""
+        try:
+            async with open_actuator(self.paths, self.report, patience_s=0.0) as actuator:
+                for note in await actuator.reconcile():
+                    self.report.step(note)
+        except LockTimeoutError:
+            return
+        except DynamoError as error:
+            # The bus, say, is being started again. It is tried again then.
+            self._say_once(f"a change is left unfinished for now: {error}")
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self.report.step(text)
+        self._said = text

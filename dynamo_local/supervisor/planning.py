@@ -1,0 +1,155 @@
+"""A planner of a running server, with everything around it: bus, statefile, actuator, and the lock that makes it the
+only one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dynamo_local.core.errors import SupervisorError, UsageError
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.planning.changes import Change, DeviceLimits, Outcome
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.recording import Recorder
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.fleet_metrics import FleetMetrics
+from dynamo_local.runtime.planner import Planner
+from dynamo_local.runtime.planner_reports import PlannerReports
+from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.supervisor.actuator_world import open_actuator
+from dynamo_local.supervisor.blueprint import Blueprint
+from dynamo_local.supervisor.running import bus_of
+from state.locks import FileLock, LockTimeoutError
+from state.paths import StatePaths
+from state.store import StateStore
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Planning:
+    """One planner. `recorders` makes them, once it is clear that there is something to record. `watcher` is its own
+    where it is a service of the graph, and empty where it is run by hand."""
+
+    paths: StatePaths
+    options: PlannerOptions
+    recorders: Callable[[], Sequence[Recorder]]
+    watcher: str = ""
+
+    async def run(self, bus: Bus, tasks: TaskGuard) -> None:
+        """Plan until cancelled. Side tasks are `tasks`'. A service waits until the server can be changed and no other
+        planner does; by hand, both are errors.
+
+        Raises what `Planner.run` does; by hand also UsageError, SupervisorError, and ConfigError when the workers that
+        run hold more devices than the budget has.
+        """
+        blueprint = await self._blueprint()
+        subjects = Subjects(self.paths.namespace)
+        watch = FleetWatch(bus, subjects)
+        await watch.start()
+        tasks.spawn("fleet", watch.run())
+        reports = PlannerReports(bus, subjects, self.options, self.watcher)
+        tasks.spawn("planner reports", reports.run())
+        templates = {template.role: template.service for template in reversed(blueprint.workers)}
+        metrics = FleetMetrics(
+            bus, subjects, watch, StateStore(self.paths), templates, len(blueprint.inventory.devices)
+        )
+        if not self.watcher:
+            self.options.check_fits((await metrics.pull()).devices or 0)
+        actuator = EachTime(self.paths, self.options.change_timeout)
+        recorders = (reports, *self.recorders())
+        planner = Planner(self.options, metrics.pull, actuator, recorders, reports.changing)
+        try:
+            async with self._alone():
+                await planner.run()
+        finally:
+            for recorder in recorders:
+                recorder.close()
+
+    async def _blueprint(self) -> Blueprint:
+        while True:
+            try:
+                return await asyncio.to_thread(Blueprint.read, self.paths.blueprint_file)
+            except SupervisorError:
+                if not self.watcher:
+                    raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Be the only planner that changes anything. Those that only observe may be many."""
+        if self.options.no_operation:
+            yield
+            return
+        lock = FileLock(self.paths.planner_lock)
+        told = False
+        while True:
+            try:
+                # Does not wait: a system call or two.
+                lock.acquire(0.0)
+                break
+            except LockTimeoutError as error:
+                who = f"process {error.holder}"
+                if not self.watcher:
+                    raise UsageError(
+                        f"{who} is the planner of namespace {self.paths.namespace} already",
+                        "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
+                    ) from error
+                if not told:
+                    _log.warning("%s is the planner already: waiting until it ends", who)
+                    told = True
+            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            yield
+        finally:
+            lock.release(remove=True)
+
+
+@dataclass(frozen=True)
+class EachTime:
+    """The actuator, opened anew for each change: whatever has become of circus since, or of the bus, is seen then."""
+
+    paths: StatePaths
+    change_timeout_s: float
+
+    async def apply(self, change: Change, limits: DeviceLimits) -> Outcome:
+        """See `core.planning.changes.Actuator`."""
+        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
+            return await actuator.apply(change, limits)
+
+    async def reconcile(self) -> tuple[str, ...]:
+        """See `core.planning.changes.Actuator`."""
+        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
+            return await actuator.reconcile()
+
+
+class LoggedReport:
+    """A report (supervisor.report.Report) that goes to the log."""
+
+    def step(self, text: str) -> None:
+        _log.info("%s", text)
+
+    def say(self, text: str) -> None:
+        _log.info("%s", text)
+
+
+async def plan_by_hand(planning: Planning, stop: asyncio.Event) -> None:
+    """Run a planner beside the server until told to stop. Raises as `Planning.run` does."""
+    async with bus_of(planning.paths, "planner") as bus:
+        tasks = TaskGuard()
+        told, failed = asyncio.create_task(stop.wait()), asyncio.create_task(tasks.failed())
+        try:
+            tasks.spawn("planner", planning.run(bus, tasks))
+            await asyncio.wait({told, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                await failed
+        finally:
+            told.cancel()
+            failed.cancel()
+            await tasks.close()

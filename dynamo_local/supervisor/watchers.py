@@ -1,0 +1,54 @@
+"""Watchers as they are planned, in circus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
+from dynamo_local.supervisor.drain import Drain
+from dynamo_local.supervisor.plan import WatcherPlan
+from dynamo_local.supervisor.report import Report
+from state.paths import StatePaths
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What every watcher of a server has in common. `arbiter_pid`: the parent of its process."""
+
+    paths: StatePaths
+    arbiter_pid: int
+    working_dir: Path
+
+    def spec(self, plan: WatcherPlan) -> WatcherSpec:
+        """What circus is told of a watcher that is planned."""
+        environment = {**plan.environment, PARENT_PID_ENV: str(self.arbiter_pid)}
+        return WatcherSpec(plan.name, plan.argv, environment, self.working_dir, self.paths.log_file(plan.name))
+
+
+@dataclass(frozen=True)
+class CircusWatchers:
+    """The actuator's watchers (actuator_ports.Watchers) in a running circusd. `registered`: see Drain."""
+
+    circus: CircusClient
+    placing: Placing
+    registered: Callable[[str], int | None]
+    report: Report
+
+    async def statuses(self) -> Mapping[str, str]:
+        return await self.circus.statuses()
+
+    async def add(self, plan: WatcherPlan) -> None:
+        await self.circus.add(self.placing.spec(plan))
+
+    async def end(self, name: str, deadline_s: float) -> None:
+        drain = Drain(self.circus, self.report, asyncio.Event(), deadline_s, self.registered)
+        if not await drain.end(name):
+            raise SupervisorError(f"{name} cannot be killed", "it may hang in a driver; it keeps its devices")
+
+    async def remove(self, name: str) -> None:
+        await self.circus.remove(name)

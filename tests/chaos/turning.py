@@ -1,0 +1,52 @@
+"""A worker that decodes takes up the other role for a while, in the way of operators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.fleet import PREFILL_ROLE
+from dynamo_local.core.messages import RoleAnswer, RoleQuestion
+from dynamo_local.core.names import Subjects
+from dynamo_local.runtime.bus import Bus
+from dynamo_local.runtime.presence import FleetWatch
+
+DECODE_ROLE = "decode"
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+_AGAIN_S = 0.2
+_BACK_WITHIN_S = 60.0
+
+
+class Turning:
+    """Of the workers of one graph with a prefill queue."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, fleet: FleetWatch) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._fleet = fleet
+
+    async def turn(self, watcher: str, seconds: float) -> None:
+        """Have it prefill for so long, then decode again; that is asked for until it is done."""
+        await self._take_up(watcher, PREFILL_ROLE)
+        await asyncio.sleep(seconds)
+        async with asyncio.timeout(_BACK_WITHIN_S):
+            while not await self._take_up(watcher, DECODE_ROLE):  # noqa: ASYNC110  # no event says that it may succeed
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _take_up(self, watcher: str, role: str) -> bool:
+        """Whether it has the role. A bus that is away brings no answer."""
+        lease = next((each.lease for each in self._fleet.view.members() if each.watcher == watcher), None)
+        if lease is None:
+            return False
+        question = codec.encode(RoleQuestion(role))
+        try:
+            data = await self._bus.request(self._subjects.role(lease), question, timeout_s=_ANSWER_S)
+        except BusError as error:
+            _log.info("%s may not be asked to be %s: %s", watcher, role, error)
+            return False
+        return codec.decode(data, RoleAnswer).role == role

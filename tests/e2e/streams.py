@@ -1,0 +1,98 @@
+"""Requests to a pair of workers that lend each other KV (fixture `pair`), and what is done to them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import openai
+
+from dynamo_local.supervisor import requests_view
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
+
+T = TypeVar("T")
+
+MODEL = "quickstart"
+SEED = 20261121
+WORKERS = ("pair_VllmWorker", "pair_VllmWorker_1")
+TAIL = 64
+"""Tokens that still come when an answer is enough: two blocks."""
+
+
+@dataclass
+class Stream:
+    """An answer that is taken as it comes, until it is over or the test has had enough of it."""
+
+    client: openai.OpenAI
+    prompt: list[int]
+    tokens: int
+    options: dict[str, Any]
+    salt: str
+    id: str = ""
+    begun: threading.Event = field(default_factory=threading.Event)
+    enough: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> dict[int, list[Any]]:
+        """For each choice: its tokens, log-probabilities and how it ended."""
+        known = {k: v for k, v in self.options.items() if k in ("logprobs", "logit_bias", "top_p", "stop", "n", "seed")}
+        own = {k: v for k, v in self.options.items() if k not in known}
+        extra = {"ignore_eos": True, "return_token_ids": True, "cache_salt": self.salt, **own}
+        found: dict[int, list[Any]] = {}
+        wanted: float | None = None
+        with self.client.completions.create(
+            model=MODEL, prompt=self.prompt, max_tokens=self.tokens, stream=True, extra_body=extra, **known
+        ) as answer:
+            for chunk in answer:
+                self.id = chunk.id
+                for choice in chunk.choices:
+                    self._take(found.setdefault(choice.index, [[], [], "", None]), choice)
+                lengths = [len(choice[0]) for choice in found.values()] or [0]
+                if min(lengths) > 8:
+                    self.begun.set()
+                if wanted is None and self.enough.is_set():
+                    wanted = max(lengths) + TAIL
+                if wanted is not None and min(lengths) >= wanted:
+                    break
+        return found
+
+    def _take(self, found: list[Any], choice: Any) -> None:
+        found[0] += choice.token_ids or []
+        found[1] += [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        found[2] += choice.text
+        found[3] = choice.finish_reason
+
+
+def prompt(length: int) -> list[int]:
+    draw = random.Random(SEED + length)
+    return [draw.randrange(32, 127) for _ in range(length)]
+
+
+def begin(pool: ThreadPoolExecutor, stream: Stream) -> Future[dict[int, list[Any]]]:
+    reading = pool.submit(stream.read)
+    assert stream.begun.wait(PATIENCE_S)
+    return reading
+
+
+def requests(pair: LlmServer) -> list[dict[str, Any]]:
+    """As `dynamo requests` shows them, without the start of a process: streams go on meanwhile."""
+    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_view.look(pair.paths, 1000)).requests)
+    return found
+
+
+def migrate(pair: LlmServer, source: str, *, to: str | None = None, cold: bool = False) -> list[dict[str, Any]]:
+    """As `dynamo migrate --from` does it, without the start of a process."""
+    moving = requests_view.migrate(pair.paths, source=source, destination=to, cold=cold)
+    found: list[dict[str, Any]] = msgspec.to_builtins(_now(moving))
+    return found
+
+
+def _now(asking: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: the test may have an event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, asking).result()

@@ -1,0 +1,93 @@
+"""Real vLLM in forked processes: workers and the frontend of the shared graph, all from one import."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import openai
+
+from dynamo_local.core.names import WATCHER_ENV
+from state.processes import start_time
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, parent_of
+from tests.integration.server_process import eventually
+
+WORKER = "e2e_VllmWorker_1"
+NURSERY = "e2e_Zygote"
+
+
+def nursery_of(served: LlmServer) -> int:
+    (found,) = [each.pid for each in served.processes() if each.environ[WATCHER_ENV] == NURSERY]
+    return found
+
+
+def worker_of(served: LlmServer) -> int | None:
+    return served.state().components[WORKER].pid
+
+
+def says_something(client: openai.OpenAI) -> bool:
+    answer = client.completions.create(
+        model="quickstart", prompt="hello", max_tokens=8, extra_body={"ignore_eos": True}
+    )
+    return answer.usage is not None and answer.usage.completion_tokens == 8
+
+
+def test_workers_and_frontend_are_forked_from_one_import(served: LlmServer) -> None:
+    nursery = nursery_of(served)
+    forked = [component.pid for component in served.state().components.values() if component.role != "bus"]
+    parents = {parent_of(pid) for pid in forked if pid is not None and pid != nursery}
+    # The router imports nothing that takes long.
+    assert parents == {nursery, served.arbiter_pid()}
+    assert len(list(Path(f"/proc/{nursery}/task").iterdir())) == 1
+
+
+def test_a_worker_dies_with_its_launcher_and_the_next_one_serves(served: LlmServer, client: openai.OpenAI) -> None:
+    served.await_workers(2)
+    first = worker_of(served)
+    assert first is not None
+    marked = [each.pid for each in served.processes() if each.environ[WATCHER_ENV] == WORKER]
+    (launcher,) = [pid for pid in marked if parent_of(pid) == served.arbiter_pid()]
+    engine = [pid for pid in served.tree() if parent_of(pid) == first]
+    assert engine
+    os.kill(launcher, signal.SIGKILL)
+    for pid in (first, *engine):
+        eventually(lambda pid=pid: start_time(pid) is None, f"{pid} outlives the launcher", PATIENCE_S)  # type: ignore[misc]
+    served.await_workers(2)
+    assert worker_of(served) not in (first, None)
+    assert says_something(client)
+
+
+def test_workers_outlive_the_nursery_and_the_next_one_forks(served: LlmServer, client: openai.OpenAI) -> None:
+    served.await_workers(2)
+    before, nursery = worker_of(served), nursery_of(served)
+    assert before is not None
+    os.kill(nursery, signal.SIGKILL)
+    eventually(lambda: start_time(nursery) is None, "the nursery lives on", PATIENCE_S)
+    assert says_something(client)
+    assert start_time(before) is not None
+    os.kill(before, signal.SIGKILL)
+    # It is forked once the next nursery has imported vLLM.
+    eventually(lambda: worker_of(served) not in (before, None), "the worker was not started again", PATIENCE_S)
+    served.await_workers(2)
+    assert says_something(client)
+
+
+def test_a_forked_worker_uses_as_many_threads_as_it_holds_cores(served: LlmServer) -> None:
+    """An OpenMP that was loaded in another process has read its settings there."""
+    served.await_workers(2)
+    worker = worker_of(served)
+    tree = served.tree()
+    engines = [pid for pid in tree if parent_of(pid) == worker]
+    models = [pid for pid in tree if parent_of(pid) in engines and _is_model(pid)]
+    assert models
+    for pid in models:
+        status = Path(f"/proc/{pid}/status").read_text()
+        allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", status)
+        assert allowed is not None
+        assert allowed[1].isdigit(), f"not bound to its one core: {allowed[1]}"
+
+
+def _is_model(pid: int) -> bool:
+    return b"VLLM::Worker" in Path(f"/proc/{pid}/cmdline").read_bytes()

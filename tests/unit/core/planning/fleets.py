@@ -1,0 +1,144 @@
+"""Fleets as the planner sees them, made up for its tests; and one that lives, with a load that does not change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynamo_local.core.planning.changes import AddWorker, Change, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.deciding import decide
+from dynamo_local.core.planning.decision import Decision
+from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import History, Window, aggregate, remember
+from dynamo_local.core.readings import Reading
+
+AGGREGATED = {"aggregated": "VllmWorker"}
+DISAGGREGATED = {"decode": "VllmWorker", "prefill": "PrefillWorker"}
+KV_TOKENS = 32_768
+RUNNING_AT_ONCE = 8
+"""Requests of a decode worker whose batch is full."""
+HEAD_TOKENS = KV_TOKENS // RUNNING_AT_ONCE
+"""What a request that waits needs, unless a test says otherwise."""
+JOBS_IN_HAND = 4
+"""Of a prefill worker that is busy."""
+
+
+def worker(
+    name: str = "VllmWorker",
+    role: str = "decode",
+    kv: float | None = 0.7,
+    *,
+    running: int = 8,
+    waiting: int = 0,
+    head_tokens: int = HEAD_TOKENS,
+    standing: Standing = "routable",
+    devices: int = 1,
+) -> WorkerSeen:
+    """`kv` None: nothing is known of its load."""
+    reading = None if kv is None else Reading(running, waiting, kv, 0.1, head_tokens if waiting else 0)
+    return WorkerSeen(f"ns_{name}", role, standing, devices, reading, KV_TOKENS)
+
+
+def prefiller(name: str = "PrefillWorker", *, busy: bool = False, kv: float | None = 0.0) -> WorkerSeen:
+    return worker(name, "prefill", kv, running=int(busy))
+
+
+def pull(
+    *workers: WorkerSeen,
+    at: float = 0.0,
+    queue: QueueReading | int | None = 0,
+    inventory: int | None = None,
+    templates: dict[str, str] | None = None,
+) -> Observation:
+    reading = QueueReading(queue, 0) if isinstance(queue, int) else queue
+    return Observation(at, tuple(workers), reading, templates or DISAGGREGATED, inventory)
+
+
+def quiet_history(window: Window, intervals: int = 4) -> History:
+    """As if everything had been so for long."""
+    return (window,) * intervals
+
+
+def decision_of(
+    pulls: Observation | Sequence[Observation],
+    options: PlannerOptions | None = None,
+    history: History | None = None,
+) -> Decision:
+    """Decides on these pulls; without a history, as if everything had been so for long."""
+    window = aggregate([pulls] if isinstance(pulls, Observation) else pulls)
+    known = quiet_history(window) if history is None else history
+    return decide(window, known, options or PlannerOptions(), window.ended)
+
+
+def reason_of(decision: Decision, role: str) -> str:
+    return next(verdict.reason for verdict in decision.verdicts if verdict.role == role)
+
+
+@dataclass
+class LivingFleet:
+    """Workers under a load that stays as it is. `decode_work` and `prefill_work` are in workers: 1.5 keeps one and a
+    half workers busy for all of the time. What is too much for decode workers waits there, for prefill workers in the
+    queue, `jobs_per_interval` of them for each worker that is missing, and drains likewise."""
+
+    options: PlannerOptions
+    decode_work: float
+    prefill_work: float
+    roles: dict[str, str] = field(default_factory=lambda: {"VllmWorker": "decode", "PrefillWorker": "prefill"})
+    jobs_per_interval: float = 10.0
+    queue: float = 0.0
+    now: float = 0.0
+    history: History = ()
+    decisions: list[Decision] = field(default_factory=list)
+
+    def interval(self) -> Decision:
+        """One adjustment interval, and what is decided at its end, done at once."""
+        pulls = [self._pull() for _ in range(5)]
+        window = aggregate(pulls)
+        decision = decide(window, self.history, self.options, self.now)
+        self.history = remember(self.history, window, self.options)
+        self.decisions.append(decision)
+        for change in decision.changes:
+            self._apply(change)
+        return decision
+
+    def count(self, role: str) -> int:
+        return sum(1 for other in self.roles.values() if other == role)
+
+    @property
+    def total(self) -> int:
+        return len(self.roles)
+
+    def _pull(self) -> Observation:
+        self.now += self.options.adjustment_interval / 5
+        decoding, prefilling = max(self.count("decode"), 1), max(self.count("prefill"), 1)
+        self.queue = max(0.0, self.queue + self.jobs_per_interval / 5 * (self.prefill_work - prefilling))
+        usage, busy = min(self.decode_work / decoding, 1.0), min(self.prefill_work / prefilling, 1.0)
+        theirs = _spread(round(self.decode_work * RUNNING_AT_ONCE), decoding)
+        step = round(self.now / self.options.adjustment_interval * 5) % 5
+        seen = []
+        for name, role in self.roles.items():
+            if role == "decode":
+                requests = theirs.pop()
+                running = min(requests, RUNNING_AT_ONCE)
+                seen.append(worker(name, role, usage, running=running, waiting=requests - running))
+            else:
+                # Busy in so many of five pulls.
+                seen.append(prefiller(name, busy=self.queue > 0 or step < busy * 5 - 0.5))
+        in_hand = math.ceil(JOBS_IN_HAND * min(self.prefill_work, prefilling))
+        return pull(*seen, at=self.now, queue=QueueReading(int(self.queue), in_hand))
+
+    def _apply(self, change: Change) -> None:
+        match change:
+            case AddWorker(component=component, role=role):
+                index = next(i for i in range(1, 100) if f"{component}_{i}" not in self.roles)
+                self.roles[f"{component}_{index}"] = role
+            case RemoveWorker(watcher=watcher):
+                del self.roles[watcher.removeprefix("ns_")]
+            case SwitchRole(watcher=watcher, to=to):
+                self.roles[watcher.removeprefix("ns_")] = to
+
+
+def _spread(requests: int, workers: int) -> list[int]:
+    return [requests // workers + (index < requests % workers) for index in range(workers)]

@@ -1,0 +1,149 @@
+"""The values of our metrics, and how they look under /metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynamo_local.core.histogram import Histogram
+from dynamo_local.core.messages import Load, Presence
+from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.graph_watch import Snapshot
+from dynamo_local.monitor.metrics import METRICS, MOVE_GAP_SECONDS, FrontendState, samples
+from dynamo_local.runtime.prefill_queue import QueueLength
+from tests.unit.core.messages_strategies import planner_reports, presences
+from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
+
+ROOT = Path(__file__).resolve().parents[3]
+FRONTEND = FrontendState(
+    requests=4,
+    roles=("frontend", "router", "decode", "prefill"),
+    prefills={"long": 2},
+    moves={("moved", "drain"): 3},
+    moved_tokens=96,
+    moved_bytes=4096,
+)
+WHOLE = snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(3, 1), planner=REPORT)
+
+
+def exposed(of: Snapshot, frontend: FrontendState = FRONTEND) -> dict[tuple[str, ...], float]:
+    """Series as Prometheus would read them: name and the values of labels, in the order of the names of labels."""
+    registry = CollectorRegistry()
+    expose(lambda: samples(of, frontend), registry=registry)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_a_graph_is_told_of_whole() -> None:
+    found = exposed(WHOLE)
+    worker = ("decode", "ns_VllmWorker")
+    assert found["dynamo_worker_running_requests", *worker] == 3
+    assert found["dynamo_worker_waiting_requests", *worker] == 1
+    assert found["dynamo_worker_kv_usage_ratio", *worker] == 0.75
+    assert found["dynamo_worker_kv_pinned_ratio", *worker] == 0
+    assert found["dynamo_worker_kv_blocks", *worker] == 1024
+    assert found["dynamo_worker_output_tokens_total", *worker] == 120
+    assert found["dynamo_worker_prefill_seconds_total", *worker] == 2.5
+    assert found["dynamo_process_uptime_seconds", "VllmWorker", *worker] == 125
+    assert found["dynamo_process_state", "VllmWorker", "decode", "starting", "ns_VllmWorker_1"] == 1
+    assert found["dynamo_process_state", "VllmWorker", "decode", "ready", "ns_VllmWorker_1"] == 0
+    assert found["dynamo_process_starts_total", "ns_Router"] == 1
+    assert found["dynamo_router_assignments_total", "assigned"] == 5
+    assert found["dynamo_router_assignments_total", "unassigned"] == 0
+    assert found["dynamo_prefill_queue_jobs", "waiting"] == 3
+    assert found["dynamo_prefills_total", "long"] == 2
+    assert found["dynamo_moves_total", "moved", "drain"] == 3
+    assert found["dynamo_moves_pulled_tokens_total",] == 96
+    assert found["dynamo_moves_pulled_bytes_total",] == 4096
+    assert found["dynamo_frontend_requests_in_flight",] == 4
+    assert found["dynamo_planner_workers", "decode", "starting"] == 1
+    assert found["dynamo_planner_kv_usage_ratio", "decode"] == 0.75
+    assert found["dynamo_planner_devices",] == 2
+    assert found["dynamo_planner_changing",] == 1
+    assert found["dynamo_planner_decisions_total", "yes"] == 1
+
+
+def test_a_role_of_the_graph_without_a_worker_has_none_which_is_known() -> None:
+    found = exposed(WHOLE)
+    assert found["dynamo_workers", "decode"] == 1
+    assert found["dynamo_workers", "prefill"] == 0
+    assert ("dynamo_workers", "aggregated") not in found
+
+
+def test_a_worker_whose_lease_is_revoked_is_none_that_may_be_given_requests() -> None:
+    assert exposed(snapshot(DECODE, routable=frozenset()))["dynamo_workers", "decode"] == 0
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    unmeasured = replace(DECODE, load=Load(running=0), counts=None, engine=None, started_at=None)
+    names = {series[0] for series in exposed(snapshot(unmeasured), FrontendState(requests=0))}
+    assert names == {
+        "dynamo_worker_running_requests",
+        "dynamo_process_state",
+        "dynamo_process_starts_total",
+        "dynamo_workers",
+        "dynamo_frontend_requests_in_flight",
+    }
+
+
+def test_histograms_stand_beside_the_rest() -> None:
+    gaps = Histogram((0.1, 1.0))
+    for gap_s in (0.05, 0.5, 7.0):
+        gaps.observe(gap_s)
+    registry = CollectorRegistry()
+    expose(list, {MOVE_GAP_SECONDS: gaps}, registry)
+    text = generate_latest(registry).decode()
+    assert 'dynamo_move_gap_seconds_bucket{le="1.0"} 2.0' in text
+    assert "dynamo_move_gap_seconds_count 3.0" in text
+    assert "dynamo_move_gap_seconds_sum 7.55" in text
+
+
+def test_processes_without_an_engine_have_no_series_of_workers() -> None:
+    assert not [series for series in exposed(snapshot(ROUTER)) if series[0].startswith("dynamo_worker_")]
+
+
+@given(st.lists(presences, max_size=3, unique_by=lambda presence: presence.watcher), planner_reports)
+def test_whatever_processes_say_can_be_shown(members: list[Presence], report: PlannerReport) -> None:
+    registry = CollectorRegistry()
+    expose(lambda: samples(snapshot(*members, planner=report), FRONTEND), registry=registry)
+    generate_latest(registry)
+
+
+# Names that others rely on
+
+
+def test_names_follow_prometheus_habits() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"dynamo_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+
+
+def test_every_metric_is_in_the_documentation_as_it_is() -> None:
+    text = (ROOT / "docs" / "monitoring.md").read_text()
+    for metric in METRICS:
+        labels = ", ".join(metric.labels) or "-"
+        assert f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |" in text
+    documented = re.findall(r"^\| `(dynamo_\w+)`", text, re.MULTILINE)
+    assert sorted(documented) == sorted(metric.name for metric in METRICS)
+
+
+def test_the_dashboard_asks_for_nothing_of_ours_that_there_is_not() -> None:
+    dashboard = json.loads((ROOT / "docs" / "dashboards" / "dynamo-local.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    asked = {name for expression in expressions for name in re.findall(r"\bdynamo_[a-z_]+", expression)}
+    buckets = {f"{metric.name}_bucket" for metric in METRICS if metric.kind == "histogram"}
+    assert asked <= {metric.name for metric in METRICS} | buckets
+    # And shows most of what there is.
+    assert len(asked) >= 18

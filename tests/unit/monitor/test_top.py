@@ -1,0 +1,113 @@
+"""What `dynamo top` shows, and how it is drawn."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from dynamo_local.core.messages import Counts
+from dynamo_local.core.planner_messages import DecisionReport
+from dynamo_local.monitor.rates import Rates
+from dynamo_local.monitor.scraping import FrontendFigures, totals_of
+from dynamo_local.monitor.top_screen import drawn
+from dynamo_local.monitor.top_view import TopView, note_counts, view_of
+from dynamo_local.runtime.prefill_queue import QueueLength
+from tests.unit.monitor.graph import DECODE, FRONTEND, NOW, REPORT, ROUTER, STARTING, snapshot
+
+FIGURES = FrontendFigures(in_flight=12, requests_per_s=3.25, ttft_s=0.0421, inter_token_s=1.5)
+
+
+def whole() -> TopView:
+    return view_of("ns", snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(2, 1), planner=REPORT), Rates(), FIGURES)
+
+
+def lines_of(view: TopView, width: int = 80, *, ascii_only: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(drawn(view, ascii_only=ascii_only))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_everything_fits_into_eighty_columns() -> None:
+    lines = lines_of(whole())
+    assert max(map(len, lines)) <= 80
+    assert lines[0].rstrip() == "ns  12 in flight  3.2 req/s  TTFT 42 ms  ITL 1.50 s"
+    assert lines[1].rstrip() == "prefill queue: 2 waiting, 1 in hand"
+    worker = next(line for line in lines if line.startswith("VllmWorker "))
+    assert worker.split() == ["VllmWorker", "decode", "ready", "3", "1", "██████░░", "75%", "-", "2m"]
+    assert any("loading the .." in line for line in lines)
+    assert any(line.startswith("planner load  2 of 8 devices  add a decode worker") for line in lines)
+    assert any("mean KV 0.93 > 0.9" in line for line in lines)
+
+
+def test_long_names_and_reasons_do_not_break_the_table() -> None:
+    view = whole()
+    (first, *_) = view.workers
+    long = replace(
+        view,
+        workers=(replace(first, watcher="ns_" + "W" * 60, role="aggregated"), *view.workers),
+        planner=replace(REPORT, decisions=(DecisionReport(1.8e9, "no change " * 30, ("done",)),)),
+    )
+    lines = lines_of(long)
+    assert max(map(len, lines)) <= 80
+    cut = next(line for line in lines if line.startswith("WWW"))
+    assert ".. " in cut
+    assert "75%" in cut
+    assert sum(line.count("no change") for line in lines) == 30
+
+
+def test_moves_are_told_of_once_there_are_any() -> None:
+    assert not any("moves" in line for line in lines_of(whole()))
+    lines = lines_of(view_of("ns", snapshot(FRONTEND), Rates(), None))
+    assert lines[1].rstrip() == "moves: 5 done, 1 not, last gap 18 ms (1.9 steps)"
+
+
+def test_a_terminal_without_unicode_gets_a_bar_nevertheless() -> None:
+    lines = lines_of(whole(), ascii_only=True)
+    assert any("######..  75%" in line for line in lines)
+
+
+def test_an_empty_graph_can_be_drawn() -> None:
+    assert lines_of(view_of("ns", snapshot(), Rates(), None)) == ["ns"]
+
+
+@pytest.mark.parametrize(("role", "rate"), [("decode", 20.0), ("prefill", 100.0)])
+def test_the_tokens_that_count_are_those_of_the_role(role: str, rate: float) -> None:
+    rates = Rates()
+    for tick in range(5):
+        counts = Counts(requests=tick, prompt_tokens=tick * 100, output_tokens=tick * 20)
+        note_counts(rates, replace(DECODE, counts=counts), NOW - 4 + tick)
+    (row,) = view_of("ns", snapshot(replace(DECODE, role=role)), rates, None).workers
+    assert row.tokens_per_s == rate
+
+
+def test_a_ready_worker_that_may_be_given_nothing_is_not_called_ready() -> None:
+    (row,) = view_of("ns", snapshot(DECODE, routable=frozenset()), Rates(), None).workers
+    assert row.state == "revoked"
+
+
+def test_the_view_is_json_with_null_for_what_is_unknown() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(whole()))
+    assert found["workers"][1]["kv_usage"] is None
+    assert found["queue"] == {"waiting": 2, "in_hand": 1}
+    assert found["frontend"]["ttft_s"] == 0.0421
+    assert found["planner"]["policy"] == "load"
+
+
+def test_series_of_all_labels_are_added_up() -> None:
+    text = (
+        "# TYPE vllm:request_success counter\n"
+        'vllm:request_success_total{finished_reason="stop"} 3\n'
+        'vllm:request_success_total{finished_reason="length"} 4\n'
+        "# TYPE other gauge\nother 9\n"
+    )
+    assert totals_of(text) == {"vllm:request_success_total": 7}
+
+
+def test_what_is_no_exposition_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"invalid|Invalid|<html>"):
+        totals_of("<html>")
