@@ -91,7 +91,8 @@ class Orders:
                 by_worker[row.worker].append(row.request_id)
         few, many = sorted(by_worker.values(), key=len)
         for request_id in many[: (len(many) - len(few)) // 2]:
-            await self.move(request_id)
+            # It may be over by now.
+            await self._results(MoveOrder((request_id,)))
 
     async def _results(self, order: MoveOrder) -> tuple[MoveResult, ...]:
         return codec.decode(await self._ask(order), MoveReport).results

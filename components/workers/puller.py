@@ -55,7 +55,7 @@ class PrefixPuller:
     async def _ask(self, request: RequestEpoch, source: str, missing: MissingPrefix) -> PulledPrefix | None:
         hashes = missing.hashes[:_MAX_HASHES]
         pin = uuid4().hex
-        question = PinQuestion(pin, missing.fingerprint, hashes, time.monotonic() + PIN_S)
+        question = PinQuestion(pin, missing.fingerprint, hashes, time.monotonic() + PIN_S, missing.rest)
         pulled: PulledPrefix | None = None
         try:
             subject = self._context.subjects.pin(source)
@@ -64,7 +64,7 @@ class PrefixPuller:
             if answer.refused is not None:
                 _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
             if answer.blocks > missing.cached:
-                pulled = PulledPrefix(pin, hashes, answer, missing.cached)
+                pulled = PulledPrefix(pin, hashes, answer, missing.cached, len(missing.rest))
                 self._pins[request] = (source, pin)
         finally:
             if pulled is None:

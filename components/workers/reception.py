@@ -242,8 +242,9 @@ class Reception:
         engine = self._context.announcer.presence.engine
         if pulled is None or engine is None:
             return MoveAnswer()
-        blocks, size = pulled.answer.blocks - pulled.cached, engine.block_bytes
-        return MoveAnswer(None, blocks * engine.block_size, None if size is None else blocks * size)
+        blocks, rest, size = pulled.answer.blocks - pulled.cached, pulled.answer.rest, engine.block_bytes
+        tokens = blocks * engine.block_size + rest
+        return MoveAnswer(None, tokens, None if size is None else (blocks + (rest > 0)) * size)
 
     async def _let_go(self, warm: list[RequestEpoch]) -> None:
         """End these warm requests, or what is held of them."""

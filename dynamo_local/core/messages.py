@@ -23,7 +23,7 @@ indices into a request's output. Lengths and loads are in tokens unless the name
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -385,6 +385,10 @@ class PrefillGrant(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
+MOST_REST = 4096
+"""Tokens behind the full blocks of a context: fewer than any block has."""
+
+
 class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """Keep the blocks with these hashes, as many leading ones as there are, until `until` (CLOCK_MONOTONIC, s).
 
@@ -396,13 +400,16 @@ class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     fingerprint: str
     hashes: tuple[bytes, ...]
     until: float
+    rest: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_REST)] = ()
+    """Tokens behind these blocks, whose KV is wanted as well if a request that runs there has it."""
     v: int = VERSION
 
 
 class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`blocks` leading blocks are written, and will not be reused before `until` unless the reader unpins them.
 
-    With blocks == 0 nothing is pinned, and `refused` says why. `handle` is the engine's own word to its like: where
+    With blocks == 0 nothing is pinned, and `refused` says why. `rest`: of so many tokens behind them, one more block is
+    pinned, which somebody goes on writing to. `handle` is the engine's own word to its like: where
     and what to read.
     """
 
@@ -410,6 +417,7 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     until: float = 0.0
     handle: msgspec.Raw = msgspec.Raw(b"\xc0")
     refused: str | None = None
+    rest: int = 0
     v: int = VERSION
 
 

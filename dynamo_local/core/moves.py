@@ -1,7 +1,6 @@
 """A move: a running request goes to another worker together with its KV, while its tokens keep coming. Pure.
 
     reserving   the destination is asked for room
-    filling     too much of the last block is there, which cannot be pulled: it is awaited that it is full
     warming     the destination pulls and computes what KV there is, and again what has come meanwhile
     poised      it has all but the last few tokens: cut right after the next one, so that the gap is short
     cut         the request is the destination's, under the next epoch; the source is told to stop
@@ -23,7 +22,6 @@ class Phase(StrEnum):
     """How far a move has come."""
 
     RESERVING = "reserving"
-    FILLING = "filling"
     WARMING = "warming"
     POISED = "poised"
     CUT = "cut"
@@ -69,12 +67,6 @@ class MoveLimits:
     tail_pairs: int = 1 << 16
     """but only if these, each compared with the whole context, make no more pairs of tokens: they are computed in the
     step that the client waits for."""
-    pairs: int = 1 << 16
-    """What is behind the last full block is computed, each token of it compared with the whole context, in one step
-    that the destination's other streams wait for. With more pairs of tokens than that, a move waits for the block to
-    fill before it begins,"""
-    filling_s: float = 0.5
-    """but no longer."""
     rounds: int = 4
     """Warm requests at most: a source may be faster than the destination."""
 
@@ -139,11 +131,10 @@ class Move:
     unless the request has arrived there.
     """
 
-    def __init__(self, seen: Seen, destination: str, block_size: int, limits: MoveLimits | None = None) -> None:
+    def __init__(self, seen: Seen, destination: str, limits: MoveLimits | None = None) -> None:
         self._source = seen.owner
         self._epoch = seen.epoch
         self._destination = destination
-        self._block_size = block_size
         self._limits = limits or MoveLimits()
         self.phase = Phase.RESERVING
         self.warm_tokens = 0
@@ -156,7 +147,6 @@ class Move:
         self._deadline = 0.0
         """Of what is under way in this phase."""
         self._room_until = 0.0
-        self._filling_until = 0.0
         self._tokens = 0
         """Seen when the present phase began."""
         self._over: Over | None = None
@@ -171,8 +161,6 @@ class Move:
         match self.phase:
             case Phase.RESERVING:
                 return self._reserve(seen, now, refused)
-            case Phase.FILLING:
-                return self._fill(seen, now)
             case Phase.WARMING:
                 return self._warmed(seen, now, refused)
             case Phase.POISED:
@@ -206,21 +194,12 @@ class Move:
             self._asked = True
             self._deadline = now + self._limits.reserve_s
             self._room_until = now + self._limits.room_s
-            self._filling_until = now + self._limits.filling_s
             return Reserve(seen.tokens, self._room_until)
         if refused is not None:
             return self._end(Outcome.STAYED, refused)
         if now > self._deadline:
             return self._end(Outcome.STAYED, "the destination's answer came too late")
-        return self._fill(seen, now)
-
-    def _fill(self, seen: Seen, now: float) -> Action:
-        # What has KV is all but the last token. Of that, at least one is computed: engines pull no context whole.
-        odd = (seen.tokens - 2) % self._block_size + 1
-        if self._limits.rounds == 0 or odd * seen.tokens <= self._limits.pairs or now >= self._filling_until:
-            return self._warm_or_wait(seen, now)
-        self._enter(Phase.FILLING, seen, self._filling_until)
-        return Await(self._deadline)
+        return self._warm_or_wait(seen, now)
 
     def _warmed(self, seen: Seen, now: float, refused: str | None) -> Action:
         if refused is not None:

@@ -35,22 +35,25 @@ class MissingPrefix:
     """The part of a context that an engine lacks and another may have: full blocks, in order, by content.
 
     `hashes` are of the context's full blocks from the first one on; the first `cached` of them are here already.
+    `rest`: the tokens behind these blocks, but for the context's last one, which is computed in any case.
     """
 
     fingerprint: str
     hashes: tuple[bytes, ...]
     cached: int
+    rest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class PulledPrefix:
     """What a source has pinned for this engine to read: `answer.blocks` leading blocks of `hashes`, of which the first
-    `cached` were here already."""
+    `cached` were here already, and `answer.rest` of the `rest` tokens behind them."""
 
     pin: str
     hashes: tuple[bytes, ...]
     answer: PinAnswer
     cached: int = 0
+    rest: int = 0
 
 
 class Engine(Protocol):

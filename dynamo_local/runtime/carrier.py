@@ -59,10 +59,10 @@ class Carrier:
         self.pulled_bytes = 0
         """Of that KV, as far as the destinations tell."""
 
-    async def carry_out(self, live: LiveRequest, moving: Moving, block_size: int) -> MoveResult:
+    async def carry_out(self, live: LiveRequest, moving: Moving) -> MoveResult:
         """Move the request, unless something comes between. Never raises for what others do."""
         limits = replace(self._limits, rounds=0) if moving.cold or moving.frozen else self._limits
-        move = Move(self._seen(live, moving), moving.destination, block_size, limits)
+        move = Move(self._seen(live, moving), moving.destination, limits)
         step_s = live.pace.step_s
         refused: str | None = None
         while not isinstance(action := move.advance(self._seen(live, moving), time.monotonic(), refused), Over):

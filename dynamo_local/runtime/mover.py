@@ -169,7 +169,7 @@ class Mover:
         live.moving = Moving(destination.lease, reason, cold, floor, frozen)
         # Counted here: the task begins later.
         trip = self.traffic.begin(source, destination.lease, live.tokens, time.monotonic())
-        moving = self._move(live, live.moving, trip, destination.engine.block_size)
+        moving = self._move(live, live.moving, trip)
         return self._tasks.spawn(f"move {live.request_id}", moving)
 
     async def _run(self) -> None:
@@ -245,9 +245,9 @@ class Mover:
         changes = {worker.lease: self.traffic.change(worker) for worker in candidates}
         return freest(candidates, changes, now, live.turned_down)
 
-    async def _move(self, live: LiveRequest, moving: Moving, trip: Trip, block_size: int) -> MoveResult:
+    async def _move(self, live: LiveRequest, moving: Moving, trip: Trip) -> MoveResult:
         try:
-            result = await self._carrier.carry_out(live, moving, block_size)
+            result = await self._carrier.carry_out(live, moving)
         except Exception:  # noqa: BLE001
             # The boundary of a move: the request itself is looked after by recovery, whatever its epoch is now.
             _log.exception("the move of %s has failed", live.request_id)

@@ -228,8 +228,10 @@ class PullEngine:
         hashes = missing.hashes[missing.cached :]
         self._pins += 1
         until = time.monotonic() + lasts_s
-        question = PinQuestion(f"{self.name}-{self._pins}", missing.fingerprint, hashes, until)
-        return PulledPrefix(question.pin, hashes, await source.engine.pin(question))
+        # A source finds what is behind blocks only if it is told of all of them.
+        rest = () if missing.cached else missing.rest
+        question = PinQuestion(f"{self.name}-{self._pins}", missing.fingerprint, hashes, until, rest)
+        return PulledPrefix(question.pin, hashes, await source.engine.pin(question), rest=len(rest))
 
     async def _take_steps(self) -> None:
         with suppress(EngineError):

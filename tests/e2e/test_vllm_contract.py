@@ -251,9 +251,19 @@ def test_workers_bind_memory_where_there_is_a_choice(
 
 def test_who_waits_for_another_process_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
+    idle: list[int | None] = []
     monkeypatch.setattr("vllm.distributed.device_communicators.shm_broadcast.sched_yield", None)
+    monkeypatch.setattr(shm_broadcast.SpinCondition, "wait", lambda _, timeout_ms: idle.append(timeout_ms))
     monkeypatch.setattr(time, "sleep", slept.append)
     wait_without_spinning()
-    condition: Any = SimpleNamespace(is_reader=True, last_read=time.monotonic(), busy_loop_s=60)
-    shm_broadcast.SpinCondition.wait(condition)
-    assert slept
+    for waited in (0.0, 0.004, 0.5):
+        condition: Any = SimpleNamespace(is_reader=True, last_read=time.monotonic() - waited, busy_loop_s=60)
+        shm_broadcast.SpinCondition.wait(condition)
+    assert 0 < slept[0] < slept[1] < slept[2] <= 1e-3
+    assert idle == []
+    condition.last_read -= 61
+    shm_broadcast.SpinCondition.wait(condition, 5)
+    assert (len(slept), idle) == (3, [5])
+    writer: Any = shm_broadcast
+    writer.sched_yield()
+    assert len(slept) == 4

@@ -14,7 +14,7 @@ from dynamo_local.core.moves import MoveLimits
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus
 
-PATIENT_MOVES = MoveLimits(reserve_s=10.0, room_s=15.0, warm_s=10.0, tail=0, filling_s=10.0, rounds=2)
+PATIENT_MOVES = MoveLimits(reserve_s=10.0, room_s=15.0, warm_s=10.0, tail=0, rounds=2)
 """Of moves that are stopped: they have the time, and each has its second round."""
 
 

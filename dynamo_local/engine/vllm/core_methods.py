@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from dynamo_local.engine.vllm.tail import find_tail
 from dynamo_local.engine.vllm.transfer import Counts, Description, Pinned
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def _cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
     return len(_scheduler(core).source.cached(hashes))
 
 
-def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float) -> Future[Pinned]:
-    answer = _scheduler(core).source.pin(name, hashes, until)
+def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float, rest: Sequence[int]) -> Future[Pinned]:
+    scheduler: Any = core.scheduler
+    part = _scheduler(core)
+    answer = part.source.pin(name, hashes, until, find_tail(scheduler, part.block_size, hashes, rest))
     _tell_load(core)
     return answer
 

@@ -77,7 +77,10 @@ class PrefixPull:
         # Without the last token, which has to be computed to sample the next.
         hashes = self._hashes_of(token_ids[:-1], cache_salt, adapter)[:MOST_BLOCKS]
         cached = await self._ask("cached", hashes) if hashes else 0
-        return None if cached is None else MissingPrefix(fingerprint, tuple(hashes), cached)
+        if cached is None:
+            return None
+        rest = tuple(token_ids[len(hashes) * self._description.block_size : -1]) if len(hashes) < MOST_BLOCKS else ()
+        return MissingPrefix(fingerprint, tuple(hashes), cached, rest)
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """See core.ports.Engine."""
@@ -86,14 +89,16 @@ class PrefixPull:
         refused = self._refusal(question, now)
         if refused is not None:
             return PinAnswer(blocks=0, refused=refused)
-        answer = await self._ask("pin", question.pin, question.hashes, until, patience_s=until - now)
+        arguments = (question.pin, question.hashes, until, question.rest)
+        answer = await self._ask("pin", *arguments, patience_s=until - now)
         if answer is None:
             return PinAnswer(blocks=0, refused="the engine is too busy")
         self.watch(until)
         pinned = msgspec.convert(answer, Pinned)
         handle = Handle(self._description.engine, self._description.agents, pinned.blocks)
         return PinAnswer(
-            blocks=len(pinned.blocks),
+            blocks=len(pinned.blocks) - (pinned.rest > 0),
+            rest=pinned.rest,
             until=until,
             handle=msgspec.Raw(_handle_encoder.encode(handle)),
             refused=pinned.refused,
@@ -203,5 +208,7 @@ def _pull_of(pulled: PulledPrefix) -> Pull | None:
     blocks = min(pulled.answer.blocks, len(handle.blocks), len(pulled.hashes), MOST_BLOCKS)
     if blocks <= 0:
         return None
-    handle = msgspec.structs.replace(handle, blocks=handle.blocks[:blocks])
-    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until)
+    whole = blocks == len(pulled.hashes) < len(handle.blocks)
+    rest = min(pulled.answer.rest, pulled.rest) if whole else 0
+    handle = msgspec.structs.replace(handle, blocks=handle.blocks[: blocks + (rest > 0)])
+    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until, rest)

@@ -70,11 +70,13 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a request can have read: the blocks of its context with indices from `start` up to `end`."""
+    """What a request can have read: the blocks of its context with indices from `start` up to `end`, and `rest` tokens
+    in the one behind them."""
 
     pull: Pull
     start: int
     end: int
+    rest: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class PullScheduler(NixlPullConnectorScheduler):
             engine=self.engine_id,
             agents=self._agents,
             identity={**identity, "nixl": self._compatibility},
+            block_size=self.block_size,
             block_bytes=self._block_bytes(),
             unsupported=unsupported_reason(self.vllm_config, self.kv_cache_config),
         )
@@ -174,16 +177,17 @@ class PullScheduler(NixlPullConnectorScheduler):
         cached = num_computed_tokens // self.block_size
         if wanted is None or not wanted.start <= cached < wanted.end or time.monotonic() >= wanted.pull.until:
             return 0, False
-        return wanted.end * self.block_size - num_computed_tokens, True
+        return wanted.end * self.block_size + wanted.rest - num_computed_tokens, True
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The request is admitted. There is room for what was announced, unless vLLM does not want it after all."""
         wanted = self._wanted.pop(request.request_id, None)
         if wanted is None or num_external_tokens == 0:
             return
-        cached = wanted.end - num_external_tokens // self.block_size
-        local = list(blocks.get_block_ids()[0][cached : wanted.end])
-        remote = list(wanted.pull.handle.blocks[cached - wanted.start : wanted.end - wanted.start])
+        cached = wanted.end - (num_external_tokens - wanted.rest) // self.block_size
+        end = wanted.end + (wanted.rest > 0)
+        local = list(blocks.get_block_ids()[0][cached:end])
+        remote = list(wanted.pull.handle.blocks[cached - wanted.start : end - wanted.start])
         self._posted[request.request_id] = _Read(wanted.pull, local, remote)
         self._reading[request.request_id] = local
         self._blocks_read += len(local)
@@ -227,7 +231,7 @@ class PullScheduler(NixlPullConnectorScheduler):
 
     def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
         """Where in the context the blocks to be read belong. Foreign content is found out here, by its hash."""
-        hashes = pull.hashes[: len(pull.handle.blocks)]
+        hashes = pull.hashes
         own: list[bytes] = list(request.block_hashes)
         try:
             start = own.index(hashes[0])
@@ -240,7 +244,8 @@ class PullScheduler(NixlPullConnectorScheduler):
         if tuple(own[start:end]) != hashes[: end - start]:
             logger.warning("what is pinned for %s is not of its context", request.request_id)
             return None
-        return _Wanted(pull, start, end)
+        behind = request.num_tokens - 1 - end * self.block_size
+        return _Wanted(pull, start, end, pull.rest if end - start == len(hashes) and pull.rest <= behind else 0)
 
     def _hold(self, request_id: str, block_ids: Sequence[int], hold_s: float) -> None:
         full = [block for block in block_ids if self._pool.blocks[block].block_hash is not None]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dynamo_local.engine.vllm.fence import StepFence
 from dynamo_local.engine.vllm.leases import Key, Leases, Pool
+from dynamo_local.engine.vllm.tail import Tail
 from dynamo_local.engine.vllm.transfer import LONGEST_LEASE_S, Pinned
 
 KEPT_SHARE = 0.5
@@ -50,15 +51,18 @@ class PullSource:
             found.append(block)
         return found
 
-    def pin(self, name: str, hashes: Sequence[bytes], until: float) -> Future[Pinned]:
-        """Keep the longest cached prefix for a reader. Answered when all of it is written."""
+    def pin(self, name: str, hashes: Sequence[bytes], until: float, tail: Tail | None = None) -> Future[Pinned]:
+        """Keep the longest cached prefix for a reader, and `tail` behind it if that is all of it. Answered when all of
+        it is written."""
         answer: Future[Pinned] = Future()
         key = Key("pin", name)
         self.expire()
         blocks = self.cached(hashes)
+        if tail is not None and len(blocks) == len(hashes):
+            blocks.append(tail.block)
         refused = self.leases.take(key, blocks, until) if blocks else "nothing of it is cached"
         if refused is None:
-            self._fence.when_written(lambda: answer.set_result(self._confirm(key, hashes)))
+            self._fence.when_written(lambda: answer.set_result(self._confirm(key, hashes, tail)))
         else:
             answer.set_result(Pinned((), refused))
         return answer
@@ -79,15 +83,18 @@ class PullSource:
         """End those whose time is over."""
         self.leases.expire(self._clock())
 
-    def _confirm(self, key: Key, hashes: Sequence[bytes]) -> Pinned:
+    def _confirm(self, key: Key, hashes: Sequence[bytes], tail: Tail | None) -> Pinned:
         """What of a pin stands now that all that it found is written.
 
         The lease may have ended, and an engine takes back the hashes of blocks whose step has failed.
         """
         blocks = self.leases.blocks(key)
         good = 0
-        while good < len(blocks) and self._pool.stands(blocks[good], hashes[good]):
+        while good < min(len(blocks), len(hashes)) and self._pool.stands(blocks[good], hashes[good]):
             good += 1
+        rest = 0
+        if tail is not None and len(hashes) == good < len(blocks) and tail.stands():
+            good, rest = good + 1, tail.tokens
         if blocks:
             self.leases.shrink(key, good)
-        return Pinned(blocks[:good], None if good else "its blocks are gone")
+        return Pinned(blocks[:good], None if good else "its blocks are gone", rest)

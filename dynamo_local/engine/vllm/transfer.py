@@ -50,6 +50,8 @@ class Pull(msgspec.Struct, frozen=True):
     hashes: Hashes
     until: float
     """What is not read before that time (CLOCK_MONOTONIC, s) does not count."""
+    rest: int = 0
+    """Tokens behind those of `hashes`, at the beginning of one more block."""
 
 
 class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,6 +66,8 @@ class Pinned(msgspec.Struct, frozen=True):
 
     blocks: tuple[int, ...]
     refused: str | None = None
+    rest: int = 0
+    """The last block is not full: it has the KV of so many tokens behind those of the hashes."""
 
 
 class Warm(msgspec.Struct, frozen=True):
@@ -81,6 +85,8 @@ class Description(msgspec.Struct, frozen=True):
     agents: Agents
     identity: dict[str, str]
     """All that gives a block's bytes their meaning, as far as the engine core knows."""
+    block_size: int
+    """Tokens of a block."""
     block_bytes: int
     """Of KV, on all ranks together."""
     unsupported: str | None = None

@@ -26,10 +26,7 @@ from dynamo_local.core.moves import (
 )
 from dynamo_local.core.request_log import RequestLog, Verdict
 
-BLOCK = 4
-LIMITS = MoveLimits(
-    reserve_s=1, room_s=20, warm_s=5, poised_s=0.5, takeover_s=10, tail=3, pairs=1000, filling_s=3, rounds=3
-)
+LIMITS = MoveLimits(reserve_s=1, room_s=20, warm_s=5, poised_s=0.5, takeover_s=10, tail=3, rounds=3)
 A, B, C = "a", "b", "c"
 
 
@@ -39,7 +36,7 @@ def seen(tokens: int = 30, *, epoch: int = 1, owner: str | None = A, live: bool 
 
 def begun(tokens: int = 30) -> Move:
     """A move that has been promised room."""
-    move = Move(seen(tokens), B, BLOCK, LIMITS)
+    move = Move(seen(tokens), B, LIMITS)
     assert move.advance(seen(tokens), 0.0) == Reserve(tokens, 20.0)
     return move
 
@@ -78,24 +75,8 @@ def test_what_has_kv_is_warmed_then_what_has_come_and_the_cut_is_right_after_a_t
     assert move.warm_tokens == 44
 
 
-def test_a_block_that_is_dear_to_compute_is_awaited_before_the_first_warming() -> None:
-    move = begun(600)
-    # Of 599 tokens with KV, 3 are behind the last full block: 1,800 pairs. Of 600, 4 would have to be computed.
-    assert move.advance(seen(600), 0.1) == Await(3.0)
-    assert move.phase is Phase.FILLING
-    assert move.advance(seen(601), 0.2) == Await(3.0)
-    assert move.advance(seen(602), 0.3) == Warm(601, 5.3)
-    assert isinstance(move.advance(seen(608), 0.4), Warm), "later on, nothing is awaited"
-
-
-def test_a_block_that_does_not_fill_is_not_awaited_for_ever() -> None:
-    move = begun(600)
-    move.advance(seen(600), 0.1)
-    assert move.advance(seen(600), 3.0) == Warm(599, 8.0)
-
-
 def test_what_is_moved_cold_awaits_nothing() -> None:
-    move = Move(seen(600), B, BLOCK, replace(LIMITS, rounds=0))
+    move = Move(seen(600), B, replace(LIMITS, rounds=0))
     move.advance(seen(600), 0.0)
     assert move.advance(seen(600), 0.1) == Await(0.6)
     assert move.phase is Phase.POISED
@@ -112,7 +93,7 @@ def test_the_longer_the_context_the_fewer_tokens_are_left_for_the_gap() -> None:
         for lacking in (left, left + 1):
             # The first warming is asked for without the last token.
             asked = tokens + 1 - lacking
-            move = Move(seen(asked), B, BLOCK, limits)
+            move = Move(seen(asked), B, limits)
             move.advance(seen(asked), 0.0)
             assert isinstance(move.advance(seen(asked), 0.0), Warm)
             assert isinstance(move.advance(seen(tokens), 0.1), Warm) == (lacking > left), (tokens, lacking)
@@ -120,8 +101,8 @@ def test_the_longer_the_context_the_fewer_tokens_are_left_for_the_gap() -> None:
 
 @given(st.integers(2, 20_000), st.lists(st.integers(0, 60), min_size=1, max_size=12))
 def test_what_is_left_for_the_gap_is_bounded_where_rounds_gain_anything(tokens: int, come: list[int]) -> None:
-    limits = MoveLimits(filling_s=0.0, rounds=len(come))
-    move = Move(seen(tokens), B, BLOCK, limits)
+    limits = MoveLimits(rounds=len(come))
+    move = Move(seen(tokens), B, limits)
     move.advance(seen(tokens), 0.0)
     action, lacked = move.advance(seen(tokens), 0.0), [tokens]
     while isinstance(action, Warm):
@@ -325,7 +306,7 @@ events = st.lists(
 @given(events)
 def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[tuple[str, str | None]]) -> None:
     world = World()
-    move = Move(world.seen, B, BLOCK, LIMITS)
+    move = Move(world.seen, B, LIMITS)
     action = move.advance(world.seen, world.now)
     world.do(action)
     for what, refused in script:
@@ -350,7 +331,7 @@ def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[
 
 @given(st.integers(1, 500), st.integers(1, 40))
 def test_warming_never_asks_for_what_has_no_kv(tokens: int, tail: int) -> None:
-    move = Move(seen(tokens), B, 16, MoveLimits(tail=tail))
+    move = Move(seen(tokens), B, MoveLimits(tail=tail))
     move.advance(seen(tokens), 0.0)
     action = move.advance(seen(tokens), 0.0)
     if isinstance(action, Warm):

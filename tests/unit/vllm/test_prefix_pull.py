@@ -16,7 +16,7 @@ from dynamo_local.engine.vllm.prefix_pull import PrefixPull
 from dynamo_local.engine.vllm.transfer import LONGEST_LEASE_S, MOST_BLOCKS, Description, Handle, Pinned, TransferParams
 
 HASHES = tuple(bytes([number]) for number in range(4))
-DESCRIPTION = Description(engine="e", agents=(b"agent",), identity={}, block_bytes=4096)
+DESCRIPTION = Description(engine="e", agents=(b"agent",), identity={}, block_size=1, block_bytes=4096)
 
 
 class FakeCore:
@@ -39,6 +39,10 @@ class FakeCore:
 
 def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
     return [(adapter or "").encode() + bytes([token]) for token in token_ids]
+
+
+def in_fours(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
+    return [bytes([token_ids[at]]) for at in range(0, len(token_ids) // 4 * 4, 4)]
 
 
 def pull_of(core: FakeCore, description: Description = DESCRIPTION) -> PrefixPull:
@@ -123,6 +127,34 @@ async def test_a_pin_becomes_what_its_reader_submits() -> None:
     assert params.pull is not None
     assert params.pull.handle == Handle("e", (b"agent",), (5, 6, 7))
     assert (params.pull.hashes, params.pull.until) == (HASHES[:3], asked.until)
+    pull.close()
+
+
+async def test_what_is_behind_the_last_full_block_is_missing_as_well() -> None:
+    core = FakeCore(cached=1)
+    pull = PrefixPull(core, msgspec.structs.replace(DESCRIPTION, block_size=4), {None: "print"}, in_fours)
+    missing = await pull.missing(list(range(12)), None, None)
+    assert missing is not None
+    assert (missing.hashes, missing.rest) == ((b"\0", b"\4"), (8, 9, 10))
+
+
+@pytest.mark.parametrize(
+    ("hashes", "wanted", "blocks", "rest"),
+    [(HASHES[:2], 3, (5, 6, 7), 2), (HASHES[:2], 1, (5, 6, 7), 1), (HASHES, 3, (5, 6), 0), (HASHES[:2], 0, (5, 6), 0)],
+    ids=["all of it", "more than wanted", "behind a gap", "not wanted"],
+)
+async def test_a_tail_is_read_where_it_continues_the_prefix(
+    hashes: tuple[bytes, ...], wanted: int, blocks: tuple[int, ...], rest: int
+) -> None:
+    pull = pull_of(core := FakeCore(pin=Pinned((5, 6, 7), rest=2)))
+    asked = question(hashes=HASHES[:2], rest=(1, 2, 3))
+    answer = await pull.pin(asked)
+    assert (answer.blocks, answer.rest) == (2, 2)
+    assert core.asked.get_nowait()[1][-1] == (1, 2, 3)
+    params = pull.params_of(submission(), PulledPrefix("p", hashes, answer, rest=wanted))
+    read = msgspec.convert(params, TransferParams).pull
+    assert read is not None
+    assert (read.handle.blocks, read.hashes, read.rest) == (blocks, HASHES[:2], rest)
     pull.close()
 
 

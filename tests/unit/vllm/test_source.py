@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dynamo_local.engine.vllm.fence import StepFence
 from dynamo_local.engine.vllm.source import PullSource
+from dynamo_local.engine.vllm.tail import Tail
 from dynamo_local.engine.vllm.transfer import LONGEST_LEASE_S, Pinned
 from tests.unit.vllm.fake_pool import FakePool
 
@@ -131,6 +132,13 @@ def filled(pool: FakePool, hashes: list[bytes]) -> list[int]:
     return blocks
 
 
+def written(pool: FakePool) -> int:
+    """A block that a request writes to, and that no hash stands for."""
+    (block,) = filled(pool, [b"tail"])
+    pool.take_back(block)
+    return block
+
+
 def source_of(pool: FakePool, fence: StepFence | None = None) -> PullSource:
     return PullSource(pool, fence or StepFence(), lambda: 0.0)
 
@@ -179,6 +187,49 @@ def test_a_pin_that_was_released_before_it_was_answered_counts_nothing() -> None
     fence.end()
     assert answer.result().blocks == ()
     assert answer.result().refused
+
+
+def test_a_tail_is_kept_behind_the_whole_prefix() -> None:
+    pool = FakePool(20)
+    blocks, tail = filled(pool, CHAIN[:3]), written(pool)
+    source = source_of(pool)
+    assert source.pin("p", CHAIN[:3], 5.0, Tail(tail, 7, lambda: True)).result() == Pinned((*blocks, tail), rest=7)
+    assert pool.references[tail] == 2
+    source.release(["p"], [])
+    assert pool.references[tail] == 1
+
+
+def test_a_tail_behind_a_gap_is_not() -> None:
+    pool = FakePool(20)
+    blocks, tail = filled(pool, CHAIN[:3]), written(pool)
+    assert source_of(pool).pin("p", CHAIN, 5.0, Tail(tail, 7, lambda: True)).result() == Pinned(tuple(blocks))
+    assert pool.references[tail] == 1
+
+
+def test_a_tail_that_is_gone_when_all_is_written_is_not_given_away() -> None:
+    pool, fence, there = FakePool(20), StepFence(), [True]
+    source = source_of(pool, fence)
+    blocks, tail = filled(pool, CHAIN[:3]), written(pool)
+    fence.schedule()
+    answer = source.pin("p", CHAIN[:3], 5.0, Tail(tail, 7, lambda: there[0]))
+    assert pool.references[tail] == 2, "nobody writes to it meanwhile but its request"
+    there[0] = False
+    fence.end()
+    assert answer.result() == Pinned(tuple(blocks))
+    assert pool.references[tail] == 1
+
+
+def test_a_tail_is_not_given_away_when_a_block_before_it_is_taken_back() -> None:
+    pool, fence = FakePool(20), StepFence()
+    source = source_of(pool, fence)
+    (_, _, bad), tail = filled(pool, CHAIN[:3]), written(pool)
+    fence.schedule()
+    answer = source.pin("p", CHAIN[:3], 5.0, Tail(tail, 7, lambda: True))
+    pool.take_back(bad)
+    fence.end()
+    assert len(answer.result().blocks) == 2
+    assert answer.result().rest == 0
+    assert pool.references[tail] == 1
 
 
 def test_no_more_than_half_of_the_pool_is_kept() -> None:
