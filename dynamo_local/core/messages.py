@@ -409,8 +409,7 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`blocks` leading blocks are written, and will not be reused before `until` unless the reader unpins them.
 
     With blocks == 0 nothing is pinned, and `refused` says why. `rest`: of so many tokens behind them, one more block is
-    pinned, which somebody goes on writing to. `handle` is the engine's own word to its like: where
-    and what to read.
+    pinned, which somebody goes on writing to. `handle` is the engine's own word to its like: where and what to read.
     """
 
     blocks: int

@@ -209,6 +209,6 @@ def _pull_of(pulled: PulledPrefix) -> Pull | None:
     if blocks <= 0:
         return None
     whole = blocks == len(pulled.hashes) < len(handle.blocks)
-    rest = min(pulled.answer.rest, pulled.rest) if whole else 0
+    rest = max(min(pulled.answer.rest, pulled.rest), 0) if whole else 0
     handle = msgspec.structs.replace(handle, blocks=handle.blocks[: blocks + (rest > 0)])
     return Pull(handle, pulled.hashes[:blocks], pulled.answer.until, rest)

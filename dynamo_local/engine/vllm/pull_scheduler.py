@@ -231,7 +231,7 @@ class PullScheduler(NixlPullConnectorScheduler):
 
     def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
         """Where in the context the blocks to be read belong. Foreign content is found out here, by its hash."""
-        hashes = pull.hashes
+        hashes = pull.hashes[: len(pull.handle.blocks)]
         own: list[bytes] = list(request.block_hashes)
         try:
             start = own.index(hashes[0])
@@ -244,8 +244,10 @@ class PullScheduler(NixlPullConnectorScheduler):
         if tuple(own[start:end]) != hashes[: end - start]:
             logger.warning("what is pinned for %s is not of its context", request.request_id)
             return None
-        behind = request.num_tokens - 1 - end * self.block_size
-        return _Wanted(pull, start, end, pull.rest if end - start == len(hashes) and pull.rest <= behind else 0)
+        # Of the last block, that is read only behind all the others, and without the context's last token.
+        has_rest = end - start == len(pull.hashes) < len(pull.handle.blocks)
+        fits = end * self.block_size + pull.rest < request.num_tokens
+        return _Wanted(pull, start, end, pull.rest if has_rest and fits else 0)
 
     def _hold(self, request_id: str, block_ids: Sequence[int], hold_s: float) -> None:
         full = [block for block in block_ids if self._pool.blocks[block].block_hash is not None]
