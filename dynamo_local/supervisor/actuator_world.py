@@ -23,8 +23,9 @@ from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
 from dynamo_local.supervisor.roles import change_role
 from dynamo_local.supervisor.running import bus_of
+from dynamo_local.supervisor.turns import turn_at
 from dynamo_local.supervisor.watchers import CircusWatchers, Placing
-from state.locks import FileLock, LockTimeoutError
+from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -108,26 +109,19 @@ async def taking_turns(
     Raises LockTimeoutError when it is somebody else's turn for longer than `patience_s`.
     """
     check_changeable(paths)
-    lock = FileLock(paths.changes_lock)
     give_up_at = clock() + patience_s
-    told = False
-    while True:
-        try:
-            # Does not wait: a system call or two.
-            lock.acquire(0.0)
-            break
-        except LockTimeoutError as error:
-            if clock() >= give_up_at:
-                raise
-            if not told:
-                report.step(f"waiting for a change that process {error.holder} makes")
-                told = True
-        await asyncio.sleep(_RETRY_S)
+
+    def busy(error: LockTimeoutError, first: bool) -> None:
+        if clock() >= give_up_at:
+            raise error
+        if first:
+            report.step(f"waiting for a change that process {error.holder} makes")
         check_changeable(paths)
-    try:
+
+    async with turn_at(paths.changes_lock, _RETRY_S, busy):
+        # It may have ended meanwhile.
+        check_changeable(paths)
         yield
-    finally:
-        lock.release(remove=True)
 
 
 def check_changeable(paths: StatePaths) -> None:

@@ -23,7 +23,8 @@ from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.running import bus_of
-from state.locks import FileLock, LockTimeoutError
+from dynamo_local.supervisor.turns import turn_at
+from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -87,28 +88,19 @@ class Planning:
         if self.options.no_operation:
             yield
             return
-        lock = FileLock(self.paths.planner_lock)
-        told = False
-        while True:
-            try:
-                # Does not wait: a system call or two.
-                lock.acquire(0.0)
-                break
-            except LockTimeoutError as error:
-                who = f"process {error.holder}"
-                if not self.watcher:
-                    raise UsageError(
-                        f"{who} is the planner of namespace {self.paths.namespace} already",
-                        "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
-                    ) from error
-                if not told:
-                    _log.warning("%s is the planner already: waiting until it ends", who)
-                    told = True
-            await asyncio.sleep(_LOOK_EVERY_S)
-        try:
+
+        def busy(error: LockTimeoutError, first: bool) -> None:
+            who = f"process {error.holder}"
+            if not self.watcher:
+                raise UsageError(
+                    f"{who} is the planner of namespace {self.paths.namespace} already",
+                    "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
+                ) from error
+            if first:
+                _log.warning("%s is the planner already: waiting until it ends", who)
+
+        async with turn_at(self.paths.planner_lock, _LOOK_EVERY_S, busy):
             yield
-        finally:
-            lock.release(remove=True)
 
 
 @dataclass(frozen=True)
