@@ -50,6 +50,8 @@ _MOST_TOKENS = 200
 _AFTER_TOKENS = 24
 """Of it after its move."""
 _BESIDE_TOKENS = 3000
+_STEP_TOKENS = 16
+"""A step after a cut computes the few tokens that came since, and one of each other stream."""
 _PATIENCE_S = 10.0
 
 
@@ -131,6 +133,7 @@ async def _moves(
     stage = _Stage(server, orders, random.Random(1))
     found: dict[int, Turns] = {size: {arm: [] for arm in arms} for size in sizes}
     async with _streams_beside(server, beside) as others:
+        await _steps_of_all_sizes(server)
         for _ in range(2):  # the first ones make the connections between the workers
             await stage.move(min(sizes), others, MOVE)
         for number in range(rounds):
@@ -143,6 +146,18 @@ async def _moves(
             told = ", ".join(f"{found[size][arms[0]][-1].steps:.1f}" for size in sizes)
             progress(f"round {number + 1}: gaps of {told} steps; others used {foreign:.2f} cores")
     return found
+
+
+async def _steps_of_all_sizes(server: Server) -> None:
+    """Of so few tokens as come here. A worker's first step of each size takes 5 to 10 ms more, in which oneDNN makes
+    itself ready for it."""
+    draw = random.Random(2)
+    one, other = (Connection(server.host, server.port, server.model) for _ in range(2))
+    async with one, other:
+        for tokens in range(1, _STEP_TOKENS + 1):
+            for _ in range(2):  # two at a time: one for either worker
+                both = (each.complete(draw_prompt(draw, tokens), 1, Answer(0.0)) for each in (one, other))
+                await asyncio.gather(*both)
 
 
 @dataclass(frozen=True)

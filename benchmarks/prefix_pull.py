@@ -146,15 +146,14 @@ async def _pull(
     if streams:
         await asyncio.sleep(_BESIDE_S)
     begin = time.perf_counter()
-    missing = await reader.engine.missing(prompt, None, None)
-    if missing is None:
-        raise ServerError("the reader does not say what it lacks")
-    hashes = missing.hashes[missing.cached :]
-    question = PinQuestion(f"{draw.getrandbits(64):x}", missing.fingerprint, hashes, time.monotonic() + _PIN_S)
-    answer = await source.engine.pin(question)
+    prefix = reader.engine.prefix(prompt, None, None)
+    if prefix is None:
+        raise ServerError("the reader pulls nothing")
+    question = PinQuestion(f"{draw.getrandbits(64):x}", prefix.fingerprint, prefix.hashes, time.monotonic() + _PIN_S)
+    answer, _ = await asyncio.gather(source.engine.pin(question), reader.engine.cached(prefix))
     asked_s = time.perf_counter() - begin
     begun_at = time.perf_counter()
-    pulled = await reader.run(prompt, 1, PulledPrefix(question.pin, hashes, answer))
+    pulled = await reader.run(prompt, 1, PulledPrefix(question.pin, prefix.hashes, answer))
     ended_at = time.perf_counter()
     longer_s = _longer(await asyncio.gather(*streams), begun_at, ended_at) if streams else None
     await source.engine.unpin([question.pin])

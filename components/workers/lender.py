@@ -30,12 +30,13 @@ class Lender:
     async def _on_cached(self, message: Message) -> None:
         try:
             question = codec.decode(message.data, CachedQuestion)
-            missing = await self._engine.missing(question.token_ids, question.cache_salt, question.adapter)
+            prefix = self._engine.prefix(question.token_ids, question.cache_salt, question.adapter)
+            cached = 0 if prefix is None else await self._engine.cached(prefix)
         except (DecodeError, EngineError) as error:
             _log.warning("what is cached is not told: %s", error)
             return
-        tokens = 0 if missing is None else missing.cached * self._block_size()
-        await self._context.bus.publish(message.reply, codec.encode(CachedAnswer(tokens)))
+        answer = CachedAnswer(cached * self._block_size())
+        await self._context.bus.publish(message.reply, codec.encode(answer))
 
     async def _on_pin(self, message: Message) -> None:
         try:

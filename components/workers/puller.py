@@ -5,6 +5,7 @@ Whatever goes wrong here costs time, never a request: what is not pulled is comp
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from uuid import uuid4
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, EngineError
 from dynamo_local.core.messages import PinAnswer, PinQuestion, RequestEpoch, Submit, Unpin
-from dynamo_local.core.ports import Engine, MissingPrefix, PulledPrefix
+from dynamo_local.core.ports import Engine, Prefix, PulledPrefix
 from dynamo_local.runtime.context import ServiceContext
 
 _log = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ class PrefixPuller:
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
         """What `source` keeps for this request until `done`; None if there is nothing to be had."""
         try:
-            missing = await self._engine.missing(work.token_ids, work.cache_salt, work.adapter)
-            if missing is None or missing.cached >= len(missing.hashes):
+            prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
+            if prefix is None or not prefix.hashes:
                 return None
-            return await self._ask(RequestEpoch(work.request_id, work.epoch), source, missing)
+            return await self._ask(RequestEpoch(work.request_id, work.epoch), source, prefix)
         except (BusError, DecodeError, EngineError) as error:
             _log.warning("the prefix of %s is computed, not pulled: %s", work.request_id, error)
         except Exception:  # noqa: BLE001
@@ -52,25 +53,29 @@ class PrefixPuller:
             _log.exception("the prefix of %s is computed, not pulled", work.request_id)
         return None
 
-    async def _ask(self, request: RequestEpoch, source: str, missing: MissingPrefix) -> PulledPrefix | None:
-        hashes = missing.hashes[:_MAX_HASHES]
+    async def _ask(self, request: RequestEpoch, source: str, prefix: Prefix) -> PulledPrefix | None:
+        hashes = prefix.hashes[:_MAX_HASHES]
         pin = uuid4().hex
-        question = PinQuestion(pin, missing.fingerprint, hashes, time.monotonic() + PIN_S, missing.rest)
         pulled: PulledPrefix | None = None
+        question = PinQuestion(pin, prefix.fingerprint, hashes, time.monotonic() + PIN_S, prefix.rest)
         try:
-            subject = self._context.subjects.pin(source)
-            data = await self._context.bus.request(subject, codec.encode(question), timeout_s=self._answer_s)
-            answer = codec.decode(data, PinAnswer)
+            # Both at the same time: either engine answers when its step under way has ended.
+            answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
             if answer.refused is not None:
                 _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
-            if answer.blocks > missing.cached:
-                pulled = PulledPrefix(pin, hashes, answer, missing.cached, len(missing.rest))
+            if answer.blocks > cached:
+                pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
         finally:
             if pulled is None:
                 # An answer that is lost leaves a pin behind as well.
                 await self._unpin(source, pin)
         return pulled
+
+    async def _pinned(self, source: str, question: PinQuestion) -> PinAnswer:
+        subject = self._context.subjects.pin(source)
+        data = await self._context.bus.request(subject, codec.encode(question), timeout_s=self._answer_s)
+        return codec.decode(data, PinAnswer)
 
     async def done(self, requests: Iterable[RequestEpoch]) -> None:
         """These have been read, or are not wanted any more. Requests that pulled nothing are ignored."""

@@ -228,10 +228,10 @@ class Reception:
         if pulled is not None:
             lacking = len(pulled.hashes) - pulled.answer.blocks
         else:
-            missing = await self._engine.missing(work.token_ids, work.cache_salt, work.adapter)
-            if missing is None:
+            prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
+            if prefix is None:
                 return "the engine pulls nothing"
-            lacking = len(missing.hashes) - missing.cached
+            lacking = len(prefix.hashes) - await self._engine.cached(prefix)
         return "the source does not lend its KV" if lacking > _MOST_COMPUTED_BLOCKS else None
 
     def _most_computed(self) -> int:

@@ -31,16 +31,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class MissingPrefix:
-    """The part of a context that an engine lacks and another may have: full blocks, in order, by content.
+class Prefix:
+    """The part of a context whose KV engines may have: all but the last token, which is computed in any case.
 
-    `hashes` are of the context's full blocks from the first one on; the first `cached` of them are here already.
-    `rest`: the tokens behind these blocks, but for the context's last one, which is computed in any case.
+    `hashes` are of its full blocks, in order, by content; `rest` are the tokens behind these. `fingerprint`: what
+    engines must agree on to read each other's.
     """
 
     fingerprint: str
     hashes: tuple[bytes, ...]
-    cached: int
     rest: tuple[int, ...] = ()
 
 
@@ -61,11 +60,11 @@ class Engine(Protocol):
 
     Order of calls: start, then the others in any order, then close. `step` has one caller.
 
-    **Prefix pull.** KV blocks move between engines by content: a destination asks a source for the hashes it lacks
-    (`missing`), the source keeps these blocks for a time (`pin`), and the destination reads them while it admits the
-    request (`submit` with `pulled`). One-sided reads cannot notice that the blocks they read have been reused.
-    Therefore the source never reuses a pinned block before the pin's end, which is a time of the clock that all
-    processes of a machine share, and what the destination has not read completely before that time it computes.
+    **Prefix pull.** KV blocks move between engines by content: a destination asks a source for the hashes of a context
+    (`prefix`), the source keeps these blocks for a time (`pin`), and the destination reads those that it lacks while it
+    admits the request (`submit` with `pulled`). One-sided reads cannot notice that the blocks they read have been
+    reused. Therefore the source never reuses a pinned block before the pin's end, which is a time of the clock that
+    all processes of a machine share, and what the destination has not read completely before that time it computes.
     """
 
     async def start(self, progress: Progress) -> EngineInfo:
@@ -95,11 +94,11 @@ class Engine(Protocol):
         """Drop requests and free their KV blocks, held ones included. No token of them comes out afterwards. Unknown
         ones are ignored."""
 
-    async def missing(
-        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
-    ) -> MissingPrefix | None:
-        """The full blocks of a context, and how many of them are cached. None: this engine pulls nothing, or does not
-        have the adapter."""
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
+        """What there is to be pulled of a context. None: this engine pulls nothing, or does not have the adapter."""
+
+    async def cached(self, prefix: Prefix) -> int:
+        """How many of the full blocks are here, from the first one on. Raises EngineError if nobody says."""
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """Keep blocks for a reader. Answers when every block that it counts has really been written."""

@@ -1,7 +1,7 @@
 """Processes as the kernel shows them under /proc: who is left in a process group, and ending the whole group.
 
-circusd starts every process as the leader of a session and a group of its own, so that what a service forks
-can be found by the service's pid even when the service itself is gone.
+Every service is the leader of a group of its own, whether circusd has started it or the zygote has forked it, so that
+what it forks can be found by its pid even when the service itself is gone.
 """
 
 from __future__ import annotations

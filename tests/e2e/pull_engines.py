@@ -223,14 +223,15 @@ class PullEngine:
 
     async def ask(self, source: PullEngine, tokens: Sequence[int], lasts_s: float = LONG_S) -> PulledPrefix:
         """What this engine lacks of a context, pinned at the source."""
-        missing = await self.engine.missing(tokens, None, None)
-        assert missing is not None
-        hashes = missing.hashes[missing.cached :]
+        prefix = self.engine.prefix(tokens, None, None)
+        assert prefix is not None
+        cached = await self.engine.cached(prefix)
+        hashes = prefix.hashes[cached:]
         self._pins += 1
         until = time.monotonic() + lasts_s
         # A source finds what is behind blocks only if it is told of all of them.
-        rest = () if missing.cached else missing.rest
-        question = PinQuestion(f"{self.name}-{self._pins}", missing.fingerprint, hashes, until, rest)
+        rest = () if cached else prefix.rest
+        question = PinQuestion(f"{self.name}-{self._pins}", prefix.fingerprint, hashes, until, rest)
         return PulledPrefix(question.pin, hashes, await source.engine.pin(question), rest=len(rest))
 
     async def _take_steps(self) -> None:

@@ -127,9 +127,9 @@ async def test_only_what_is_missing_is_read(source: PullEngine, reader: PullEngi
     assert (answer.tokens, answer.cached) == (expected.tokens, 31 * BLOCK)
     await source.engine.unpin([pulled.pin])
     assert (await reader.counts()).blocks_read - before == 31 - 10
-    again = await reader.engine.missing(prompt, None, None)
+    again = reader.engine.prefix(prompt, None, None)
     assert again is not None
-    assert again.cached == len(again.hashes) == 31
+    assert await reader.engine.cached(again) == len(again.hashes) == 31
 
 
 async def test_what_is_scheduled_but_not_written_is_not_given_away(
@@ -228,13 +228,13 @@ async def test_an_idle_source_takes_back_what_nobody_unpins(source: PullEngine, 
 async def test_who_means_something_else_pins_nothing(source: PullEngine, reader: PullEngine) -> None:
     prompt = prompt_of(500, seed=71)
     await source.run(prompt, 1)
-    missing = await reader.engine.missing(prompt, None, None)
-    assert missing is not None
-    salted = await reader.engine.missing(prompt, "salt", None)
+    prefix = reader.engine.prefix(prompt, None, None)
+    assert prefix is not None
+    salted = reader.engine.prefix(prompt, "salt", None)
     assert salted is not None
     until = time.monotonic() + LONG_S
-    foreign = await source.engine.pin(PinQuestion("a", "another", missing.hashes, until))
-    private = await source.engine.pin(PinQuestion("b", missing.fingerprint, salted.hashes, until))
+    foreign = await source.engine.pin(PinQuestion("a", "another", prefix.hashes, until))
+    private = await source.engine.pin(PinQuestion("b", prefix.fingerprint, salted.hashes, until))
     assert (foreign.blocks, private.blocks) == (0, 0)
     assert foreign.refused
     assert private.refused

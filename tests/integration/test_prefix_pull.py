@@ -26,7 +26,7 @@ from dynamo_local.core.messages import (
     Work,
 )
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.ports import MissingPrefix, Step
+from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.runtime.bus import Bus, Message
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
@@ -34,7 +34,7 @@ from tests.integration.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, 
 
 pytestmark = pytest.mark.integration
 
-LACKING = MissingPrefix("same", (b"a", b"b", b"c"), cached=1)
+PREFIX = Prefix("same", (b"a", b"b", b"c"))
 LENT = PinAnswer(3, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"))
 REQUEST = RequestEpoch("r1", 2)
 
@@ -83,7 +83,7 @@ async def source(bus: Bus, subjects: Subjects) -> Source:
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lacks=LACKING, lends=LENT)
+    return ScriptedEngine(pulls=PREFIX, has=1, lends=LENT)
 
 
 @pytest.fixture
@@ -117,14 +117,14 @@ async def test_what_is_kept_is_read_with_the_submission_and_then_unpinned(
     asked_at = time.monotonic()
     await tell(bus, subjects, submission())
     question, reply = await source.asks()
-    assert (question.fingerprint, question.hashes) == (LACKING.fingerprint, LACKING.hashes)
+    assert (question.fingerprint, question.hashes) == (PREFIX.fingerprint, PREFIX.hashes)
     assert question.until > asked_at
     assert engine.submitted.empty()
     await source.answer(reply, LENT)
     assert await taken(engine) == submission()
     pulled = engine.pulled.get_nowait()
     assert pulled is not None
-    assert (pulled.pin, pulled.hashes, pulled.answer) == (question.pin, LACKING.hashes, LENT)
+    assert (pulled.pin, pulled.hashes, pulled.answer) == (question.pin, PREFIX.hashes, LENT)
     # Another one's token says nothing about it.
     engine.steps.put_nowait(Step(1.0, (TokenDelta("other", 1, 0, [9]),)))
     engine.steps.put_nowait(Step(1.0, ()))
@@ -189,21 +189,33 @@ async def test_of_a_source_that_is_gone_nothing_is_expected(
     assert engine.pulled.get_nowait() is None
 
 
-@pytest.mark.parametrize("lacks", [None, MissingPrefix("same", (b"a",), cached=1), MissingPrefix("same", (), 0)])
-async def test_nothing_is_asked_for_that_is_not_missing(
-    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, lacks: MissingPrefix | None
+@pytest.mark.parametrize("prefix", [None, Prefix("same", ())])
+async def test_where_there_is_nothing_to_pull_nothing_is_asked_for(
+    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, prefix: Prefix | None
 ) -> None:
-    engine.lacks = lacks
+    engine.pulls = prefix
     await tell(bus, subjects, submission())
     await taken(engine)
     assert source.asked.empty()
 
 
+async def test_what_is_here_already_is_not_read_and_not_kept_elsewhere(
+    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
+) -> None:
+    engine.has = LENT.blocks
+    await tell(bus, subjects, submission())
+    question, reply = await source.asks()
+    await source.answer(reply, LENT)
+    await taken(engine)
+    assert engine.pulled.get_nowait() is None
+    assert await source.forgets() == question.pin
+
+
 @pytest.mark.parametrize("error", [EngineError("dead"), BusError("down"), ValueError("unforeseen")])
-async def test_an_engine_that_does_not_know_what_it_lacks_computes(
+async def test_an_engine_that_does_not_say_what_it_has_computes(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, error: Exception
 ) -> None:
-    engine.missing_raises = error
+    engine.cached_raises = error
     await tell(bus, subjects, submission())
     await taken(engine)
     assert engine.pulled.get_nowait() is None
@@ -277,11 +289,11 @@ async def ask(bus: Bus, subject: str, question: msgspec.Struct) -> bytes:
     return await bus.request(subject, codec.encode(question), timeout_s=DEADLINE_S)
 
 
-@pytest.mark.parametrize(("lacks", "tokens"), [(LACKING, SCRIPTED_BLOCK_SIZE), (None, 0)])
+@pytest.mark.parametrize(("prefix", "tokens"), [(PREFIX, SCRIPTED_BLOCK_SIZE), (None, 0)])
 async def test_what_is_cached_is_told_in_tokens(
-    bus: Bus, subjects: Subjects, worker: Worker, engine: ScriptedEngine, lacks: MissingPrefix | None, tokens: int
+    bus: Bus, subjects: Subjects, worker: Worker, engine: ScriptedEngine, prefix: Prefix | None, tokens: int
 ) -> None:
-    engine.lacks = lacks
+    engine.pulls = prefix
     answer = await ask(bus, subjects.cached("w"), CachedQuestion([1, 2, 3], "salt"))
     assert codec.decode(answer, CachedAnswer) == CachedAnswer(tokens)
 

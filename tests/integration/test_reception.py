@@ -14,7 +14,7 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages import Cancel, Load, PinAnswer, Presence, RequestEpoch, Submit, TokenDelta, Work
 from dynamo_local.core.move_messages import GiveBack, MoveAnswer, MoveWord, Reserve, Warm
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.ports import MissingPrefix, Step
+from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.runtime.bus import Bus, Message
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
@@ -22,7 +22,7 @@ from tests.integration.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, 
 
 pytestmark = pytest.mark.integration
 
-LACKING = MissingPrefix("same", tuple(map(bytes, range(6))), cached=1)
+PREFIX = Prefix("same", tuple(map(bytes, range(6))))
 LENT = PinAnswer(6, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"))
 LATER = 1e9
 
@@ -65,7 +65,7 @@ class Asker:
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lacks=LACKING)
+    return ScriptedEngine(pulls=PREFIX, has=1)
 
 
 @pytest.fixture
@@ -214,17 +214,17 @@ async def test_nothing_is_warmed_without_room(asker: Asker, worker: Worker, engi
 
 
 @pytest.mark.parametrize(
-    ("lends", "lacks", "refused"),
+    ("lends", "prefix", "refused"),
     [
-        (PinAnswer(0, refused="busy"), LACKING, "the source does not lend its KV"),
-        (PinAnswer(2, until=1e9), LACKING, "the source does not lend its KV"),
+        (PinAnswer(0, refused="busy"), PREFIX, "the source does not lend its KV"),
+        (PinAnswer(2, until=1e9), PREFIX, "the source does not lend its KV"),
         (LENT, None, "the engine pulls nothing"),
     ],
 )
 async def test_what_is_not_lent_is_not_computed(
-    asker: Asker, worker: Worker, engine: ScriptedEngine, lends: PinAnswer, lacks: MissingPrefix | None, refused: str
+    asker: Asker, worker: Worker, engine: ScriptedEngine, lends: PinAnswer, prefix: Prefix | None, refused: str
 ) -> None:
-    asker.lends, engine.lacks = lends, lacks
+    asker.lends, engine.pulls = lends, prefix
     await asker.reserve()
     assert (await asker.warm()).refused == refused
     assert engine.submitted.empty()

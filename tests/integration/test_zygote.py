@@ -88,7 +88,8 @@ def test_a_service_is_forked_and_looks_like_itself(root: Path) -> None:
         marks = {each.pid: each.environ[WATCHER_ENV] for each in server.processes()}
         assert marks[pid] == marks[server.launcher()] == "forks_Forked"
         assert b"dynamo_local.runtime.host" in _command(pid)
-        assert os.getsid(pid) == os.getpgid(pid) == pid
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(nursery), "it shares cores with the others as one of them"
         (row,) = [row for row in ps(server) if row["component"] == "Forked"]
         assert (row["state"], row["pid"]) == ("ready", pid)
         server.signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from components.workers.duty import TELL_AGAIN_S, EngineDuty
 from components.workers.prefill import PrefillDuty
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, Presence, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects, Watcher
-from dynamo_local.core.ports import Engine, MissingPrefix, Progress, PulledPrefix, Step
+from dynamo_local.core.ports import Engine, Prefix, Progress, PulledPrefix, Step
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import Announcer
@@ -116,11 +116,13 @@ class ScriptedEngine:
     steps: asyncio.Queue[Step] = field(default_factory=asyncio.Queue)
     asked_to_pin: asyncio.Queue[PinQuestion] = field(default_factory=asyncio.Queue)
     unpinned: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
-    lacks: MissingPrefix | None = None
+    pulls: Prefix | None = None
+    has: int = 0
+    """Blocks that are cached, of any prefix."""
     lends: PinAnswer = field(default_factory=lambda: PinAnswer(0, refused="this engine lends nothing"))
     submit_raises: Exception | None = None
     pin_raises: Exception | None = None
-    missing_raises: Exception | None = None
+    cached_raises: Exception | None = None
     no_transfer: str | None = None
     grows: bool = False
     grown: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
@@ -155,12 +157,13 @@ class ScriptedEngine:
         for request in requests:
             self.cancelled.put_nowait(request)
 
-    async def missing(
-        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
-    ) -> MissingPrefix | None:
-        if self.missing_raises is not None:
-            raise self.missing_raises
-        return self.lacks
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
+        return self.pulls
+
+    async def cached(self, prefix: Prefix) -> int:
+        if self.cached_raises is not None:
+            raise self.cached_raises
+        return self.has
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         self.asked_to_pin.put_nowait(question)

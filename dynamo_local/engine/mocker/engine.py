@@ -12,7 +12,7 @@ from typing import Any
 
 from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
-from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
+from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.mocker import scheduler, sequence
 from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.logprobs import logprobs_of
@@ -140,16 +140,17 @@ class MockerEngine:
             if self._scheduler.pins.remove(request) or live is not None:
                 self._load_changed()
 
-    async def missing(
-        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
-    ) -> MissingPrefix | None:
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
         block_size, root = self._settings.mocker_block_size, root_hash(cache_salt, adapter)
         try:
             hashes = chain_hashes(token_ids, root, block_size, self._full_blocks(token_ids))
         except struct.error:
             # No token ids at all: `submit` refuses them.
             return None
-        return MissingPrefix(self._fingerprint, tuple(hashes), len(self._scheduler.pool.match(hashes)))
+        return Prefix(self._fingerprint, tuple(hashes))
+
+    async def cached(self, prefix: Prefix) -> int:
+        return len(self._scheduler.pool.match(prefix.hashes))
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         return await self._source.answer(question)

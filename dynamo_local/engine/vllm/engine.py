@@ -15,7 +15,7 @@ import msgspec
 
 from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
-from dynamo_local.core.ports import MissingPrefix, Progress, PulledPrefix, Step
+from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.environment import (
@@ -153,10 +153,11 @@ class VllmEngine:
             return []
         return [(name, self._live.pop(name))]
 
-    async def missing(
-        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
-    ) -> MissingPrefix | None:
-        return None if self._pull is None else await self._pull.missing(token_ids, cache_salt, adapter)
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
+        return None if self._pull is None else self._pull.prefix(token_ids, cache_salt, adapter)
+
+    async def cached(self, prefix: Prefix) -> int:
+        return 0 if self._pull is None else await self._pull.cached(prefix)
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         if self._pull is None:

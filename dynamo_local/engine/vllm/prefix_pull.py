@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages import PinAnswer, PinQuestion, Submit
-from dynamo_local.core.ports import MissingPrefix, PulledPrefix
+from dynamo_local.core.ports import Prefix, PulledPrefix
 from dynamo_local.engine.vllm.core_methods import Method, name_of
 from dynamo_local.engine.vllm.transfer import (
     LONGEST_LEASE_S,
@@ -67,20 +68,24 @@ class PrefixPull:
         """Of KV, on all of the engine's devices."""
         return self._description.block_bytes
 
-    async def missing(
-        self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None
-    ) -> MissingPrefix | None:
-        """See core.ports.Engine. None also if the engine core has no time to answer."""
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
+        """See core.ports.Engine."""
         fingerprint = self._fingerprints.get(adapter)
         if self._description.unsupported is not None or fingerprint is None:
             return None
         # Without the last token, which has to be computed to sample the next.
         hashes = self._hashes_of(token_ids[:-1], cache_salt, adapter)[:MOST_BLOCKS]
-        cached = await self._ask("cached", hashes) if hashes else 0
-        if cached is None:
-            return None
         rest = tuple(token_ids[len(hashes) * self._description.block_size : -1]) if len(hashes) < MOST_BLOCKS else ()
-        return MissingPrefix(fingerprint, tuple(hashes), cached, rest)
+        return Prefix(fingerprint, tuple(hashes), rest)
+
+    async def cached(self, prefix: Prefix) -> int:
+        """See core.ports.Engine."""
+        if not prefix.hashes:
+            return 0
+        found: int | None = await self._ask("cached", prefix.hashes)
+        if found is None:
+            raise EngineError("the engine does not say what it has cached")
+        return found
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """See core.ports.Engine."""

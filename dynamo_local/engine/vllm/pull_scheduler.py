@@ -202,6 +202,10 @@ class PullScheduler(NixlPullConnectorScheduler):
             handle = read.pull.handle
             meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)
         self._posted.clear()
+        if self._reading:
+            # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. To
+            # begin costs them next to nothing, as the reading itself is done in another thread.
+            scheduler_output.has_sync_kv_loads = True
         return meta
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -136,15 +136,15 @@ async def test_adapters_share_neither_cache_nor_tokens() -> None:
     assert len({tuple(continuation(PROMPT, 4, 256, adapter)) for adapter in adapters.values()}) == 3
 
 
-async def test_what_is_missing_depends_on_the_adapter() -> None:
+async def test_what_is_cached_depends_on_the_adapter() -> None:
     engine = engine_in(VirtualTime())
     await engine.submit(work(adapter="pirate"))
     await steps_until_finished(engine)
     cached = {}
     for adapter in (None, "pirate", "robot"):
-        missing = await engine.missing(PROMPT, None, adapter)
-        assert missing is not None
-        cached[adapter] = missing.cached
+        prefix = engine.prefix(PROMPT, None, adapter)
+        assert prefix is not None
+        cached[adapter] = await engine.cached(prefix)
     assert cached == {None: 0, "pirate": 1, "robot": 0}
 
 

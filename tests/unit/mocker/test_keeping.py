@@ -25,9 +25,9 @@ async def engine(time: SharedTime, tmp_path: Path) -> AsyncIterator[Party]:
 
 
 async def ask(party: Party, pin: str = "p", *, until: float = 1010.0, fingerprint: str | None = None) -> PinAnswer:
-    missing = await party.engine.missing(PROMPT, None, None)
-    assert missing is not None
-    return await party.engine.pin(PinQuestion(pin, fingerprint or missing.fingerprint, missing.hashes, until))
+    prefix = party.engine.prefix(PROMPT, None, None)
+    assert prefix is not None
+    return await party.engine.pin(PinQuestion(pin, fingerprint or prefix.fingerprint, prefix.hashes, until))
 
 
 class TestPin:
@@ -213,8 +213,8 @@ class TestHold:
         assert engine.idle
 
 
-async def test_what_cannot_be_a_prompt_is_missing_nothing(engine: Party) -> None:
-    assert await engine.engine.missing([1, 2**63, 2, 3, 4], None, None) is None
-    missing = await engine.engine.missing([], None, None)
-    assert missing is not None
-    assert (missing.hashes, missing.cached) == ((), 0)
+async def test_of_what_cannot_be_a_prompt_nothing_is_pulled(engine: Party) -> None:
+    assert engine.engine.prefix([1, 2**63, 2, 3, 4], None, None) is None
+    prefix = engine.engine.prefix([], None, None)
+    assert prefix is not None
+    assert (prefix.hashes, await engine.engine.cached(prefix)) == ((), 0)

@@ -57,9 +57,9 @@ class TestPull:
         source, reader = pair
         await source.run("first")
         await reader.run("short", PROMPT[:9], max_tokens=1)
-        missing = await reader.engine.missing(PROMPT, None, None)
-        assert missing is not None
-        assert (len(missing.hashes), missing.cached) == (4, 2)
+        prefix = reader.engine.prefix(PROMPT, None, None)
+        assert prefix is not None
+        assert (len(prefix.hashes), await reader.engine.cached(prefix)) == (4, 2)
         pulled = await reader.ask(source)
         begun = time.now
         await reader.run("second", pulled=pulled, max_tokens=1)
@@ -70,9 +70,9 @@ class TestPull:
         source, reader = pair
         await source.run("first")
         await reader.run("short", PROMPT[:9], max_tokens=1)
-        missing = await reader.engine.missing(PROMPT, None, None)
-        assert missing is not None
-        question = PinQuestion("p", missing.fingerprint, missing.hashes[2:], 2000.0)
+        prefix = reader.engine.prefix(PROMPT, None, None)
+        assert prefix is not None
+        question = PinQuestion("p", prefix.fingerprint, prefix.hashes[2:], 2000.0)
         pulled = PulledPrefix("p", question.hashes, await source.engine.pin(question))
         assert await reader.run("second", pulled=pulled) == right()
         assert reader.cached("second") == 16
@@ -221,8 +221,8 @@ async def main():
     tokens = list(range(18))
     await engine.submit(Submit("r", 1, "f", tokens, msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1}))))
     await engine.step()
-    missing = await engine.missing(tokens, None, None)
-    question = PinQuestion("p", missing.fingerprint, missing.hashes, time.monotonic() + 60)
+    prefix = engine.prefix(tokens, None, None)
+    question = PinQuestion("p", prefix.fingerprint, prefix.hashes, time.monotonic() + 60)
     print(msgspec.msgpack.encode(await engine.pin(question)).hex(), flush=True)
     sys.stdin.read()
 
@@ -245,9 +245,9 @@ async def pull_in_no_time(answer: PinAnswer) -> tuple[int | None, list[int]]:
     """By the real clock. Returns how many tokens were cached, and those generated."""
     instant = larger(transfer_base_ms=0.0, transfer_us_per_block=0.0, step_base_ms=0.0, prefill_us_per_token=0.0)
     reader = Party(MockerEngine(instant), SharedTime())
-    missing = await reader.engine.missing(PROMPT, None, None)
-    assert missing is not None
-    await reader.submit("r", pulled=PulledPrefix("p", missing.hashes, answer))
+    prefix = reader.engine.prefix(PROMPT, None, None)
+    assert prefix is not None
+    await reader.submit("r", pulled=PulledPrefix("p", prefix.hashes, answer))
     while not reader.finished("r"):
         reader.steps.append(await reader.engine.step())
     return reader.cached("r"), reader.tokens("r")

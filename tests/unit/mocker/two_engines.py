@@ -63,10 +63,10 @@ class Party:
         self, source: Party, token_ids: Sequence[int] = PROMPT, *, seconds: float = 10.0, pin: str | None = None
     ) -> PulledPrefix:
         """What this engine asks a source for, and the answer."""
-        missing = await self.engine.missing(token_ids, None, None)
-        assert missing is not None
+        prefix = self.engine.prefix(token_ids, None, None)
+        assert prefix is not None
         self._pins += 1
-        question = PinQuestion(pin or f"pin {self._pins}", missing.fingerprint, missing.hashes, self.time.now + seconds)
+        question = PinQuestion(pin or f"pin {self._pins}", prefix.fingerprint, prefix.hashes, self.time.now + seconds)
         return PulledPrefix(question.pin, question.hashes, await source.engine.pin(question))
 
     def tokens(self, request_id: str) -> list[int]:

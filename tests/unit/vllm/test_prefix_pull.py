@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages import PinAnswer, PinQuestion, Submit
-from dynamo_local.core.ports import PulledPrefix
+from dynamo_local.core.ports import Prefix, PulledPrefix
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull
 from dynamo_local.engine.vllm.transfer import LONGEST_LEASE_S, MOST_BLOCKS, Description, Handle, Pinned, TransferParams
 
@@ -59,24 +60,23 @@ def submission(**changes: Any) -> Submit:
     return Submit(**{**fields, **changes})
 
 
-async def test_the_last_token_is_never_missing() -> None:
-    missing = await pull_of(FakeCore(cached=2)).missing([1, 2, 3], None, None)
-    assert missing is not None
-    assert (missing.fingerprint, missing.hashes, missing.cached) == ("print", (b"\1", b"\2"), 2)
+async def test_the_last_token_is_never_pulled() -> None:
+    pull = pull_of(FakeCore(cached=2))
+    prefix = pull.prefix([1, 2, 3], None, None)
+    assert prefix == Prefix("print", (b"\1", b"\2"))
+    assert await pull.cached(prefix) == 2
 
 
-async def test_what_is_missing_is_the_adapters_own() -> None:
-    core = FakeCore(cached=2)
-    missing = await pull_of(core).missing([1, 2, 3], None, "pirate")
-    assert missing is not None
-    assert (missing.fingerprint, missing.hashes) == ("pirate print", (b"pirate\1", b"pirate\2"))
-    assert core.asked.get_nowait() == ("cached", ([b"pirate\1", b"pirate\2"],))
+async def test_an_adapter_has_a_prefix_of_its_own() -> None:
+    pull = pull_of(core := FakeCore(cached=2))
+    prefix = pull.prefix([1, 2, 3], None, "pirate")
+    assert prefix == Prefix("pirate print", (b"pirate\1", b"pirate\2"))
+    assert await pull.cached(prefix) == 2
+    assert core.asked.get_nowait() == ("cached", ((b"pirate\1", b"pirate\2"),))
 
 
-async def test_of_an_adapter_that_is_not_here_nothing_is_pulled() -> None:
-    core = FakeCore(cached=2)
-    assert await pull_of(core).missing([1, 2, 3], None, "robot") is None
-    assert core.asked.empty()
+def test_of_an_adapter_that_is_not_here_nothing_is_pulled() -> None:
+    assert pull_of(FakeCore(cached=2)).prefix([1, 2, 3], None, "robot") is None
 
 
 @pytest.mark.parametrize("print_", ["print", "pirate print"])
@@ -87,16 +87,16 @@ async def test_blocks_are_lent_to_engines_with_the_same_weights(print_: str) -> 
 
 
 async def test_no_block_no_question() -> None:
-    core = FakeCore()
-    missing = await pull_of(core).missing([1], None, None)
-    assert missing is not None
-    assert (missing.hashes, missing.cached) == ((), 0)
+    pull = pull_of(core := FakeCore())
+    prefix = pull.prefix([1], None, None)
+    assert prefix == Prefix("print", ())
+    assert await pull.cached(prefix) == 0
     assert core.asked.empty()
 
 
 async def test_an_engine_that_cannot_pull_does_not_ask_and_is_not_pinned() -> None:
     pull = pull_of(FakeCore(), msgspec.structs.replace(DESCRIPTION, unsupported="it is a hybrid"))
-    assert await pull.missing([1, 2, 3], None, None) is None
+    assert pull.prefix([1, 2, 3], None, None) is None
     assert (await pull.pin(question())).refused == "it is a hybrid"
 
 
@@ -130,12 +130,9 @@ async def test_a_pin_becomes_what_its_reader_submits() -> None:
     pull.close()
 
 
-async def test_what_is_behind_the_last_full_block_is_missing_as_well() -> None:
-    core = FakeCore(cached=1)
-    pull = PrefixPull(core, msgspec.structs.replace(DESCRIPTION, block_size=4), {None: "print"}, in_fours)
-    missing = await pull.missing(list(range(12)), None, None)
-    assert missing is not None
-    assert (missing.hashes, missing.rest) == ((b"\0", b"\4"), (8, 9, 10))
+def test_what_is_behind_the_last_full_block_is_pulled_as_well() -> None:
+    pull = PrefixPull(FakeCore(), msgspec.structs.replace(DESCRIPTION, block_size=4), {None: "print"}, in_fours)
+    assert pull.prefix(list(range(12)), None, None) == Prefix("print", (b"\0", b"\4"), rest=(8, 9, 10))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +172,8 @@ async def test_an_engine_without_an_answer_is_a_refusal() -> None:
     core = FakeCore(pin=RuntimeError("dead"), cached=RuntimeError("dead"))
     pull = pull_of(core)
     assert (await pull.pin(question())).refused
-    assert await pull.missing([1, 2, 3], None, None) is None
+    with pytest.raises(EngineError, match="does not say"):
+        await pull.cached(Prefix("print", HASHES))
     core.answers["pin"] = asyncio.get_running_loop().create_future()
     assert (await pull.pin(question(until=time.monotonic() + 0.05))).refused
 
