@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import msgspec
 import pytest
@@ -29,16 +31,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import UtilityOutput
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
+from vllm.v1.worker import kv_connector_model_runner_mixin
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from dynamo_local.engine.vllm import wire
 from dynamo_local.engine.vllm.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
+from dynamo_local.engine.vllm.fence import StepFence
 from dynamo_local.engine.vllm.identity import unsupported_reason
 from dynamo_local.engine.vllm.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.pull_connector import PrefixPullConnector
@@ -46,6 +52,7 @@ from dynamo_local.engine.vllm.pull_metadata import KeptStats
 from dynamo_local.engine.vllm.pull_scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.pull_worker import PullWorker
 from dynamo_local.engine.vllm.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.source import PullSource
 from dynamo_local.engine.vllm.transfer import Counts
 
 COUNTS = Counts(
@@ -110,6 +117,24 @@ def test_a_connector_sees_every_step_come_and_go_once() -> None:
     assert scheduler.count("return connector.build_connector_meta(scheduler_output)") == 1
     assert inspect.getsource(Scheduler.update_from_output).count("self.connector.get_kv_connector_stats()") == 1
     assert scheduler.count("self.connector.get_kv_connector_stats()") == 1
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_what_is_to_be_read_is_begun_before_the_step_computes(monkeypatch: pytest.MonkeyPatch, reading: bool) -> None:
+    """Where nothing is, the worker looks after its reads behind the computation, as vLLM has it."""
+    scheduler = PullScheduler.__new__(PullScheduler)
+    scheduler._fence, scheduler._posted, scheduler._strays = StepFence(), {}, Counter()
+    scheduler._reading = {"r": [1]} if reading else {}
+    scheduler.source = create_autospec(PullSource, instance=True)
+    output = SchedulerOutput.make_empty()
+    output.kv_connector_metadata = scheduler.build_connector_meta(output)
+    connector = create_autospec(PrefixPullConnector, instance=True)
+    monkeypatch.setattr(kv_connector_model_runner_mixin, "get_kv_transfer_group", lambda: connector)
+    monkeypatch.setattr(kv_connector_model_runner_mixin, "get_forward_context", lambda: None)
+    monkeypatch.setattr(kv_connector_model_runner_mixin, "has_kv_transfer_group", lambda: True)
+    with KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output):
+        assert connector.start_load_kv.called is reading
+    connector.start_load_kv.assert_called_once()
 
 
 def test_aborts_come_before_completions_and_failures_before_both() -> None:
