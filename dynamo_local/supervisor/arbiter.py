@@ -1,5 +1,4 @@
-"""Stock circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its
-parent."""
+"""circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its parent."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ class Arbiter:
             _ENDPOINT_ENV: files.endpoint,
             _PUBSUB_ENV: files.pubsub_endpoint,
         }
-        command = (sys.executable, "-m", "circus.circusd", str(files.config))
+        command = (sys.executable, "-m", "dynamo_local.supervisor.circusd", str(files.config))
         with open_log(files.log) as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "dynamo_local.runtime.guarded", "--", *command),

@@ -107,6 +107,15 @@ async def test_a_watcher_runs_until_it_is_removed(box: Box) -> None:
     assert start_time(pid) is None
 
 
+async def test_processes_lead_groups_of_circusds_session(box: Box) -> None:
+    """Linux shares cores among sessions first: one that computes starves others that are awake for moments."""
+    for name in ("ns_A", "ns_B"):
+        await box.circus.add(box.spec(name, *SLEEP))
+        (pid,) = await box.circus.pids(name)
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(box.arbiter.pid) == box.arbiter.pid
+
+
 async def test_adding_again_and_removing_again_do_no_harm(box: Box) -> None:
     for _ in range(2):
         await box.circus.add(box.spec("ns_A", *SLEEP))

@@ -89,7 +89,7 @@ def test_a_service_is_forked_and_looks_like_itself(root: Path) -> None:
         assert marks[pid] == marks[server.launcher()] == "forks_Forked"
         assert b"dynamo_local.runtime.host" in _command(pid)
         assert os.getpgid(pid) == pid
-        assert os.getsid(pid) == os.getsid(nursery), "it shares cores with the others as one of them"
+        assert os.getsid(pid) == os.getsid(server.launcher()), "it shares cores with the others as one of them"
         (row,) = [row for row in ps(server) if row["component"] == "Forked"]
         assert (row["state"], row["pid"]) == ("ready", pid)
         server.signal(signal.SIGTERM)

@@ -19,10 +19,8 @@ def live(birth: Birth, preloaded: Preloaded) -> int:
     for target, descriptor in enumerate(stdio):
         os.dup2(descriptor, target)
     wire.close(stdio)
-    # Leader of a group of its own, as circus' own children are: what it forks is found by its pid. Not of a session as
-    # they are: Linux shares a core among sessions first (sched_autogroup), and only then within each. Whoever is awake
-    # for moments only, in a session that computes on another core, has next to no share of this one; tokens then were
-    # delivered 60 ms late where engines leave no core idle.
+    # Leader of a group of its own, as circus' own children are: what it forks is found by its pid. Its session is the
+    # one of all of them (supervisor/circusd.py).
     os.setpgid(0, 0)
     leash.put_on(collar)
     for number in (signal.SIGTERM, signal.SIGINT):
