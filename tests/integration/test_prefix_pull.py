@@ -199,18 +199,6 @@ async def test_where_there_is_nothing_to_pull_nothing_is_asked_for(
     assert source.asked.empty()
 
 
-async def test_what_is_here_already_is_not_read_and_not_kept_elsewhere(
-    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
-) -> None:
-    engine.has = LENT.blocks
-    await tell(bus, subjects, submission())
-    question, reply = await source.asks()
-    await source.answer(reply, LENT)
-    await taken(engine)
-    assert engine.pulled.get_nowait() is None
-    assert await source.forgets() == question.pin
-
-
 @pytest.mark.parametrize("error", [EngineError("dead"), BusError("down"), ValueError("unforeseen")])
 async def test_an_engine_that_does_not_say_what_it_has_computes(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, error: Exception
