@@ -1,7 +1,8 @@
 """Processes as the kernel shows them under /proc: who is left in a process group, and ending the whole group.
 
 Every service is the leader of a group of its own, whether circusd has started it or the zygote has forked it, so that
-what it forks can be found by its pid even when the service itself is gone.
+what it forks can be found by its pid even when the service itself is gone. What leads a session of its own cannot be:
+that ends with the service (processes.py).
 """
 
 from __future__ import annotations

@@ -57,3 +57,22 @@ def prepare_forks() -> None:
         die_with_parent(parent)
 
     os.register_at_fork(before=remember_parent, after_in_child=settle_child)
+
+
+def let_forks_lead_sessions() -> None:
+    """Have each process that is forked from this one from now on lead a session, in which those stay that it forks.
+
+    Linux shares a core among sessions first (sched_autogroup, on in most distributions), and only then within each. A
+    session that keeps to its cores and computes there is one among few, and others that wake up beside it go first. In
+    one with them, on all cores, it was not so, and before Linux 6.18.45 (https://github.com/ejc3/fcvm/pull/940) such a
+    session kept all other ones from these cores for seconds: the more processes woke up in it, the longer.
+
+    Such a process is no member of this one's group any more. It ends with this one nevertheless: `prepare_forks`.
+    """
+    group = os.getpgrp()
+
+    def lead() -> None:
+        if os.getpgrp() == group:
+            os.setsid()
+
+    os.register_at_fork(after_in_child=lead)

@@ -2,7 +2,8 @@
 
 circus makes each process that it starts the leader of a session. Linux shares a core among sessions first
 (sched_autogroup, on in most distributions), and only then within each: where engines leave no core idle, what was awake
-for moments only, the bus for one, waited up to half a second for its share.
+for moments only, the bus for one, waited up to half a second for its share. Engines, which compute, lead sessions of
+their own (runtime/processes.py).
 """
 
 from __future__ import annotations

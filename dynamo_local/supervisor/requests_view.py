@@ -32,7 +32,7 @@ _ALL = 2**31
 
 FRONTEND_ROLE = "frontend"
 
-_ID = re.compile(r"(?:\d+_)?(?P<told>.*?)(?:-\d+)?-[0-9a-f]{8}")
+_ID = re.compile(r"(?:\d+_)?(?P<told>cmpl-.*(?=-\d+-)|(?!cmpl-).*)(?:-\d+)?-[0-9a-f]{8}")
 """What the OpenAI server makes of the id that it tells its client: several choices and prompts have one each."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from types import SimpleNamespace
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +41,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from dynamo_local.engine.vllm import wire
 from dynamo_local.engine.vllm.describe import TARGET, describe
-from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, wait_without_spinning
+from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is
+from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:
@@ -249,21 +250,26 @@ def test_workers_bind_memory_where_there_is_a_choice(
     assert bound == ([[0]] if binds else [])
 
 
-def test_who_waits_for_another_process_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    idle: list[int | None] = []
-    monkeypatch.setattr("vllm.distributed.device_communicators.shm_broadcast.sched_yield", None)
-    monkeypatch.setattr(shm_broadcast.SpinCondition, "wait", lambda _, timeout_ms: idle.append(timeout_ms))
-    monkeypatch.setattr(time, "sleep", slept.append)
+def test_processes_are_woken_up_by_what_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for patched in ("sched_yield", "SpinCondition"):
+        monkeypatch.setattr(shm_broadcast, patched, getattr(shm_broadcast, patched))
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
     wait_without_spinning()
-    for waited in (0.0, 0.004, 0.5):
-        condition: Any = SimpleNamespace(is_reader=True, last_read=time.monotonic() - waited, busy_loop_s=60)
-        shm_broadcast.SpinCondition.wait(condition)
-    assert 0 < slept[0] < slept[1] < slept[2] <= 1e-3
-    assert idle == []
-    condition.last_read -= 61
-    shm_broadcast.SpinCondition.wait(condition, 5)
-    assert (len(slept), idle) == (3, [5])
-    writer: Any = shm_broadcast
-    writer.sched_yield()
-    assert len(slept) == 4
+    assert shm_broadcast.SpinCondition.__name__ == "Wakeups"
+    writer = shm_broadcast.MessageQueue(n_reader=2, n_local_reader=2, max_chunk_bytes=1000)
+    readers = [shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), rank) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        ready = [pool.submit(reader.wait_until_ready) for reader in readers]
+        writer.wait_until_ready()
+        wait(ready)
+        # More than there are places for.
+        messages = [list(range(n * 10)) for n in range(40)]
+        read = [pool.submit(lambda of: [of.dequeue(30) for _ in messages], reader) for reader in readers]
+        for message in messages:
+            writer.enqueue(message, 30)
+        assert [future.result() for future in read] == [messages] * 2
+        stopped = [pool.submit(reader.dequeue, indefinite=True) for reader in readers]
+        for reader, future in zip(readers, stopped, strict=True):
+            reader.shutdown()
+            with pytest.raises(RuntimeError, match="cancelled"):
+                future.result(30)

@@ -43,6 +43,27 @@ def test_workers_and_frontend_are_forked_from_one_import(served: LlmServer) -> N
     assert len(list(Path(f"/proc/{nursery}/task").iterdir())) == 1
 
 
+def test_an_engine_computes_in_a_session_of_its_own(served: LlmServer) -> None:
+    """What wakes up for moments beside it would wait for its share of the session otherwise."""
+    served.await_workers(2)
+    tree = served.tree()
+    hosts = {pid for component in served.state().components.values() if (pid := component.pid) in tree}
+    models = {pid for pid in tree if _is_model(pid)}
+    assert len({os.getsid(pid) for pid in models}) == len(models) == 2
+    assert {os.getsid(pid) for pid in models} == {parent_of(pid) for pid in models}
+    assert {os.getsid(pid) for pid in hosts} == {served.arbiter_pid()}
+
+
+def test_a_model_has_one_group_of_processes(served: LlmServer) -> None:
+    """Each has a thread that wakes up a hundred times a second."""
+    served.await_workers(2)
+    models = [pid for pid in served.tree() if _is_model(pid)]
+    assert models
+    for pid in models:
+        threads = [(task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()]
+        assert threads.count("gloo_tcp_loop") == 1
+
+
 def test_a_worker_dies_with_its_launcher_and_the_next_one_serves(served: LlmServer, client: openai.OpenAI) -> None:
     served.await_workers(2)
     first = worker_of(served)

@@ -29,7 +29,7 @@ subprocess.Popen(command, env={**os.environ, PARENT_PID_ENV: str(os.getpid())}, 
 
 FORK = """
 import os, signal, threading
-from dynamo_local.runtime.processes import prepare_forks
+from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
 prepare_forks()
 
 def live(generations):
@@ -41,6 +41,7 @@ def live(generations):
 {start}
 """
 FORK_FROM_MAIN = FORK.format(start="live(2)")
+FORK_WITH_A_SESSION = FORK.format(start="let_forks_lead_sessions(); live(2)")
 FORK_FROM_THREAD = FORK.format(start="threading.Thread(target=live, args=(1,)).start(); signal.pause()")
 """The thread stays, as an engine's does."""
 
@@ -126,6 +127,7 @@ def ends(handle: int) -> bool:
         pytest.param(START_GUARDED, 1, id="a guarded foreign program"),
         pytest.param(FORK_FROM_MAIN, 3, id="forked children and theirs"),
         pytest.param(FORK_FROM_THREAD, 2, id="forked by a thread"),
+        pytest.param(FORK_WITH_A_SESSION, 3, id="in a session of their own"),
     ],
 )
 def test_when_the_parent_is_killed_its_children_die(script: str, children: int) -> None:
@@ -136,6 +138,15 @@ def test_when_the_parent_is_killed_its_children_die(script: str, children: int) 
             assert select.select(handles, [], [], 0)[0] == []
             parent.kill()
             assert all(ends(handle) for handle in handles)
+
+
+def test_a_forked_child_leads_a_session_and_its_own_stay_in_it() -> None:
+    with running(FORK_WITH_A_SESSION) as parent:
+        pids = [pid for pid in told_pids(parent, 3) if pid != parent.pid]
+        with watching(pids):
+            (session,) = {os.getsid(pid) for pid in pids}
+            assert session in pids
+            assert os.getsid(parent.pid) == os.getsid(0)
 
 
 @pytest.mark.parametrize("parent", ["os.getppid() + 1", "1 if os.getppid() != 1 else 2"])

@@ -24,11 +24,12 @@ from dynamo_local.engine.vllm.environment import (
     leave_memory_where_it_is,
     prepare_environment,
     settle_threads,
-    wait_without_spinning,
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
+from dynamo_local.engine.vllm.process_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
-from dynamo_local.runtime.processes import prepare_forks
+from dynamo_local.engine.vllm.wakeups import wait_without_spinning
+from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
 from dynamo_local.sdk.schema import build_settings
 
 _NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
@@ -245,11 +246,14 @@ def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tu
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         leave_memory_where_it_is()
         wait_without_spinning()
+        share_process_groups()
         if vllm_config.model_config.enforce_eager:
             compile_nothing()
         if cores := os.environ.get(CPU_CORES_ENV):
             # Of this thread, and so of the engine's processes, which are forked from it: vLLM binds spawned ones only.
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+            # Who computes without a pause, and who is awake for moments: the kernel is to tell them apart.
+            let_forks_lead_sessions()
     # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()

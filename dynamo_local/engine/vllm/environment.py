@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, MutableMapping
-from functools import partial, partialmethod
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+from typing import Any
 
 CPU_CORES_ENV = "DYN_CPU_CORES"
 """Cores of the worker's CPU slot, comma-separated. Set with the device claim."""
-
-
-_NAP_S = 1e-4
-_NAP_SHARE = 0.1
-"""Of the time that has been waited already: what is waited for is noticed that much later at most."""
-_LONGEST_NAP_S = 1e-3
-"""A request to an idle engine waits for so long at most."""
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -91,29 +79,3 @@ def leave_memory_where_it_is() -> None:
     if len(get_memory_affinity()) == 1:
         operations: Any = torch.ops._C
         operations.init_cpu_memory_env = lambda nodes: None
-
-
-def wait_without_spinning() -> None:
-    """Have vLLM's processes sleep for moments while they wait for each other, in this process and in those forked from
-    it.
-
-    They would ask again and again for a second, and give way in between. On a CPU they do so on the core that computes
-    what they wait for, which each time has to wait for them; and where two processes give way to each other without
-    end, Linux 6.18 has been seen to let others on that core, its own workers among them, wait until the engine had
-    nothing to do.
-    """
-    from vllm.distributed.device_communicators import shm_broadcast
-
-    module: Any = shm_broadcast
-    module.sched_yield = partial(time.sleep, _NAP_S)
-    module.SpinCondition.wait = partialmethod(_wait, module.SpinCondition.wait)
-
-
-def _wait(condition: SpinCondition, wait: Callable[..., None], timeout_ms: int | None = None) -> None:
-    """For the other process to have written: one of many naps, the longer the longer it has been waited."""
-    # vLLM's own way to be woken up is for the idle: of two messages in a row, the notice of the second is lost.
-    waited = time.monotonic() - condition.last_read
-    if waited <= condition.busy_loop_s:
-        time.sleep(min(max(waited * _NAP_SHARE, _NAP_S), _LONGEST_NAP_S))
-    else:
-        wait(condition, timeout_ms)

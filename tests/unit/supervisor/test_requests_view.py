@@ -25,6 +25,9 @@ def row(watcher: str, role: str, state: str = "ready", lease: str | None = "leas
         ("cmpl-a2739b079da931fb-11-a428450a", "cmpl-a2739b079da931fb"),
         ("1_cmpl-a2739b079da931fb-0-a428450a", "cmpl-a2739b079da931fb"),
         ("chatcmpl-a2739b079da931fb-a428450a", "chatcmpl-a2739b079da931fb"),
+        # Of digits only: no number of a prompt, which chats do not have.
+        ("chatcmpl-1234567890123456-a428450a", "chatcmpl-1234567890123456"),
+        ("cmpl-1234567890123456-0-12345678", "cmpl-1234567890123456"),
         ("0_chatcmpl-my-own-id-a428450a", "chatcmpl-my-own-id"),
         ("something else", "something else"),
     ],
