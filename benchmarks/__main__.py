@@ -23,6 +23,7 @@ from benchmarks import (
     prefix_pull,
     rebalance,
     recovery,
+    sessions,
     startup,
     workers,
 )
@@ -52,6 +53,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 
 

@@ -26,7 +26,7 @@ from dynamo_local.engine.vllm.environment import (
     settle_threads,
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
-from dynamo_local.engine.vllm.process_groups import share_process_groups
+from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
