@@ -13,12 +13,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from benchmarks.spread import quantile
 from dynamo_local.engine.vllm.wakeups import Bell
+from dynamo_local.runtime.processes import prepare_forks
 
 Layout = Literal["one session", "engines apart", "services apart"]
 """All in one session; engines in sessions of their own; each engine with its host in a session of its own."""
@@ -38,18 +40,17 @@ _LONGEST_WAIT_S = 1.0
 def main(layout: Layout, seconds: float) -> None:
     cores = sorted(os.sched_getaffinity(0))
     until = time.monotonic() + seconds
+    prepare_forks()
     with tempfile.TemporaryDirectory() as scratch:
         clients = [_fork(lambda: _client(until)) for _ in range(_CLIENTS)]
         server = _fork(lambda: _serve(layout, cores, Path(scratch), until))
-        for pid in (*clients, server):
-            os.waitpid(pid, 0)
+        _await(*clients, server)
 
 
 def _serve(layout: Layout, cores: Sequence[int], scratch: Path, until: float) -> None:
     os.setsid()
     pids = [_fork(lambda core=core: _service(layout, core, scratch, until)) for core in cores]  # type: ignore[misc]
-    for pid in pids:
-        os.waitpid(pid, 0)
+    _await(*pids)
 
 
 def _service(layout: Layout, core: int, scratch: Path, until: float) -> None:
@@ -59,7 +60,7 @@ def _service(layout: Layout, core: int, scratch: Path, until: float) -> None:
     engine = _fork(lambda: _engine(layout, core, scratch, writing, until))
     os.close(writing)
     _host(reading, until)
-    os.waitpid(engine, 0)
+    _await(engine)
 
 
 def _engine(layout: Layout, core: int, scratch: Path, host: int, until: float) -> None:
@@ -77,7 +78,7 @@ def _engine(layout: Layout, core: int, scratch: Path, host: int, until: float) -
         _compute(_SCHEDULING_S)
         while done.count.value < steps and time.monotonic() < until:
             done.wait(_LONGEST_WAIT_S)
-    os.waitpid(model, 0)
+    _await(model)
     _say("engine", {"steps": steps})
 
 
@@ -141,8 +142,17 @@ def _fork(live: Callable[[], None]) -> int:
         return pid
     try:
         live()
-    finally:
-        os._exit(0)
+    except BaseException:  # noqa: BLE001
+        # The boundary of a process, which has nobody above that would tell.
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _await(*pids: int) -> None:
+    for pid in pids:
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
+            sys.exit("a process of the model has failed")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from benchmarks.calm import Patience
 from benchmarks.report import Figures, milliseconds, progress, table
+from benchmarks.servers import ServerError
 from benchmarks.session_turn import Layout
 from benchmarks.spread import median
 
@@ -60,6 +61,8 @@ async def _turn(layout: Layout, seconds: float) -> Turn:
     finally:
         if program.returncode is None:
             program.kill()
+    if program.returncode != 0:
+        raise ServerError("a turn has failed: its error is above")
     return [json.loads(line) for line in said.splitlines()]
 
 

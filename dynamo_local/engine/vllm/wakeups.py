@@ -93,14 +93,16 @@ class Bell:
 
     def __init__(self, path: str, create: bool) -> None:
         if create:
-            self._memory = os.memfd_create("bell")
-            os.ftruncate(self._memory, mmap.PAGESIZE)
-            # Others of this user open it through the process that has made it.
-            Path(path).symlink_to(f"/proc/{os.getpid()}/fd/{self._memory}")
+            memory = os.memfd_create("bell")
+            os.ftruncate(memory, mmap.PAGESIZE)
+            # Others of this user open it through the process that has made it, and keeps it open for them.
+            Path(path).symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
         else:
-            self._memory = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.count = ctypes.c_uint32.from_buffer(mmap.mmap(self._memory, mmap.PAGESIZE))
+            memory = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.count = ctypes.c_uint32.from_buffer(mmap.mmap(memory, mmap.PAGESIZE))
         """Of rings. Begins anew after 2**32 - 1."""
+        if not create:
+            os.close(memory)
         self._heard = 0
 
     def ring(self) -> None:
