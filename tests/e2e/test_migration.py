@@ -202,6 +202,7 @@ async def test_a_worker_is_drained_under_load_and_no_stream_notices(pair: LlmSer
     await pair.until(settled, "blocks are still held or pinned")
 
 
+@pytest.mark.ends_server
 def test_streams_end_where_they_are_when_the_server_ends(pair: LlmServer, api: openai.OpenAI) -> None:
     tree = pair.tree()
     with ThreadPoolExecutor(2) as pool:

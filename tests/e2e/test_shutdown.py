@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import openai
+import pytest
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, shared_memory
 from tests.integration.server_process import eventually
 
-SHARED_MEMORY = Path("/dev/shm")
 VLLM_PROCESSES = 2
 """Processes of one engine beside the worker's own: EngineCore and its Worker."""
 
@@ -19,10 +18,7 @@ SUPERVISORS = 2
 """`dynamo serve` and circusd."""
 
 
-def shared_memory() -> set[str]:
-    return {entry.name for entry in SHARED_MEMORY.iterdir()}
-
-
+@pytest.mark.ends_server
 def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client: openai.OpenAI) -> None:
     processes = served.tree()
     assert len(processes) >= SUPERVISORS + 6 + 2 * VLLM_PROCESSES
@@ -42,17 +38,14 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
     served.assert_nothing_left()
 
 
-def test_sigkill_leaves_no_orphan(tmp_path: Path) -> None:
-    before = shared_memory()
-    options = ["examples.llm.graphs.agg:Frontend", "--file=examples/llm/configs/agg.yaml"]
-    with LlmServer(tmp_path / "state", "killed", options) as server:
-        server.await_ready()
-        processes = server.tree()
-        assert len(processes) >= SUPERVISORS + 4 + VLLM_PROCESSES
-        server.signal(signal.SIGKILL)
-        server.process.wait()
-        eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
-        assert server.paths.statefile.exists()
-        server.command("stop")
-        server.assert_nothing_left()
-    eventually(lambda: shared_memory() <= before, "shared memory is left", PATIENCE_S)
+@pytest.mark.ends_server
+def test_sigkill_leaves_no_orphan(lora: LlmServer) -> None:
+    processes = lora.tree()
+    assert len(processes) >= SUPERVISORS + 6 + 2 * VLLM_PROCESSES
+    lora.signal(signal.SIGKILL)
+    lora.process.wait()
+    eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
+    assert lora.paths.statefile.exists()
+    lora.command("stop")
+    lora.assert_nothing_left()
+    eventually(lambda: shared_memory() <= lora.shared_memory_before, "shared memory is left", PATIENCE_S)
