@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,14 @@ class LlmServer(ServerProcess):
         return rows
 
     def await_workers(self, number: int) -> None:
-        """Wait until so many workers are ready."""
-        deadline = time.monotonic() + READY_WITHIN_S
-        while sum(row["role"] in ROLES and row["state"] == "ready" for row in self.ps()) != number:
-            assert time.monotonic() < deadline, self.ps()
+        """Wait until so many workers are ready. Those that are dead and not missed yet do not count."""
+
+        def ready(workers: list[Presence]) -> bool:
+            return sum(w.state == "ready" and start_time(w.pid) is not None for w in workers) == number
+
+        # In a thread of its own: the test may have an event loop.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, self.until(ready, f"there are not {number} workers")).result()
 
     async def until(self, condition: Callable[[list[Presence]], bool], what: str) -> None:
         """Watch the workers' presences until they meet a condition."""

@@ -7,8 +7,8 @@ possible at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import migrate, prompt, requests
+from tests.integration.server_process import eventually
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -52,11 +53,15 @@ def together(
     with ThreadPoolExecutor(len(MODELS)) as pool:
         asked = {model: pool.submit(ask, server, model, salt, **fields) for model in MODELS}
         if meanwhile is not None:
-            begun: set[str] = set()
-            while len(begun) + sum(reply.done() for reply in asked.values()) < len(MODELS):
-                begun = {row["request"] for row in requests(server) if row["tokens"] > 0}
+            eventually(lambda: begun(server, asked.values()), "not all have a token", PATIENCE_S)
             meanwhile()
         return {model: tokens_of(reply.result()) for model, reply in asked.items()}
+
+
+def begun(server: LlmServer, asked: Collection[Future[httpx.Response]]) -> bool:
+    """Whether each request has a token, or is over."""
+    with_tokens: int = sum(row["tokens"] > 0 for row in requests(server))
+    return with_tokens + sum(reply.done() for reply in asked) >= len(asked)
 
 
 def counters(server: LlmServer, name: str) -> dict[str, float]:

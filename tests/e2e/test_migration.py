@@ -25,7 +25,7 @@ from tests.integration.server_process import eventually
 
 MOST = 4000
 """Tokens of a stream that is ended by its test: more than come while it does what it is for."""
-TOKENS = 700
+TOKENS = 400
 BLOCK_SIZE = 32
 """As examples/llm/configs/agg_router.yaml has it."""
 
