@@ -1,11 +1,12 @@
 """Engines that die or hang under workers that live: what they had in hand goes on elsewhere, and they come back.
 
-The workers' drain deadline is longer than any test waits, and no frontend here ever takes a silent worker for lost: only
-the worker's own word gets a request off it.
+The workers' drain deadline is longer than any test waits, and no frontend here ever takes a silent worker for lost:
+only the worker's own word gets a request off it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -13,20 +14,24 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dynamo_local.core.disaggregation import Limits
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fidelity import Survival
 from dynamo_local.core.fleet import ENGINE_ROLES, PREFILL_ROLE, Happened
-from dynamo_local.core.messages import Presence
+from dynamo_local.core.messages import Presence, Submit
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.runtime.bus import Bus, BusAddress
 from state.processes import alive, start_time
+from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
 from tests.integration.mocked_answers import FAST, Reader, asking_for, right
 from tests.integration.prefill_fakes import ENDLESS, remote_prefill
 from tests.integration.server_process import ServerProcess
+from tests.integration.worker_parts import ScriptedEngine, Worker, context_of
 
 pytestmark = pytest.mark.integration
 
@@ -96,6 +101,9 @@ def engine_of(worker: Presence) -> int:
     return int(pid)
 
 
+# Workers in processes of their own
+
+
 @pytest.fixture
 async def fleet(server: ServerProcess) -> AsyncIterator[Fleet]:
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
@@ -154,3 +162,36 @@ async def test_an_idle_worker_whose_engine_dies_is_replaced(fleet: Fleet) -> Non
     os.kill(engine_of(worker), signal.SIGKILL)
     await fleet.ready(without=worker.lease)
     assert fleet.lost(worker) == [True]
+
+
+# A worker's duty alone
+
+
+@pytest.fixture
+async def hung(connect: Connect, subjects: Subjects, frontend: FakeFrontend) -> AsyncIterator[Worker]:
+    """A worker that has just given its engine up, with one request of the frontend's."""
+    context = context_of(await connect(), subjects, "VllmWorker", "aggregated", "w1")
+    worker = await Worker(context, ScriptedEngine()).start()
+    worker.duty._stall_s = 0.1
+    await until(lambda: bool(frontend.fleet.view.routable()))
+    await frontend.dispatcher.submit(request(survival=Survival()))
+    with pytest.raises(EngineError, match="has made no step for"):
+        await asyncio.wait_for(worker.context.tasks.failed(), DEADLINE_S)
+    yield worker
+    await worker.context.tasks.close()
+
+
+async def test_a_frontend_that_does_not_hear_that_a_worker_has_failed_asks_and_is_refused(
+    hung: Worker, frontend: FakeFrontend, connect: Connect, subjects: Subjects
+) -> None:
+    live = frontend.dispatcher._live["r1"]
+    assert (live.log.worker, live.log.epoch) == ("w1", 1)
+    frontend.dispatcher._inquiries.about_gap(live, 1e9)
+    await until(lambda: live.log.epoch > 1 or live.log.worker is None)
+
+
+async def test_a_worker_that_has_failed_takes_nothing_and_has_nothing_to_drain(hung: Worker) -> None:
+    assert hung.duty.abandoned
+    await asyncio.wait_for(hung.duty.drain(10 * DEADLINE_S), DEADLINE_S)
+    watch = await hung.duty.take(Submit("r2", 1, "f1", [1, 2, 3], msgspec.Raw(b"\x80")))
+    assert watch.forgotten.is_set()

@@ -31,12 +31,14 @@ class EngineProcess:
 
     async def answer(self) -> None:
         """Wait until it has answered: for ever, if it is stopped. Raises EngineError if it is dead."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None, "it was started"
+        assert self._process is not None, "it was started"
+        there, back = self._process.stdin, self._process.stdout
+        assert there is not None, "it was started with pipes"
+        assert back is not None, "it was started with pipes"
         try:
-            process.stdin.write(b".")
-            await process.stdin.drain()
-            await process.stdout.readexactly(1)
+            there.write(b".")
+            await there.drain()
+            await back.readexactly(1)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise process_died() from error
 
