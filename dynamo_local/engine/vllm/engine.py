@@ -26,6 +26,7 @@ from dynamo_local.engine.vllm.environment import (
     settle_threads,
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
+from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
@@ -70,6 +71,7 @@ class VllmEngine:
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
+        self._processes: EngineProcesses | None = None
         self._adapters: Any = None
         self._max_model_len = 0
         self._forgotten: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ class VllmEngine:
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+        self._processes = watch_processes(self._core)
         info = _info(vllm_config, self._pull)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
@@ -180,6 +183,8 @@ class VllmEngine:
         return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
 
     async def close(self, deadline_s: float) -> None:
+        if self._processes is not None:
+            self._processes.close()
         if self._pull is not None:
             self._pull.close()
         if self._core is not None:
