@@ -35,7 +35,9 @@ class TaskGuard:
         self._listeners.append(listener)
 
     async def close(self, deadline_s: float = 5.0) -> list[str]:
-        """Cancel all tasks and wait for them. Returns the names of those that did not end in time."""
+        """Cancel all tasks and wait for them; nobody is told of failures any more. Returns the names of those that did
+        not end in time."""
+        self._listeners.clear()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -48,8 +48,8 @@ class EngineProcesses:
 
 
 def watch_processes(core: Any) -> EngineProcesses:
-    """Of a client of vLLM's: its engine core, and the workers of that. When one has ended, the client behaves as it does
-    when vLLM has noticed."""
+    """Of a client of vLLM's: its engine core, and the workers of that. When one has ended, the client behaves as if
+    vLLM had noticed."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def tell() -> None:
