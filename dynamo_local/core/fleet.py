@@ -72,15 +72,17 @@ class FleetView:
 
     def observe(self, presence: Presence, now: float) -> list[Change]:
         """Take a presence in. A new lease for a watcher means that its earlier incarnation is gone."""
-        if has_failed(presence):
-            return self._supersede(presence) + self._fail(presence)
-        if presence.lease in self._revoked:
-            if (voided := self._members.get(presence.lease)) is not None:
-                voided.presence, voided.heard_at = presence, now
+        if presence.lease in self._revoked and presence.lease not in self._members:
             return []
-        changes = self._supersede(presence)
-        known = self._members.get(presence.lease)
+        changes = [] if presence.lease in self._revoked else self._supersede(presence)
+        known = self._members.pop(presence.lease, None)
+        if has_failed(presence):
+            # Also for those who have not heard of it before: somebody may have given it a request.
+            self._revoked.add(presence.lease)
+            return [*changes, Change(Happened.LEFT, presence)]
         self._members[presence.lease] = _Member(presence, now)
+        if presence.lease in self._revoked:
+            return []
         if known is None:
             changes.append(Change(Happened.APPEARED, presence))
         elif known.presence != presence:
@@ -122,13 +124,6 @@ class FleetView:
     def leaving(self) -> list[Presence]:
         """Those that are there and about to go: they drain, or their lease is revoked. Ordered by watcher."""
         return [p for p in self.members() if p.state == "draining" or p.lease in self._revoked]
-
-    def _fail(self, presence: Presence) -> list[Change]:
-        """A worker that has failed has left, also for those who have not heard of it before."""
-        known = self._members.pop(presence.lease, None) is not None
-        told = presence.lease in self._revoked and not known
-        self._revoked.add(presence.lease)
-        return [] if told else [Change(Happened.LEFT, presence)]
 
     def _supersede(self, presence: Presence) -> list[Change]:
         old = [

@@ -62,10 +62,11 @@ class FleetMachine(RuleBasedStateMachine):
         self.known[lease] = _Expected(name, state, self.now)
 
     def hear_of_failure(self, lease: str, name: str, changes: list[Change]) -> None:
-        """It is gone at once and for good, and so are others of its watcher. Each is told of once."""
-        gone = {other for other, known in self.known.items() if known.watcher == name}
+        """It is gone at once and for good, and so are others of its watcher, unless it is void itself. Each is told of
+        once."""
+        gone = {lease} & self.known.keys()
         if lease not in self.void:
-            gone.add(lease)
+            gone = {lease, *(other for other, known in self.known.items() if known.watcher == name)}
         assert sorted(change.presence.lease for change in changes) == sorted(gone)
         assert {change.presence.lease for change in changes if change.failed} == gone & {lease}
         self.known = {other: known for other, known in self.known.items() if other not in gone}
@@ -194,6 +195,14 @@ def test_a_worker_that_drains_or_is_revoked_and_then_fails_is_gone_at_once() -> 
     view.revoke("a")
     assert [change.failed for change in view.observe(presence("a", "failed"), 0.1)] == [True]
     assert view.members() == []
+
+
+def test_a_late_word_of_failure_does_not_displace_the_living() -> None:
+    view = FleetView()
+    view.observe(presence("old", watcher="ns_Worker"), 0.0)
+    view.observe(presence("new", watcher="ns_Worker"), 0.1)
+    assert view.observe(presence("old", "failed", watcher="ns_Worker"), 0.2) == []
+    assert leases(view) == ["new"]
 
 
 def test_who_falls_silent_or_is_replaced_has_not_failed() -> None:
