@@ -33,6 +33,9 @@ from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
 from dynamo_local.sdk.schema import build_settings
 
+_GONE_S = 5.0
+"""For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
+
 _NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
 
@@ -183,10 +186,12 @@ class VllmEngine:
         return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
 
     async def close(self, deadline_s: float) -> None:
-        if self._processes is not None:
-            self._processes.close()
         if self._pull is not None:
             self._pull.close()
+        if self._processes is not None:
+            if deadline_s <= 0:
+                await self._processes.kill(_GONE_S)
+            self._processes.close()
         if self._core is not None:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)

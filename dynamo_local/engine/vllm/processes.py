@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ _WORKER = b"::Worker"
 
 
 class EngineProcesses:
-    """Watches until it is closed, or one of them has ended; then calls `on_end`. Needs a running event loop."""
+    """Calls `on_end` when one of them has ended, unless it is closed before. Needs a running event loop."""
 
     def __init__(self, pids: Iterable[int], on_end: Callable[[], None]) -> None:
         self.pids = tuple(pids)
@@ -35,16 +37,40 @@ class EngineProcesses:
             self._descriptors.append(descriptor)
             self._loop.add_reader(descriptor, self._ended)
 
+    async def kill(self, deadline_s: float) -> None:
+        """End them at once, and wait until they are gone with what they hold. Their children are spared: resource
+        trackers among them remove the shared memory of the dead."""
+        self._forget()
+        for descriptor in self._descriptors:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                for descriptor in self._descriptors:
+                    await self._gone(descriptor)
+
     def close(self) -> None:
         """Watch no more."""
+        self._forget()
         for descriptor in self._descriptors:
-            self._loop.remove_reader(descriptor)
             os.close(descriptor)
         self._descriptors.clear()
 
+    def _forget(self) -> None:
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+
     def _ended(self) -> None:
-        self.close()
+        self._forget()
         self._on_end()
+
+    async def _gone(self, descriptor: int) -> None:
+        ended = asyncio.Event()
+        self._loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._loop.remove_reader(descriptor)
 
 
 def watch_processes(core: Any) -> EngineProcesses:

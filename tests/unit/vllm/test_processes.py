@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,19 @@ async def test_when_it_is_closed_nothing_is_told_and_no_descriptor_is_left(
     await asyncio.sleep(0)
     assert not told.is_set()
     assert descriptors() == before
+
+
+async def test_killed_they_are_gone_and_nothing_is_told_of_it(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    told = asyncio.Event()
+    watched = EngineProcesses([one.pid for one in sleepers], told.set)
+    sleepers[0].send_signal(signal.SIGSTOP)
+    sleepers[1].kill()
+    sleepers[1].wait()
+    await watched.kill(DEADLINE_S)
+    assert all(one.poll() is not None for one in sleepers)
+    watched.close()
+    await asyncio.sleep(0)
+    assert not told.is_set()
 
 
 def descriptors() -> int:
