@@ -110,7 +110,7 @@ class Engine(Protocol):
         """Wait for the next outcome. Raises EngineError once the engine is dead."""
 
     async def close(self, deadline_s: float) -> None:
-        """End the engine and every process it started."""
+        """End the engine and every process it started. These have so long for it, then they are killed."""
 
 
 class Sampling(Protocol):

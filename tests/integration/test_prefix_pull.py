@@ -19,6 +19,7 @@ from dynamo_local.core.messages import (
     Cancel,
     PinAnswer,
     PinQuestion,
+    Presence,
     RequestEpoch,
     Submit,
     TokenDelta,
@@ -187,6 +188,19 @@ async def test_of_a_source_that_is_gone_nothing_is_expected(
     await tell(bus, subjects, submission("nobody"))
     await taken(engine)
     assert engine.pulled.get_nowait() is None
+
+
+async def test_a_source_that_fails_is_not_waited_for(
+    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
+) -> None:
+    worker.duty._puller._answer_s = 10 * DEADLINE_S
+    await tell(bus, subjects, submission())
+    question, _ = await source.asks()
+    failed = Presence("t_Source", "Source", "prefill", "source", 1, "failed")
+    await bus.publish(subjects.presence(failed.watcher), codec.encode(failed))
+    await taken(engine)
+    assert engine.pulled.get_nowait() is None
+    assert await source.forgets() == question.pin
 
 
 @pytest.mark.parametrize("prefix", [None, Prefix("same", ())])

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from components.router import Router
-from components.workers.duty import TELL_AGAIN_S, EngineDuty
+from components.workers.duty import EngineDuty
 from components.workers.prefill import PrefillDuty
+from components.workers.unacknowledged import TELL_AGAIN_S
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, Presence, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects, Watcher
 from dynamo_local.core.ports import Engine, Prefix, Progress, PulledPrefix, Step

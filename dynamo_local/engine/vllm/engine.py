@@ -26,11 +26,15 @@ from dynamo_local.engine.vllm.environment import (
     settle_threads,
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
+from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
 from dynamo_local.sdk.schema import build_settings
+
+_GONE_S = 5.0
+"""For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
 
 _NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
@@ -70,6 +74,7 @@ class VllmEngine:
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
+        self._processes: EngineProcesses | None = None
         self._adapters: Any = None
         self._max_model_len = 0
         self._forgotten: tuple[str, ...] = ()
@@ -88,6 +93,7 @@ class VllmEngine:
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+        self._processes = watch_processes(self._core)
         info = _info(vllm_config, self._pull)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
@@ -182,6 +188,10 @@ class VllmEngine:
     async def close(self, deadline_s: float) -> None:
         if self._pull is not None:
             self._pull.close()
+        if self._processes is not None:
+            if deadline_s <= 0:
+                await self._processes.kill(_GONE_S)
+            self._processes.close()
         if self._core is not None:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
