@@ -23,10 +23,11 @@ from components.workers.puller import PrefixPuller
 from components.workers.queue_head import QueueHead
 from components.workers.reception import Reception
 from components.workers.sender import TokenSender, error_delta
+from components.workers.stalls import StallWatch
 from components.workers.tally import Tally
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, EngineError
+from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
@@ -67,7 +68,7 @@ class EngineDuty:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._stall_s = stall_s
+        self._stalls = StallWatch(context, engine, stall_s)
         self._absences = Absences(context.tasks, frontend_grace_s, self._forget_frontend)
         self._tell_again_s = tell_again_s
         self._outbox = Outbox()
@@ -274,8 +275,7 @@ class EngineDuty:
             for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
                 await self._publish(frontend, now, (end,))
             await self._reception.expire(now)
-            if self._outbox.running() and now - self._stepped_at > self._stall_s:
-                raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
+            await self._stalls.look(now, self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
 
     def _tell_idle(self) -> None:
