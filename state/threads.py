@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_local.core.run_queue import ThreadTimes
+from dynamo_local.core.run_queue import Shares, ThreadTimes, shares_between
+from dynamo_local.core.soft_binding import others_of
 
 _PROC = Path("/proc")
 _NS = 1e-9
@@ -50,6 +53,14 @@ def forked_by(pid: int, thread: int) -> tuple[int, ...]:
         return ()
 
 
+def family_of(pid: int) -> tuple[int, ...]:
+    """The process and all that it, and these in turn, have forked."""
+    found = [pid]
+    for one in found:
+        found += [child for thread in threads_of(one) for child in forked_by(one, thread)]
+    return tuple(found)
+
+
 def busy_seconds() -> dict[int, float]:
     """By core, since boot: how long it has done something."""
     ticks = os.sysconf("SC_CLK_TCK")
@@ -71,3 +82,35 @@ def bind_thread(thread: int, cores: Collection[int]) -> None:
     """Have it run on these cores, unless it is gone or they are."""
     with suppress(OSError):
         os.sched_setaffinity(thread, cores)
+
+
+@dataclass(frozen=True)
+class _Look:
+    at: float
+    own: Mapping[int, ThreadTimes]
+    beside: Mapping[int, ThreadTimes]
+    busy_s: Mapping[int, float]
+
+
+@dataclass
+class CoreWatch:
+    """Tells how processes and others have shared the cores since the look before."""
+
+    cores: frozenset[int]
+    _last: _Look | None = field(default=None, init=False)
+
+    def look(
+        self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
+    ) -> tuple[Shares, dict[int, float]] | None:
+        """What the `own` threads did, and each core's share that neither they nor those `beside` had. None: it is the
+        first look."""
+        now = _Look(time.monotonic(), own, beside or {}, busy_seconds())
+        last, self._last = self._last, now
+        if last is None:
+            return None
+        seconds = now.at - last.at
+        shares = shares_between(last.own, now.own, seconds)
+        also = shares_between(last.beside, now.beside, seconds).ran_s
+        busy = {core: now.busy_s[core] - last.busy_s.get(core, 0.0) for core in now.busy_s.keys() & self.cores}
+        ran = {core: shares.ran_s.get(core, 0.0) + also.get(core, 0.0) for core in busy}
+        return shares, others_of(busy, ran, seconds)

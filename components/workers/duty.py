@@ -68,7 +68,7 @@ class EngineDuty:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._stalls = StallWatch(context, engine, stall_s)
+        self._stalls = StallWatch(context.announcer, engine, stall_s)
         self._absences = Absences(context.tasks, frontend_grace_s, self._forget_frontend)
         self._tell_again_s = tell_again_s
         self._outbox = Outbox()

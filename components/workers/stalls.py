@@ -7,7 +7,7 @@ import logging
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Engine
 from dynamo_local.core.stalls import StallClock, Verdict
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.runtime.presence import Announcer
 
 _log = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ _LONGEST_LOOK_S = 2.0
 class StallWatch:
     """`limit_s`: an engine with requests that makes no step for so long, though it could, hangs."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, limit_s: float) -> None:
-        self._announcer = context.announcer
+    def __init__(self, announcer: Announcer, engine: Engine, limit_s: float) -> None:
+        self._announcer = announcer
         self._engine = engine
         self._limit_s = limit_s
         self._clock = StallClock(limit_s, _LONGEST_LOOK_S)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 _STARVED = 0.5
 """An engine whose threads have waited for a core for so much of the time could do nothing in it."""
+_LASTS_S = 3.0
+"""It is starved for so long after such a look: one that has just had a core for a moment waits again, untold."""
 
 
 class Verdict(enum.Enum):
@@ -29,6 +31,7 @@ class StallClock:
     _looked_at: float = float("-inf")
     _waited_s: float = 0.0
     _able_s: float = 0.0
+    _starved_until: float = float("-inf")
 
     def look(self, now: float, stepped_at: float, waited_s: float) -> Verdict:
         """`stepped_at`: of the last step, or when there was something to do first. `waited_s`: for how long its threads
@@ -41,6 +44,8 @@ class StallClock:
             # What was waited before the step is not known apart.
             self._able_s = 0.0
         elif passed_s > 0 and lately_s >= _STARVED * passed_s:
+            self._starved_until = now + _LASTS_S
+        if now <= self._starved_until and not first:
             return Verdict.STARVED
         self._able_s += min(passed_s, self.longest_look_s)
         return Verdict.HUNG if self._able_s > self.limit_s else Verdict.WELL

@@ -99,6 +99,8 @@ class FleetWatch:
         self._listeners: list[Callable[[Change], None]] = []
         self._ticked_at: float | None = None
         self._starvation = Starvation()
+        self._echo = bus.inbox()
+        self._echoed = asyncio.Event()
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Have `listener` called, on the event loop, for each change of the fleet."""
@@ -108,6 +110,7 @@ class FleetWatch:
         """Subscribe, and ask everybody to report now instead of at their next beat."""
         await self._bus.subscribe(self._subjects.presences, self._on_presence)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.subscribe(self._echo, self._on_echo)
         await self._bus.publish(self._subjects.probe, b"")
 
     async def run(self) -> None:
@@ -121,8 +124,13 @@ class FleetWatch:
         """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
         that is late for it is deafness."""
         if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_AFTER_S):
-            with suppress(BusError):
-                await self._bus.flush(timeout_s=TTL_S)
+            self._echoed.clear()
+            with suppress(BusError, TimeoutError):
+                await self._bus.publish(self._echo, b"")
+                await asyncio.wait_for(self._echoed.wait(), TTL_S)
+
+    async def _on_echo(self, _: Message) -> None:
+        self._echoed.set()
 
     def tick(self) -> None:
         """Expire the silent. Silence while this process was deaf says nothing about the others.

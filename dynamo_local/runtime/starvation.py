@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 _STARVED = 0.5
 """A process whose threads have waited for so much of the time, since the last look, could say nothing in it."""
+_LASTS_S = 1.0
+"""It is starved for so long after such a look: one that has just had a core for a moment waits again, untold."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class _Seen:
     at: float
     started: int
     threads: Mapping[int, ThreadTimes]
-    starved: bool = False
+    starved_until: float = -math.inf
 
 
 class Starvation:
@@ -38,7 +41,7 @@ class Starvation:
         """Returns the leases of the starved. Costs nothing while nobody is silent."""
         looks = ((presence, self._look(presence)) for presence in silent)
         self._seen = {presence.lease: seen for presence, seen in looks if seen is not None}
-        return frozenset(lease for lease, seen in self._seen.items() if seen.starved)
+        return frozenset(lease for lease, seen in self._seen.items() if seen.at <= seen.starved_until)
 
     def _look(self, presence: Presence) -> _Seen | None:
         started, now = start_time(presence.pid), self._clock()
@@ -48,9 +51,10 @@ class Starvation:
         if before is None:
             return _Seen(now, started, threads)
         if started != before.started:
-            return replace(before, starved=False)
+            return replace(before, starved_until=-math.inf)
         seconds = now - before.at
-        starved = shares_between(before.threads, threads, seconds).waited_s >= _STARVED * seconds > 0
-        if starved and not before.starved:
+        if shares_between(before.threads, threads, seconds).waited_s < _STARVED * seconds:
+            return _Seen(now, started, threads, before.starved_until)
+        if before.starved_until < before.at:
             _log.warning("%s is silent: it waits for CPU time that other processes have", presence.watcher)
-        return _Seen(now, started, threads, starved)
+        return _Seen(now, started, threads, now + _LASTS_S)

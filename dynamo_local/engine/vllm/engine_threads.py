@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from dynamo_local.core.run_queue import ThreadTimes, shares_between
-from dynamo_local.core.soft_binding import Binding, others_of, rebind
+from dynamo_local.core.soft_binding import Binding, rebind
 from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
 from dynamo_local.runtime.tasks import TaskGuard
-from state.threads import bind_thread, busy_seconds, cores_of, forked_by, threads_of, times_of_all
+from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all
 
 _log = logging.getLogger(__name__)
 
@@ -60,20 +60,19 @@ class EngineThreads:
 class SoftBinding:
     """Keeps an engine to the cores of its slot while they are its own, to others while somebody else computes there.
 
-    `home`: the slot's cores; `everywhere`: all that it may use. `busy` tells whether the engine has anything to do:
+    `home`: the slot's cores; `watch`: of all that it may use. `busy` tells whether the engine has anything to do:
     nobody looks while it has not.
     """
 
     def __init__(
-        self, threads: EngineThreads, home: frozenset[int], everywhere: frozenset[int], busy: Callable[[], bool]
+        self, threads: EngineThreads, home: frozenset[int], watch: CoreWatch, busy: Callable[[], bool]
     ) -> None:
         self._threads = threads
-        self._everywhere = everywhere | home
+        self._watch = watch
         self._busy = busy
         self._starting = False
         self._wanted = asyncio.Event()
         self._binding = Binding(home, home)
-        self._seen: tuple[float, Mapping[int, ThreadTimes], Mapping[int, float]] | None = None
         self._away: set[frozenset[int]] = set()
         """Where it has been since it left home."""
         self._left: dict[int, frozenset[int]] = {}
@@ -111,13 +110,10 @@ class SoftBinding:
                 self._wanted.clear()
 
     def _look(self) -> None:
-        before, self._seen = self._seen, (time.monotonic(), self._threads.times(), busy_seconds())
-        if before is None:
+        seen = self._watch.look(self._threads.times())
+        if seen is None:
             return
-        (then, had, was_busy), (now, have, is_busy) = before, self._seen
-        shares = shares_between(had, have, now - then)
-        busy_s = {core: is_busy[core] - was_busy[core] for core in is_busy.keys() & was_busy.keys() & self._everywhere}
-        was, self._binding = self._binding, rebind(self._binding, shares, others_of(busy_s, shares), now)
+        was, self._binding = self._binding, rebind(self._binding, *seen, time.monotonic())
         if was.cores != self._binding.cores:
             self._move()
         elif not self._binding.at_home:
@@ -161,4 +157,4 @@ def soft_binding(
     if not cores:
         return None
     home = frozenset(int(core) for core in cores.split(","))
-    return SoftBinding(threads, home, frozenset(os.sched_getaffinity(0)), busy)
+    return SoftBinding(threads, home, CoreWatch(home | os.sched_getaffinity(0)), busy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,9 @@ class Course:
         self.cores.append(self.binding.cores)
         return self.binding.cores
 
-    def seconds_until(self, met: Callable[[frozenset[int]], bool], waiting: float, others: Mapping[int, float]) -> float:
+    def seconds_until(
+        self, met: Callable[[frozenset[int]], bool], waiting: float, others: Mapping[int, float]
+    ) -> float:
         began = self.now
         while not met(self.look(waiting, others)):
             assert self.now - began < 10 * LIMITS.quiet_max_s, "it stays where it is"
@@ -40,14 +43,14 @@ class Course:
 
     @property
     def moves(self) -> int:
-        return sum(a != b for a, b in zip(self.cores, self.cores[1:], strict=False))
+        return sum(a != b for a, b in pairwise(self.cores))
 
 
 BUSY_NEIGHBOUR = {0: 0.95, 1: 0.1}
 QUIET = {0: 0.02, 1: 0.1}
 
 shares = st.floats(0.0, 1.0)
-looks = st.tuples(st.floats(0.0, 4.0), st.fixed_dictionaries({core: shares for core in range(3)}))
+looks = st.tuples(st.floats(0.0, 4.0), st.fixed_dictionaries(dict.fromkeys(range(3), shares)))
 
 
 def test_a_starved_engine_leaves_within_half_a_second() -> None:
@@ -97,6 +100,12 @@ def test_it_goes_on_when_the_neighbour_follows() -> None:
     assert took_s <= LIMITS.settle_s + EVERY_S
 
 
+def test_two_engines_do_not_stay_on_the_core_of_one() -> None:
+    course = Course()
+    course.seconds_until({1}.__eq__, 0.95, BUSY_NEIGHBOUR)
+    assert course.seconds_until(HOME.__eq__, 0.5, {0: 0.35, 1: 0.5}) <= LIMITS.settle_s + EVERY_S
+
+
 def test_several_cores_are_as_slow_as_the_most_crowded_of_them() -> None:
     course = Course(frozenset({0, 1}))
     others = {0: 0.0, 1: 0.9, 2: 0.1, 3: 0.2}
@@ -129,7 +138,8 @@ def test_whatever_happens_it_has_as_many_cores_as_its_slot(course_of: list[Look]
     course = Course(frozenset(home))
     for waiting, others in course_of:
         cores = course.look(waiting, others)
-        assert len(cores) == len(home) and cores <= others.keys()
+        assert len(cores) == len(home)
+        assert cores <= others.keys()
 
 
 @given(st.lists(looks, max_size=200))
@@ -142,7 +152,7 @@ def test_whatever_happens_it_moves_twice_in_two_seconds_at_most(course_of: list[
         if course.look(waiting, others) == HOME != was:
             returns.append(course.now)
     assert course.moves <= 2 + 2 * course.now / LIMITS.settle_s
-    assert all(b - a >= LIMITS.settle_s for a, b in zip(returns, returns[1:], strict=False))
+    assert all(b - a >= LIMITS.settle_s for a, b in pairwise(returns))
 
 
 @given(st.lists(looks, max_size=100), st.floats(0.6, 1.0), st.floats(0.6, 1.0))
@@ -166,9 +176,17 @@ def test_whatever_has_happened_it_is_at_home_when_all_has_been_quiet(course_of: 
         assert course.seconds_until(HOME.__eq__, 0.0, dict.fromkeys(range(3), 0.0)) <= LIMITS.quiet_max_s + EVERY_S
 
 
+def test_processes_that_may_run_anywhere_leave_their_cores_for_all() -> None:
+    course = Course()
+    course.binding = Binding(HOME, HOME, anywhere=True)
+    course.seconds_until({0, 1}.__eq__, 0.95, {0: 0.95, 1: 0.95})
+    assert {course.look(0.95, {0: 0.95, 1: 0.95}) for _ in range(20)} == {frozenset({0, 1})}
+    course.seconds_until(HOME.__eq__, 0.0, QUIET)
+
+
 @given(st.dictionaries(st.integers(0, 3), st.floats(0, 10)), st.dictionaries(st.integers(0, 3), st.floats(0, 10)))
 def test_what_others_have_is_a_share_and_nothing_of_it_is_ours(busy: dict[int, float], own: dict[int, float]) -> None:
-    others = others_of(busy, Shares(2.0, 0.0, own))
+    others = others_of(busy, own, 2.0)
     assert others.keys() == busy.keys()
     for core, share in others.items():
         assert 0.0 <= share <= min(busy[core] / 2.0, 1.0)
@@ -176,7 +194,7 @@ def test_what_others_have_is_a_share_and_nothing_of_it_is_ours(busy: dict[int, f
 
 
 def test_recorded_beside_a_busy_loop_the_engine_leaves() -> None:
-    """Figures of a real engine on the core of a busy loop: in 0.25 s its threads ran for 14 ms and waited for 0.47 s."""
+    """Figures of a real engine: in 0.25 s its threads ran for 14 ms and waited for 0.47 s."""
     shares = Shares(0.25, 0.47, {0: 0.014})
-    others = others_of({0: 0.25, 1: 0.06}, shares)
+    others = others_of({0: 0.25, 1: 0.06}, shares.ran_s, 0.25)
     assert rebind(Binding(HOME, HOME), shares, others, now=1.0).cores == {1}

@@ -49,14 +49,22 @@ def test_who_looks_late_does_not_hold_it_against_the_engine() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.0, 3.0)), min_size=1, max_size=100))
 def test_only_time_in_which_it_could_run_counts(looks: list[tuple[float, float]]) -> None:
-    stalls, now, waited_s, able_s = clock(), 100.0, 0.0, 0.0
+    stalls, now, waited_s, able_s, starved_at = clock(), 100.0, 0.0, 0.0, 0.0
     for number, (seconds, share) in enumerate(looks):
         now += seconds
         waited_s += share * seconds
+        starved_at = now if number and share >= 0.499 else starved_at
         verdict = stalls.look(now, 100.0, waited_s)
-        if number == 0 or verdict is not Verdict.STARVED:
+        if verdict is not Verdict.STARVED:
             able_s += seconds
         assert (verdict is Verdict.HUNG) <= (able_s > LIMIT_S)
-        assert (verdict is Verdict.STARVED) <= (share >= 0.49)
+        assert (verdict is Verdict.STARVED) <= (now - starved_at <= 3.0)
         if verdict is Verdict.HUNG:
             return
+
+
+def test_an_engine_that_had_a_core_for_a_moment_is_starved_still() -> None:
+    stalls, waited_s = clock(), 0.0
+    for second in range(1, 200):
+        waited_s += 0.0 if second % 4 == 0 else 0.95
+        assert stalls.look(100.0 + second, 100.0, waited_s) in ((Verdict.WELL,) if second == 1 else (Verdict.STARVED,))
