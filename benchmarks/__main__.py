@@ -17,6 +17,7 @@ from benchmarks import (
     disagg,
     first_token,
     migration,
+    neighbour,
     overhead,
     planner,
     prefill_queue,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 
