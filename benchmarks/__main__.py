@@ -18,6 +18,7 @@ from benchmarks import (
     first_token,
     idle,
     migration,
+    neighbour,
     overhead,
     planner,
     prefill_queue,
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

@@ -23,11 +23,12 @@ from components.workers.puller import PrefixPuller
 from components.workers.queue_head import QueueHead
 from components.workers.reception import Reception
 from components.workers.sender import TokenSender, error_delta
+from components.workers.stalls import StallWatch
 from components.workers.tally import Tally
 from components.workers.unacknowledged import TELL_AGAIN_S, Unacknowledged
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, EngineError
+from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
@@ -58,7 +59,7 @@ class EngineDuty:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._stall_s = stall_s
+        self._stalls = StallWatch(context.announcer, engine, stall_s)
         self._absences = Absences(context.tasks, frontend_grace_s, self._forget_frontend)
         self._outbox = Outbox()
         self._unacknowledged = Unacknowledged(self._outbox, self._drop, self._publish, tell_again_s)
@@ -281,9 +282,7 @@ class EngineDuty:
         """Notice an engine that hangs, and one with nothing to do. Raises EngineError."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            now = time.monotonic()
-            if self._outbox.running() and now - self._stepped_at > self._stall_s:
-                raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
+            await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
 
     def _tell_idle(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dynamo_local.core.messages import Presence
@@ -95,12 +95,16 @@ class FleetView:
         self._revoked.add(lease)
         return [] if member is None else [Change(Happened.REVOKED, member.presence)]
 
-    def expire(self, now: float) -> list[Change]:
-        """Forget those that have been silent for longer than TTL_S."""
-        silent = [m.presence for m in self._members.values() if now - m.heard_at > TTL_S]
-        for presence in silent:
+    def silent(self, now: float, seconds: float = TTL_S) -> list[Presence]:
+        """Those that have not been heard for longer than that."""
+        return [m.presence for m in self._members.values() if now - m.heard_at > seconds]
+
+    def expire(self, now: float, starved: Collection[str] = ()) -> list[Change]:
+        """Forget those that have been silent for longer than TTL_S, but for `starved` leases: they could not speak."""
+        gone = [presence for presence in self.silent(now) if presence.lease not in starved]
+        for presence in gone:
             del self._members[presence.lease]
-        return [Change(Happened.LEFT, presence) for presence in silent]
+        return [Change(Happened.LEFT, presence) for presence in gone]
 
     def excuse_silence(self, now: float, seconds: float = math.inf) -> None:
         """Take so much off everybody's silence (all of it by default): it was this process's own deafness."""

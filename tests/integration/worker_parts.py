@@ -125,6 +125,7 @@ class ScriptedEngine:
     pin_raises: Exception | None = None
     cached_raises: Exception | None = None
     no_transfer: str | None = None
+    waited_for_core_s: float = 0.0
     grows: bool = False
     grown: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
     """Warm requests that others have grown from."""
@@ -178,6 +179,9 @@ class ScriptedEngine:
 
     async def step(self) -> Step:
         return await self.steps.get()
+
+    async def waited_s(self) -> float:
+        return self.waited_for_core_s
 
     async def close(self, deadline_s: float) -> None:
         """Nothing to close."""
