@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet import WORKER_ROLES, Change, Happened
 from dynamo_local.core.messages import Presence
 from state.cores import cores_beside
@@ -55,7 +56,11 @@ class CoreKeeping:
             await self._changed.wait()
             await asyncio.sleep(_SETTLE_S)
             self._changed.clear()
-            await asyncio.to_thread(self._settle, tuple(self.members()))
+            try:
+                await asyncio.to_thread(self._settle, tuple(self.members()))
+            except (NotRunningError, StateError):
+                # The statefile cannot be read. The server sees to that, and says so (upkeep.py).
+                self._changed.set()
 
     def _settle(self, members: tuple[Presence, ...]) -> None:
         state = self.store.read()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import openai
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of
+from state.files import sockets_of
+from state.processes import descendants
+from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer, none_of
 from tests.integration.server_process import eventually
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -17,6 +22,10 @@ VLLM_PROCESSES = 2
 
 SUPERVISORS = 2
 """`dynamo serve` and circusd."""
+
+
+SERVICES = 3
+"""Frontend, worker and planner."""
 
 
 def shared_memory() -> set[str]:
@@ -42,17 +51,49 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
     served.assert_nothing_left()
 
 
-def test_sigkill_leaves_no_orphan(tmp_path: Path) -> None:
+def kill_all(pids: Iterable[int]) -> None:
+    """At once: nobody is left who could tidy up, resource trackers included."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def folders(server: LlmServer) -> set[str]:
+    """Of the server's services."""
+    sockets = sockets_of(server.paths).directory
+    return {path.name for path in sockets.iterdir() if path.name.isdigit()}
+
+
+def await_worker_in_place_of(server: LlmServer, lease: str | None) -> None:
+    def is_there() -> bool:
+        worker = next(row for row in server.ps() if row["component"] == "VllmWorker")
+        return bool(worker["state"] == "ready" and worker["lease"] != lease)
+
+    eventually(is_there, "no worker came in place of the one that was killed", READY_WITHIN_S)
+
+
+def test_sigkill_leaves_no_orphan_and_no_shared_memory(tmp_path: Path) -> None:
+    """First of a worker with all its processes, then of the server with all of its processes."""
     before = shared_memory()
     options = ["examples.llm.graphs.agg:Frontend", "--file=examples/llm/configs/agg.yaml"]
     with LlmServer(tmp_path / "state", "killed", options) as server:
         server.await_ready()
         processes = server.tree()
         assert len(processes) >= SUPERVISORS + 4 + VLLM_PROCESSES
-        server.signal(signal.SIGKILL)
+        of_one = len(shared_memory() - before)
+        assert of_one > 0
+        lease = server.state().components["killed_VllmWorker"].lease
+        kill_all(descendants(server.pid("VllmWorker")))
+        await_worker_in_place_of(server, lease)
+        eventually(lambda: len(shared_memory() - before) == of_one, f"{shared_memory()}")
+        eventually(lambda: len(folders(server)) == SERVICES, f"{folders(server)}")
+        processes = server.tree()
+        kill_all(processes)
         server.process.wait()
+        assert len(shared_memory() - before) == of_one
         eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
         assert server.paths.statefile.exists()
         server.command("stop")
         server.assert_nothing_left()
-    eventually(lambda: shared_memory() <= before, "shared memory is left", PATIENCE_S)
+    assert shared_memory() <= before
