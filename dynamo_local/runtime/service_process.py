@@ -32,7 +32,10 @@ from dynamo_local.runtime.presence import Announcer
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
+from state.model import State
 from state.paths import Sockets
+from state.processes import this_process
+from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
 from state.store import StateStore
 from state.transitions import clear_lease, set_lease, set_role
 
@@ -45,6 +48,7 @@ HOOK_DEADLINE_S = 120.0
 """For each on_shutdown hook. Services have shorter ones of their own, and the server kills in the end."""
 
 _CANCEL_DEADLINE_S = 10.0
+_TRY_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -116,16 +120,17 @@ class ServiceProcess:
     async def _start(self) -> None:
         placement = self._placement
         await self._announcer.announce()
-        state = await asyncio.to_thread(
-            self._store.update, lambda state: set_lease(state, placement.watcher, self._lease, os.getpid())
-        )
+        state = await self._enter_lease()
         # A process that replaces another goes on in its role.
         self._announcer.update(role=state.components[str(placement.watcher)].role)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(placement.service.target)
-        self._instance = self._make(cls, Sockets.of_endpoint(state.circus_endpoint).directory)
+        sockets = Sockets.of_endpoint(state.circus_endpoint)
+        folder = await asyncio.to_thread(make_folder, sockets, this_process(), self._lease)
+        os.environ[SEGMENTS_ENV] = segment_prefix(placement.paths, self._lease)
+        self._instance = self._make(cls, folder)
         for hook in spec_of(cls).on_start:
             await getattr(self._instance, hook)()
         await self._server.start(self._instance)
@@ -170,6 +175,20 @@ class ServiceProcess:
         for name in await self._tasks.close(_CANCEL_DEADLINE_S):
             _log.warning("task %s did not end within %g s", name, _CANCEL_DEADLINE_S)
         return clean
+
+    async def _enter_lease(self) -> State:
+        watcher, said = self._placement.watcher, ""
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self._store.update, lambda state: set_lease(state, watcher, self._lease, os.getpid())
+                )
+            except StateError as error:
+                # A disk that is full, say: no reason to end.
+                if str(error) != said:
+                    _log.warning("the lease is not in the statefile yet: %s", error)
+                said = str(error)
+            await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _take_role(self, role: str) -> None:
         watcher = self._placement.watcher

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet import WORKER_ROLES, Change, Happened
 from dynamo_local.core.messages import Presence
 from dynamo_local.core.soft_binding import Binding, rebind
@@ -70,7 +71,12 @@ class CoreKeeping:
             await asyncio.sleep(_SETTLE_S)
             self._wanted.clear()
             changed, self._changed = self._changed, False
-            await asyncio.to_thread(self._settle if changed else self._look, tuple(self.members()))
+            try:
+                await asyncio.to_thread(self._settle if changed else self._look, tuple(self.members()))
+            except (NotRunningError, StateError):
+                # The statefile cannot be read. The server sees to that, and says so (upkeep.py).
+                self._changed = True
+                self._wanted.set()
 
     def _settle(self, members: tuple[Presence, ...]) -> None:
         state = self.store.read()

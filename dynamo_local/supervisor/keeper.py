@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
 from dynamo_local.core.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.arbiter import describe_exit
 from dynamo_local.supervisor.circus import ACTIVE, STOPPED
@@ -48,14 +48,27 @@ class Ends(Protocol):
     async def next(self) -> ProcessBegan | ProcessEnded: ...
 
 
+@dataclass(frozen=True)
+class Registered:
+    """A process by what it says of itself, which is not what circus knows if it was forked (runtime/zygote)."""
+
+    pid: int
+    lease: str
+
+
 class Register(Protocol):
     """What is recorded of watchers, and kept up to date."""
 
-    async def ended(self, watcher: str, pid: int | None) -> None:
-        """Told the watcher whose process ended, and its pid if that is known."""
+    async def registered(self, watcher: str) -> Registered | None:
+        """The process that has registered itself last. Raises StateError or NotRunningError."""
+
+    async def ended(self, watcher: str, pid: int | None, registered: Registered | None) -> None:
+        """Told the watcher whose process ended: the pid that circus knew, if that is known, and what that process had
+        registered. Raises StateError or NotRunningError."""
 
     async def wanted(self, watcher: str) -> bool:
-        """Whether the watcher is to run, and to be started again when it ends."""
+        """Whether the watcher is to run, and to be started again when it ends. Raises StateError or
+        NotRunningError."""
 
 
 @dataclass
@@ -97,6 +110,7 @@ class Keeper:
         self._ended: dict[str, ProcessEnded] = {}
         self._news = asyncio.Event()
         self._told_at = -math.inf
+        self._said = ""
 
     def note_ready(self, watcher: str) -> None:
         """The process of the watcher said that it is ready."""
@@ -136,9 +150,20 @@ class Keeper:
         self._present = frozenset(statuses)
         for name, status in statuses.items():
             if status == STOPPED:
-                await self._tend(name)
-            elif status == ACTIVE and name in self._quiet:
-                self.note_ready(name)
+                try:
+                    await self._tend(name)
+                except (NotRunningError, StateError) as error:
+                    # Looked at again in the next round.
+                    self._say_once(f"{name}  ended, and is started again when the statefile can be used: {error}")
+            elif status == ACTIVE:
+                self._note_running(name)
+
+    def _note_running(self, name: str) -> None:
+        watched = self._of(name)
+        # Whoever restarts a process may have started the next one already.
+        watched.restart_at, watched.missed_exit = None, False
+        if name in self._quiet:
+            self.note_ready(name)
 
     async def _tend(self, name: str) -> None:
         watched = self._of(name)
@@ -146,8 +171,9 @@ class Keeper:
             if self._exit_is_known(name, watched):
                 await self._mourn(name, watched)
         elif self._clock() >= watched.restart_at:
+            wanted = await self._register.wanted(name)
             watched.restart_at = None
-            if await self._register.wanted(name):
+            if wanted:
                 watched.log_start = size(self._log_of(name))
                 await self._circus.start(name)
 
@@ -160,11 +186,17 @@ class Keeper:
         return False
 
     async def _mourn(self, name: str, watched: _Watched) -> None:
-        ended = self._ended.pop(name.lower(), None)
+        registered = await self._register.registered(name)
+        if (await self._circus.statuses()).get(name) != STOPPED:
+            # Another process runs by now. It may be the one that has registered.
+            return
+        ended = self._ended.get(name.lower())
         exit_code, pid = (ended.exit_code, ended.pid) if ended is not None else (None, None)
+        await self._register.ended(name, pid, registered)
+        wanted = await self._register.wanted(name)
+        self._ended.pop(name.lower(), None)
         watched.missed_exit = False
-        await self._register.ended(name, pid)
-        if not await self._register.wanted(name):
+        if not wanted:
             return
         decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
         match decision:
@@ -190,6 +222,11 @@ class Keeper:
 
     def _last_lines(self, name: str) -> list[str]:
         return tail(self._log_of(name), _LINES_SHOWN, after=self._of(name).log_start)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._report.step(text)
+        self._said = text
 
     def _forget(self, names: Iterable[str]) -> None:
         """Watchers that were removed. One that takes such a name later has a life of its own."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from components.workers.stalls import StallWatch
 from dynamo_local.core.disaggregation import Limits
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fidelity import Survival
@@ -172,7 +173,7 @@ async def hung(connect: Connect, subjects: Subjects, frontend: FakeFrontend) -> 
     """A worker that has just given its engine up, with one request of the frontend's."""
     context = context_of(await connect(), subjects, "VllmWorker", "aggregated", "w1")
     worker = await Worker(context, ScriptedEngine()).start()
-    worker.duty._stall_s = 0.1
+    worker.duty._stalls = StallWatch(context.announcer, worker.engine, 0.1)
     await until(lambda: bool(frontend.fleet.view.routable()))
     await frontend.dispatcher.submit(request(survival=Survival()))
     with pytest.raises(EngineError, match="has made no step for"):

@@ -29,6 +29,7 @@ from dynamo_local.engine.vllm.environment import (
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
+from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
@@ -101,6 +102,7 @@ class VllmEngine:
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
         self._processes = watch_processes(self._core)
         info = _info(vllm_config, self._pull)
+        await asyncio.to_thread(note_segments, self._private_dir, os.environ)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
 
