@@ -28,7 +28,7 @@ from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, EngineError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
+from dynamo_local.core.messages import Ack, Cancel, Fault, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
@@ -159,10 +159,12 @@ class EngineDuty:
             self._stepped_at = time.monotonic()
         await self._intake.take(work, warm)
 
-    async def _reject(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
+    async def _reject(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
         self._forget([request])
         await self._puller.done([request])
-        await self._answer(request, frontend, why, refused=refused)
+        await self._answer(request, frontend, why, refused=refused, fault=fault)
 
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None
@@ -254,8 +256,10 @@ class EngineDuty:
         await self._reception.begun(begun)
         self._changed.set()
 
-    async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
-        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused),))
+    async def _answer(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
+        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused, fault=fault),))
 
     async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
         too_large = await self._sender.send(frontend, timestamp, deltas)

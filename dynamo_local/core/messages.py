@@ -31,6 +31,7 @@ from dynamo_local.core.codec import VERSION
 
 ProcessState = Literal["starting", "ready", "draining", "failed"]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+Fault = Literal["request", "deaths"]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -319,6 +320,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """With finish == "error": the worker does not have the request (it drains, or never got it); another one may."""
     failed: bool = False
     """With finish == "error": the worker is at fault, not the request; another one may do better."""
+    fault: Fault | None = None
+    """With finish == "error": "request" if what its client asks for cannot be done, here or elsewhere: it is told so at
+    once, nothing is tried again, and nobody else is to blame. "deaths", from a frontend only: engines died of it.
+    None: neither (its state was lost, or no worker was there), or it is one of the two above."""
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int | None = None

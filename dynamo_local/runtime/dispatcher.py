@@ -211,7 +211,8 @@ class BusDispatcher:
                 self._breakers.failure(worker, now)
             self._tasks.spawn(f"replace {delta.request_id}", self._lose(live, delta.epoch))
             return None
-        if self._desk is not None and delta.finish is not None and live.at_prefill_worker:
+        # What no worker can do, the decode worker cannot do either.
+        if self._desk is not None and delta.finish is not None and live.at_prefill_worker and delta.fault is None:
             return self._desk.take(live, delta)
         return self._accept(live, delta, now)
 
@@ -226,7 +227,7 @@ class BusDispatcher:
         if live.held is not None:
             self._tasks.spawn(f"taken over {live.request_id}", self._release_held(live))
         if delta.finish == "error":
-            return failure(live.log, delta.error or "the worker gave no reason")
+            return failure(live.log, delta.error or "the worker gave no reason", delta.fault)
         return continuation(delta, known) if known or continued else delta
 
     def _dismiss(self, worker: str, delta: TokenDelta) -> None:

@@ -95,6 +95,7 @@ deltas = st.builds(
     error=st.none() | text,
     refused=st.booleans(),
     failed=st.booleans(),
+    fault=st.sampled_from([None, "request", "deaths"]),
     logprobs=st.none() | logprobs(),
     prompt_logprobs=st.none() | logprobs(),
     cached_tokens=st.none() | counts,
