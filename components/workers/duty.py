@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from components.workers.absences import GRACE_S, Absences
+from components.workers.exclusivity import Exclusivity
 from components.workers.intake import Intake
 from components.workers.lender import Lender
 from components.workers.puller import PrefixPuller
@@ -28,7 +29,20 @@ from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, EngineError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, Fault, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
+from dynamo_local.core.messages import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Fault,
+    Load,
+    RequestEpoch,
+    Resend,
+    Submit,
+    TokenDelta,
+    Unpin,
+    Work,
+)
 from dynamo_local.core.outbox import Outbox
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
@@ -79,6 +93,7 @@ class EngineDuty:
         self._intake = Intake(context.tasks, engine, self._puller, self._is_open, self._reject)
         self._watches = EpochWatches()
         self._reception = Reception(context, engine, self._puller, self._watches, lambda: len(self._outbox.running()))
+        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._reception.is_warming)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self._stepped_at = time.monotonic()
@@ -134,6 +149,10 @@ class EngineDuty:
                 await self._send_again(work)
             case Unpin():
                 await self._engine.unpin(work.pins)
+            case AskExclusive():
+                self._exclusivity.ask(work)
+            case EndExclusive():
+                self._exclusivity.end(work)
 
     async def take(self, work: Submit) -> EpochWatch:
         """Take a request that did not come over the bus. Tells what becomes of it."""
@@ -146,8 +165,9 @@ class EngineDuty:
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
-        if self._draining:
-            await self._answer(request, work.frontend, "the worker is draining", refused=True)
+        why_not = "the worker is draining" if self._draining else self._exclusivity.refuses(work)
+        if why_not is not None:
+            await self._answer(request, work.frontend, why_not, refused=True)
             return
         if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
@@ -198,6 +218,7 @@ class EngineDuty:
         self._tally.forgotten(requests)
         self._queue_head.forgotten(requests)
         self._watches.forgotten(requests)
+        self._exclusivity.look()
         self._changed.set()
         return left
 
@@ -254,6 +275,7 @@ class EngineDuty:
         # With its first token, a request has read what it wanted to.
         await self._puller.done(begun)
         await self._reception.begun(begun)
+        self._exclusivity.look()
         self._changed.set()
 
     async def _answer(
@@ -278,6 +300,7 @@ class EngineDuty:
             for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
                 await self._publish(frontend, now, (end,))
             await self._reception.expire(now)
+            self._exclusivity.look()
             if self._outbox.running() and now - self._stepped_at > self._stall_s:
                 raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
             self._tell_idle()

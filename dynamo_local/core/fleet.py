@@ -1,8 +1,8 @@
 """The fleet: who is there, who may be given work. Pure; fed with presences, revocations and the time.
 
 A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
-TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
-it falls silent, because it may still be working on what it was given.
+TTL_S, its lease has not been revoked, and it is not set apart for one request. A revoked lease is never routable again;
+its process stays known until it falls silent, because it may still be working on what it was given.
 """
 
 from __future__ import annotations
@@ -100,9 +100,17 @@ class FleetView:
 
     def routable(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
         """Those who may be given requests, ordered by watcher."""
+        return [p for p in self.ready(roles) if p.exclusive is None]
+
+    def ready(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
+        """The same, and those that are set apart for one request."""
         wanted = frozenset(roles)
         ready = [p for p in self.members() if p.state == "ready" and p.role in wanted]
         return [p for p in ready if p.lease not in self._revoked]
+
+    def exclusive(self) -> list[Presence]:
+        """Workers that are set apart for one request, ordered by watcher."""
+        return [p for p in self.members() if p.exclusive is not None]
 
     def leaving(self) -> list[Presence]:
         """Those that are there and about to go: they drain, or their lease is revoked. Ordered by watcher."""
