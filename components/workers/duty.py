@@ -300,10 +300,10 @@ class EngineDuty:
             for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
                 await self._publish(frontend, now, (end,))
             await self._reception.expire(now)
-            self._exclusivity.look()
             if self._outbox.running() and now - self._stepped_at > self._stall_s:
                 raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
             self._tell_idle()
+            self._exclusivity.look()
 
     def _tell_idle(self) -> None:
         """An engine without requests makes no steps, and so tells no load; that it has none is known here."""

@@ -1,8 +1,10 @@
 """The fleet: who is there, who may be given work. Pure; fed with presences, revocations and the time.
 
 A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
-TTL_S, its lease has not been revoked, and it is not set apart for one request. A revoked lease is never routable again;
-its process stays known until it falls silent, because it may still be working on what it was given.
+TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
+it falls silent, because it may still be working on what it was given.
+
+A worker that is set apart for one request is ready, and not routable.
 """
 
 from __future__ import annotations
