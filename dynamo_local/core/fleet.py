@@ -3,8 +3,6 @@
 A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
 TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
 it falls silent, because it may still be working on what it was given.
-
-A worker that is set apart for one request is ready, and not routable.
 """
 
 from __future__ import annotations
@@ -111,7 +109,7 @@ class FleetView:
         return [p for p in ready if p.lease not in self._revoked]
 
     def exclusive(self) -> list[Presence]:
-        """Workers that are set apart for one request, ordered by watcher."""
+        """Workers that are set apart for one request, which are ready and not routable. Ordered by watcher."""
         return [p for p in self.members() if p.exclusive is not None]
 
     def leaving(self) -> list[Presence]:
