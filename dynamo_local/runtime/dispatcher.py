@@ -300,9 +300,7 @@ class BusDispatcher:
                 if live.held is not None and live.held.worker == lost:
                     # It may only be unheard, and keep the blocks for nobody.
                     self._tasks.spawn(f"lost source of {live.request_id}", self._release_held(live))
-                if change.presence.state == "failed" and live.is_with(lost):
-                    live.standing = live.standing.after_death()
-                if live.log.worker == lost or (live.standing.suspect and live.is_with(lost)):
+                if live.loses(change.presence):
                     self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
 
     async def _lose(self, live: LiveRequest, epoch: int) -> None:

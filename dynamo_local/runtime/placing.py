@@ -12,7 +12,7 @@ import msgspec
 
 from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
-from dynamo_local.core.messages import AssignRequest, Progress, RequestEpoch, Submit
+from dynamo_local.core.messages import AssignRequest, Presence, Progress, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.pace import Pace
 from dynamo_local.core.ports import Request
@@ -83,6 +83,12 @@ class LiveRequest:
     def is_with(self, worker: str) -> bool:
         """Whether that worker's engine has anything of it to compute."""
         return self.log.worker == worker or (self.moving is not None and self.moving.destination == worker)
+
+    def loses(self, gone: Presence) -> bool:
+        """Note that a worker is gone. Returns whether the request is to be taken up elsewhere for that."""
+        if gone.state == "failed" and self.is_with(gone.lease):
+            self.standing = self.standing.after_death()
+        return self.log.worker == gone.lease or (self.standing.suspect and self.is_with(gone.lease))
 
     @property
     def tokens(self) -> int:

@@ -68,11 +68,12 @@ class Trials:
             self._stir()
 
     def over(self, live: LiveRequest) -> None:
-        """It is not tried any more: it has ended, is cleared, or has lost its worker."""
+        """It is not tried any more, nor to be tried: it has ended, is cleared, or has lost its worker."""
         if self._tried is live:
             self._tried = None
-            self._stir()
             self._tasks.spawn("end of a trial", self.tidy())
+        if self._waiting:
+            self._stir()
 
     async def tidy(self) -> None:
         """Have workers that are set apart for nothing any more take others again. To be called now and then."""
