@@ -84,7 +84,7 @@ async def test_a_worker_is_told_until_it_has_understood(frontend: FakeFrontend, 
     worker = await start_worker("w")
     worker.deaf_to_ends = 2
     work = await tried_by(worker)
-    await worker.send(work, 0, 10, finish="stop")
+    await worker.send(work, 0, *range(CLEARING_TOKENS))
     await frontend.output()
     await frontend.knows(worker)
     assert worker.ends == 3
