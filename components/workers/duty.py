@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from components.workers.absences import GRACE_S, Absences
+from components.workers.exclusivity import Exclusivity
 from components.workers.intake import Intake
 from components.workers.lender import Lender
 from components.workers.puller import PrefixPuller
@@ -30,7 +31,20 @@ from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
+from dynamo_local.core.messages import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Fault,
+    Load,
+    RequestEpoch,
+    Resend,
+    Submit,
+    TokenDelta,
+    Unpin,
+    Work,
+)
 from dynamo_local.core.outbox import Outbox
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
@@ -71,6 +85,7 @@ class EngineDuty:
         self._intake = Intake(context.tasks, engine, self._puller, self._is_open, self._reject)
         self._watches = EpochWatches()
         self._reception = Reception(context, engine, self._puller, self._watches, lambda: len(self._outbox.running()))
+        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._reception.is_warming)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self.abandoned = False
@@ -143,6 +158,10 @@ class EngineDuty:
                 await self._send_again(work)
             case Unpin():
                 await self._engine.unpin(work.pins)
+            case AskExclusive():
+                self._exclusivity.ask(work)
+            case EndExclusive():
+                self._exclusivity.end(work)
 
     async def take(self, work: Submit) -> EpochWatch:
         """Take a request that did not come over the bus. Tells what becomes of it."""
@@ -155,8 +174,9 @@ class EngineDuty:
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
-        if self._draining:
-            await self._answer(request, work.frontend, "the worker is draining", refused=True)
+        why_not = "the worker is draining" if self._draining else self._exclusivity.refuses(work)
+        if why_not is not None:
+            await self._answer(request, work.frontend, why_not, refused=True)
             return
         if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
@@ -168,10 +188,12 @@ class EngineDuty:
             self._stepped_at = time.monotonic()
         await self._intake.take(work, warm)
 
-    async def _reject(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
+    async def _reject(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
         self._forget([request])
         await self._puller.done([request])
-        await self._answer(request, frontend, why, refused=refused)
+        await self._answer(request, frontend, why, refused=refused, fault=fault)
 
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None
@@ -199,6 +221,7 @@ class EngineDuty:
         self._tally.forgotten(requests)
         self._queue_head.forgotten(requests)
         self._watches.forgotten(requests)
+        self._exclusivity.look()
         self._changed.set()
         return left
 
@@ -257,10 +280,13 @@ class EngineDuty:
         # With its first token, a request has read what it wanted to.
         await self._puller.done(begun)
         await self._reception.begun(begun)
+        self._exclusivity.look()
         self._changed.set()
 
-    async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
-        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused),))
+    async def _answer(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
+        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused, fault=fault),))
 
     async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
         too_large = await self._sender.send(frontend, timestamp, deltas)
@@ -284,6 +310,7 @@ class EngineDuty:
             await asyncio.sleep(_LOOK_EVERY_S)
             await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
+            self._exclusivity.look()
 
     def _tell_idle(self) -> None:
         """An engine without requests makes no steps, and so tells no load; that it has none is known here."""

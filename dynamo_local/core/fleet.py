@@ -121,9 +121,17 @@ class FleetView:
 
     def routable(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
         """Those who may be given requests, ordered by watcher."""
+        return [p for p in self.ready(roles) if p.exclusive is None]
+
+    def ready(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
+        """The same, and those that are set apart for one request."""
         wanted = frozenset(roles)
         ready = [p for p in self.members() if p.state == "ready" and p.role in wanted]
         return [p for p in ready if p.lease not in self._revoked]
+
+    def exclusive(self) -> list[Presence]:
+        """Workers that are set apart for one request, which are ready and not routable. Ordered by watcher."""
+        return [p for p in self.members() if p.exclusive is not None]
 
     def leaving(self) -> list[Presence]:
         """Those that are there and about to go: they drain, or their lease is revoked. Ordered by watcher."""

@@ -82,10 +82,10 @@ class Announcer:
         while True:
             self._changed.clear()
             await self.announce()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
-            except TimeoutError:
-                continue
+            # (wait_for of Python 3.11 forgets to be cancelled when something has changed at the same time.)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
 
 
 class FleetWatch:

@@ -89,7 +89,7 @@ class BusFleet:
 
     def is_ready(self, lease: str) -> bool:
         presence = self._watch.view.get(lease)
-        return presence is not None and presence in self._watch.view.routable((presence.role,))
+        return presence is not None and presence in self._watch.view.ready((presence.role,))
 
     async def revoke(self, lease: str) -> None:
         await self._bus.publish(self._revoked, codec.encode(LeaseRevoked(lease)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
@@ -133,10 +133,10 @@ class VllmEngine:
         from dynamo_local.engine.vllm.wire import core_request_of
 
         if len(work.token_ids) >= self._max_model_len:
-            # The frontend goes by the model's configuration; an engine may have settled for less, by its memory.
-            raise RequestError(
-                f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
-            )
+            # The frontend goes by the model's configuration; an engine may have settled for less, by its memory. (If it
+            # is to prefill for another one, or comes from another one, that one has more.)
+            why = f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
+            raise RequestError(why) if work.hold_s > 0 or work.position > 0 else BadRequestError(why)
         transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
         request = core_request_of(work, transfer, self._forgotten, adapters=self._adapters, stays=stays)
         current = RequestEpoch(work.request_id, work.epoch)
