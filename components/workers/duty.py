@@ -116,7 +116,7 @@ class EngineDuty:
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
-        been prefilled for others is kept until they have it. At the end, the engine may be closed."""
+        been prefilled for others is kept until they have it."""
         self._draining = True
         self._reception.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
@@ -129,6 +129,9 @@ class EngineDuty:
         for request, frontend in left.items():
             await self._answer(request, frontend, "the worker was shut down", refused=True)
         await self._until(lambda: len(self._outbox) == 0, _LAST_WORDS_S)
+
+    def stop(self) -> None:
+        """Leave the engine alone: it is about to be closed."""
         for task in self._on_duty:
             task.cancel()
 

@@ -202,15 +202,19 @@ class VllmEngine:
     async def close(self, deadline_s: float) -> None:
         if self._binding is not None:
             self._binding.close()
+        if self._processes is not None:
+            self._processes.forget()
         if self._pull is not None:
             self._pull.close()
-        if self._processes is not None:
-            if deadline_s <= 0:
-                await self._processes.kill(_GONE_S)
-            self._processes.close()
         if self._core is not None:
             core, self._core = self._core, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
+            # Longer than what follows takes: in the end vLLM would kill the resource trackers, too.
+            ending = asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s + _GONE_S)
+            if self._processes is not None:
+                await asyncio.wait((ending,), timeout=deadline_s)
+                await self._processes.kill(_GONE_S)
+                self._processes.close()
+            await ending
         self._thread.shutdown(wait=False)
 
     def _load(self, stats: Any) -> Load | None:
