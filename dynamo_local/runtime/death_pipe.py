@@ -11,7 +11,8 @@ import fcntl
 import os
 import select
 import signal
-from contextlib import suppress
+
+from dynamo_local.core.errors import SupervisorError
 
 DEATH_PIPE_ENV = "DYN_DEATH_PIPE"
 """Where the pipe of the process is that this one is not to outlive: its pid, descriptor and inode. Set in every
@@ -53,14 +54,21 @@ def die_with_writer(reading: int) -> None:
 def die_with_holder(address: str, *, across_exec: bool) -> None:
     """Tie this process to the holder of a `DeathPipe`. If that is gone already, end here, with status 1.
 
-    Each process opens the pipe anew: the request for a signal belongs to what was opened.
+    Each process opens the pipe anew: the request for a signal belongs to what was opened. Raises SupervisorError if it
+    may not.
     """
-    with suppress(OSError, ValueError):
-        holder, number, inode = map(int, address.split(":"))
+    holder, number, inode = map(int, address.split(":"))
+    try:
         reading = os.open(f"/proc/{holder}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Another process may have got its pid.
-        if os.fstat(reading).st_ino == inode:
-            os.set_inheritable(reading, across_exec)
-            die_with_writer(reading)
-            return
-    os._exit(1)
+    except PermissionError as error:
+        raise SupervisorError(
+            f"process {os.getpid()} may not look at process {holder}, whose end it is to notice",
+            "run both with the same rights, and mount /proc",
+        ) from error
+    except OSError:
+        os._exit(1)
+    if os.fstat(reading).st_ino != inode:
+        # Another process has got its pid.
+        os._exit(1)
+    os.set_inheritable(reading, across_exec)
+    die_with_writer(reading)

@@ -23,6 +23,7 @@ from dynamo_local.supervisor.orphans import Orphans
 from dynamo_local.supervisor.report import Report
 from dynamo_local.supervisor.silence import Silence
 from dynamo_local.supervisor.succession import Succession
+from state.files import system_errors
 from state.paths import Sockets, StatePaths
 
 
@@ -48,6 +49,11 @@ class ArbiterKeeping:
         files = ArbiterFiles(sockets.circus_endpoint, sockets.circus_pubsub_endpoint, paths.circus_config, log)
         return cls(paths, await Arbiter.spawn(files, os.environ), files, report, patience)
 
+    @property
+    def pid(self) -> int:
+        """Of circusd, the last one if none runs."""
+        return self._arbiter.pid
+
     def client(self) -> CircusClient:
         """A client that waits for circusd as long as it takes. Silence for too long is the death of circusd."""
         return CircusClient(self._files.endpoint, deadline_s=None, silence=self._silence)
@@ -65,7 +71,8 @@ class ArbiterKeeping:
             self._report.step(f"circusd  ended: {how}; what it has started goes on")
             self._in_place = False
             await asyncio.sleep(decision.delay_s)
-            await self._replace(self.succession)
+            with system_errors("cannot start another circusd"):
+                await self._replace(self.succession)
 
     async def stop(
         self, drain: Callable[[Watched], Drain], circus: CircusClient, order: Sequence[Collection[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,9 +91,10 @@ def _orphan(process: Process) -> Orphan | None:
 class Reaper:
     """Buries the adopted children of this process. Call `look` whenever a child has ended.
 
-    Those of its own making have somebody who waits for them, and are gone before it is their turn.
+    Who is of its own making, as `spared` tells, has somebody else who waits for it.
     """
 
+    spared: Callable[[], int]
     keep_s: float = _KEEP_S
     _seen: dict[int, float] = field(default_factory=dict, init=False)
     _awaited: bool = field(default=False, init=False)
@@ -101,7 +102,7 @@ class Reaper:
     def look(self) -> None:
         """Bury who has been dead for `keep_s`, and look again when others will have been."""
         now = time.monotonic()
-        self._seen = {pid: self._seen.get(pid, now) for pid in _dead_children()}
+        self._seen = {pid: self._seen.get(pid, now) for pid in _dead_children() if pid != self.spared()}
         for pid in [pid for pid, since in self._seen.items() if now - since >= self.keep_s]:
             del self._seen[pid]
             with suppress(ChildProcessError):

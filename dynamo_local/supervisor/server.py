@@ -173,10 +173,10 @@ class Server:
 
     async def _enter_arbiter(self, stack: AsyncExitStack, sockets: Sockets) -> ArbiterKeeping:
         adopt_orphans()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper().look)
         stack.callback(self._death_pipe.close)
         patience = self._settings.circus_patience
         arbiter = await ArbiterKeeping.start(self._paths, sockets, self._report, patience)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: arbiter.pid).look)
         stack.push_async_callback(arbiter.end, self._settings.quit_deadline_s)
         return arbiter
 

