@@ -5,14 +5,19 @@ circus makes each process that it starts the leader of a session. Linux shares a
 (sched_autogroup, on in most distributions), and only then within each: where engines leave no core idle, what was awake
 for moments only, the bus for one, waited up to half a second for its share. Engines, which compute, lead sessions of
 their own (runtime/processes.py).
+
+A signal ends it at once, and alone: the server goes on with another one. Told to end in order, it would stop all that
+it runs.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 from circus.circusd import main
+from circus.sighandler import SysHandler
 
 from dynamo_local.supervisor.child_ends import look_when_children_end
 
@@ -27,4 +32,6 @@ if __name__ == "__main__":
     module: Any = os
     module.setsid = _lead_a_group
     look_when_children_end()
+    SysHandler.SIGNALS = []
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()
