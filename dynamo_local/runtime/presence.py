@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,17 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 TICK_S = INTERVAL_S / 2
-"""How often the silent are looked for."""
+"""From a look at who is silent to the next one, at least: what has come is read in between."""
+
+_EXPIRED_S = 0.001
+"""After the moment until which nobody is missed."""
+
+
+def until_beat(now: float, interval_s: float = INTERVAL_S) -> float:
+    """Seconds until the next beat. All processes of the machine have theirs at the same moments, by the clock that they
+    share: who is awake to beat finds the others' beats, and is not woken up for each of them."""
+    left_s = interval_s - now % interval_s
+    return left_s if left_s > interval_s / 10 else left_s + interval_s
 
 
 class Announcer:
@@ -77,7 +88,7 @@ class Announcer:
             self._changed.clear()
             await self.announce()
             try:
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
+                await asyncio.wait_for(self._changed.wait(), until_beat(time.monotonic(), self._interval_s))
             except TimeoutError:
                 continue
 
@@ -91,7 +102,10 @@ class FleetWatch:
         self._subjects = subjects
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
-        self._ticked_at: float | None = None
+        self.due_at = math.inf
+        """When the silent are looked for next."""
+        self._said: dict[str, tuple[bytes, str]] = {}
+        """By subject, what came there last, and of which lease."""
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Have `listener` called, on the event loop, for each change of the fleet."""
@@ -107,31 +121,38 @@ class FleetWatch:
         """Expire the silent until cancelled."""
         while True:
             self.tick()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(max(0.0, self.due_at - self._clock()))
 
     def tick(self) -> None:
-        """Expire the silent. Silence while this process was deaf says nothing about the others.
+        """Expire the silent, and see when to look again: with the next beat, or when somebody is to be missed before
+        that. Silence while this process was deaf says nothing about the others.
 
         It is deaf while the bus is down, and while its event loop stands still: what has arrived meanwhile
         lies unread in the socket.
         """
         now = self._clock()
-        late_s = 0.0 if self._ticked_at is None else now - self._ticked_at - TICK_S
-        self._ticked_at = now
+        late_s = now - self.due_at
+        self.due_at = now + until_beat(now)
         if not self._bus.connected:
             self.view.excuse_silence(now)
             return
         if late_s > TICK_S:
             self.view.excuse_silence(now, late_s)
         self._tell(self.view.expire(now))
+        self.due_at = max(now + TICK_S, min(self.due_at, self.view.next_expiry() + _EXPIRED_S))
 
     async def _on_presence(self, message: Message) -> None:
+        now = self._clock()
+        said = self._said.get(message.subject)
+        if said is not None and said[0] == message.data and self.view.heard_again(said[1], now):
+            return
         try:
             presence = codec.decode(message.data, Presence)
         except DecodeError as error:
             _log.warning("presence on %s ignored: %s", message.subject, error)
             return
-        self._tell(self.view.observe(presence, self._clock()))
+        self._said[message.subject] = message.data, presence.lease
+        self._tell(self.view.observe(presence, now))
 
     async def _on_revoked(self, message: Message) -> None:
         try:
