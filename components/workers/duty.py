@@ -26,6 +26,7 @@ from components.workers.sender import TokenSender, error_delta
 from components.workers.tally import Tally
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DecodeError, EngineError
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
@@ -268,7 +269,7 @@ class EngineDuty:
         """Notice an engine that hangs, one with nothing to do, and requests whose end nobody wants to hear. Raises
         EngineError."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             now = time.monotonic()
             await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
             for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):

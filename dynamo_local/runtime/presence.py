@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, FleetView
 from dynamo_local.core.messages import Counts, LeaseRevoked, Load, Presence
@@ -32,15 +33,8 @@ _EXPIRED_S = 0.001
 """After the moment until which nobody is missed."""
 
 
-def until_beat(now: float, interval_s: float = INTERVAL_S) -> float:
-    """Seconds until the next beat. All processes of the machine have theirs at the same moments, by the clock that they
-    share: who is awake to beat finds the others' beats, and is not woken up for each of them."""
-    left_s = interval_s - now % interval_s
-    return left_s if left_s > interval_s / 10 else left_s + interval_s
-
-
 class Announcer:
-    """Publishes this process's presence: every half second, on every change, and when probed."""
+    """Publishes this process's presence: every half second (core/beats.py), on every change, and when probed."""
 
     def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = INTERVAL_S) -> None:
         self._bus = bus
@@ -132,7 +126,7 @@ class FleetWatch:
         """
         now = self._clock()
         late_s = now - self.due_at
-        self.due_at = now + until_beat(now)
+        self.due_at = now + until_beat(now, INTERVAL_S)
         if not self._bus.connected:
             self.view.excuse_silence(now)
             return

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dynamo_local.core import codec
 from dynamo_local.core.fleet import TTL_S, Change, Happened
 from dynamo_local.core.messages import LeaseRevoked, Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message
-from dynamo_local.runtime.presence import TICK_S, Announcer, FleetWatch, until_beat
+from dynamo_local.runtime.presence import TICK_S, Announcer, FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
@@ -231,14 +229,6 @@ async def test_who_falls_silent_is_missed_as_soon_as_it_may_be(
         assert observer.now <= silent_at + TICK_S
         observer.now = observer.watch.due_at
     assert silent_at < observer.now
-
-
-@given(st.floats(0, 1e7), st.sampled_from([0.5, 1.0, 3.0]))
-def test_all_processes_beat_at_the_same_moments(now: float, interval_s: float) -> None:
-    left_s = until_beat(now, interval_s)
-    assert 0 < left_s <= 1.1 * interval_s
-    off_s = (now + left_s) % interval_s
-    assert min(off_s, interval_s - off_s) < 1e-6
 
 
 async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, subjects: Subjects) -> None:
