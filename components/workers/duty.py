@@ -29,6 +29,7 @@ from components.workers.tally import Tally
 from components.workers.unacknowledged import TELL_AGAIN_S, Unacknowledged
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import (
@@ -302,7 +303,7 @@ class EngineDuty:
         """Forget requests whose end nobody wants to hear, and guests that do not come. It may have to wait for the
         engine."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             now = time.monotonic()
             await self._unacknowledged.look(now)
             await self._reception.expire(now)
@@ -310,7 +311,7 @@ class EngineDuty:
     async def _watch(self) -> None:
         """Notice an engine that hangs, and one with nothing to do. Raises EngineError."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
             self._exclusivity.look()
