@@ -15,6 +15,7 @@ import uvloop
 from benchmarks import (
     capacity,
     disagg,
+    faults,
     first_token,
     migration,
     overhead,
@@ -47,6 +48,7 @@ BENCHMARKS = {
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
     "recovery": Benchmark(recovery.SUMMARY, recovery.add_arguments, recovery.run),
+    "faults": Benchmark(faults.SUMMARY, faults.add_arguments, faults.run),
     "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run),
     "planner": Benchmark(planner.SUMMARY, planner.add_arguments, planner.run),
     "prefill-queue": Benchmark(prefill_queue.SUMMARY, prefill_queue.add_arguments, prefill_queue.run),
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     save(arguments.json, arguments.benchmark, figures)
-    progress("done")
+    progress(f"done; the figures are in {arguments.json}" if arguments.json else "done")
     return 0
 
 

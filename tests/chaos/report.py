@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.chaos.gaps import Gaps
 from tests.chaos.memory import Growth
 from tests.chaos.tally import Tally
 
@@ -26,6 +27,8 @@ class Report:
     """Of the requests that were to be moved by hand, those that were not, by outcome and why."""
     struck: dict[str, int] = field(default_factory=dict)
     """Moves under way from or to the worker that a fault was done to, by fault and how far they had come."""
+    gaps: Gaps = field(default_factory=Gaps)
+    """Between the tokens of streams."""
     memory: dict[str, Growth] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -52,6 +55,8 @@ class Report:
             "unmoved": self.unmoved,
             "struck": self.struck,
             "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
+            "longest_gap_s": self.gaps.longest_s,
+            "gaps_too_long": self.gaps.too_long_count,
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
             "defects": self.defects,
@@ -71,6 +76,7 @@ class Report:
             "",
             *_table("longest silence", _silences(tally)),
             "",
+            *([*_seconds("longest gap that it had a part in", self.gaps.longest_s), ""] if self.gaps.longest_s else []),
             *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
             *([*_table("moves", tally.moves), ""] if tally.moves else []),
             *([*_table(f"orders to move ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
@@ -86,6 +92,7 @@ class Report:
         if tally.reasons:
             lines += ["", *_table("failures, by reason", tally.reasons)]
         lines += ["", *(f"FAILED  {failure}" for failure in tally.failures)]
+        lines += [f"GAP     {gap}" for gap in self.gaps.too_long]
         lines += [f"DEFECT  {defect}" for defect in self.defects]
         lines += [f"{'good' if not self.defects else 'NOT GOOD'}: seed {self.seed}"]
         return "\n".join(lines)
@@ -94,6 +101,11 @@ class Report:
 def _table(title: str, counts: dict[str, int]) -> list[str]:
     rows = sorted(counts.items(), key=lambda row: -row[1])
     return [f"{title:<44}{'count':>10}", *(f"  {name:<42}{count:>10}" for name, count in rows)]
+
+
+def _seconds(title: str, values: dict[str, float]) -> list[str]:
+    rows = sorted(values.items(), key=lambda row: -row[1])
+    return [f"{title:<44}{'seconds':>10}", *(f"  {name:<42}{value:>10.1f}" for name, value in rows)]
 
 
 _BOUNDS_S = (1, 2, 3, 5, 10, 20, 60)

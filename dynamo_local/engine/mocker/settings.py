@@ -54,9 +54,12 @@ class MockerSettings:
     )
     mocker_speedup: float = _setting(1.0, "steps and reads are this many times faster than modelled", above=0)
     mocker_start_s: float = _setting(0.0, "time that start-up takes, in s", at_least=0)
+    mocker_orders: str = _setting("", "folder in which tests order failures of running engines")
 
     def __post_init__(self) -> None:
         for spec in fields(self):
+            if isinstance(getattr(self, spec.name), str):
+                continue
             _check(spec.name, getattr(self, spec.name), **{key: spec.metadata[key] for key in _LIMITS})
         if self.mocker_kv_blocks * self.mocker_block_size < 2:
             raise ConfigError("the KV cache holds no request", "raise mocker-kv-blocks or mocker-block-size")
