@@ -126,6 +126,18 @@ PASSING = frozenset(
 ORDERED = frozenset({Kind.HANG_ENGINE, Kind.FAIL_ENGINE})
 """Of the engine itself, which a mocker is told to. Its worker is replaced."""
 
+DEADLY = frozenset(
+    {
+        Kind.KILL_WORKER,
+        Kind.KILL_ENGINE,
+        Kind.KILL_ENGINE_WORKER,
+        Kind.HANG_ENGINE,
+        Kind.FAIL_ENGINE,
+        Kind.KILL_LAUNCHER,
+    }
+)
+"""For the engine. What it worked on may be taken for the cause."""
+
 OF_SERVICES = {
     Kind.KILL_ROUTER: "Router",
     Kind.STOP_ROUTER: "Router",
@@ -165,7 +177,7 @@ OF_THE_BUS = frozenset({Kind.KILL_BUS, Kind.STOP_BUS, Kind.SEVER_FRONTEND, Kind.
 """One at a time: each takes everything down for a while."""
 
 
-STALL_TIMEOUT_S = 8.0
+STALL_TIMEOUT_S = 12.0
 """`stall-timeout-s` of the workers under fire: longer than a worker is stopped."""
 
 _MISSED_S = 2.5

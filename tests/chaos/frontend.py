@@ -26,9 +26,9 @@ from dynamo_local.runtime.presence import Announcer, FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
-from tests.chaos.faults import OF_WORKERS, Done
+from tests.chaos.faults import DEADLY, OF_WORKERS, Done
 from tests.chaos.gaps import GapWatch, waits_of
-from tests.chaos.settings import BLOCK_SIZE
+from tests.chaos.settings import BLOCK_SIZE, ChaosSettings
 from tests.chaos.tally import Tally
 from tests.chaos.tasks import Task, draw_task
 
@@ -82,10 +82,10 @@ class ChaosFrontend:
         watcher: str,
         stall_s: float,
         max_local_prefill_length: int | None = None,
-        gaps: GapWatch | None = None,
+        gap_slack_s: float = ChaosSettings.gap_slack_s,
     ) -> None:
-        """With a length, longer prompts are for the prefill workers of the graph. With `gaps`, those of its streams are
-        judged."""
+        """With a length, longer prompts are for the prefill workers of the graph. `gap_slack_s`: how much longer a gap
+        of its streams may be than the faults account for that it is told of."""
         self.lease = secrets.token_hex(8)
         self.tasks = TaskGuard()
         self.fleet = FleetWatch(bus, subjects)
@@ -104,7 +104,7 @@ class ChaosFrontend:
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)
         self._stall_s = stall_s
-        self._gaps = gaps
+        self._gaps = GapWatch(gap_slack_s)
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = itertools.count(1)
         self._over = asyncio.Event()
@@ -115,7 +115,9 @@ class ChaosFrontend:
         """What became of the requests so far."""
         decisions = self._remote.outcomes if self._remote is not None else Counter[str]()
         moves = {" by ".join(ended): count for ended, count in self.dispatcher.mover.outcomes.items()}
-        return msgspec.structs.replace(self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves)
+        return msgspec.structs.replace(
+            self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves, gaps=self._gaps.gaps
+        )
 
     async def start(self) -> None:
         """Be there, and know who else is."""
@@ -166,8 +168,6 @@ class ChaosFrontend:
 
     def strike(self, fault: Done) -> None:
         """A fault was done just now: the gaps of the streams that it meets may be as long as it accounts for."""
-        if self._gaps is None:
-            return
         leases = {member.lease for member in self.fleet.view.members() if member.watcher == fault.target}
         self._gaps.strike(fault.what, time.monotonic(), fault.seconds, leases if fault.what in OF_WORKERS else None)
 
@@ -188,8 +188,7 @@ class ChaosFrontend:
             await self.dispatcher.cancel([task.request_id])
         # What was accepted before the client left may lie in the queue: it is judged and passed over.
         del self._waiting[task.request_id]
-        if self._gaps is not None:
-            self._gaps.over(task.request_id)
+        self._gaps.over(task.request_id)
         what = f"{answer}; {circumstances}"
         self._tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
 
@@ -224,7 +223,7 @@ class ChaosFrontend:
 
     def _judge_gap(self, answer: Answer, delta: TokenDelta, now: float) -> None:
         # How long a first token takes beside prefill workers is up to their queue.
-        if self._gaps is not None and (answer.received or self._remote is None):
+        if answer.received or self._remote is None:
             request_id = answer.task.request_id
             live = self.dispatcher._live.get(request_id)
             place = None if live is None else live.log.worker
@@ -232,10 +231,11 @@ class ChaosFrontend:
 
     def _lost(self, live: LiveRequest) -> None:
         waiting = self._waiting.get(live.request_id)
-        if self._gaps is None or waiting is None or live.log.worker is None:
+        if waiting is None or live.log.worker is None:
             return
         fruitless = live.log.position == live.epoch_start
-        self._gaps.lost(live.request_id, live.log.worker, waiting.answer.news_at if fruitless else None)
+        kind = self._gaps.lost(live.request_id, live.log.worker, waiting.answer.news_at if fruitless else None)
+        waiting.answer.deaths += kind in DEADLY
 
     def _circumstances(self, request_id: str) -> str:
         live = self.dispatcher._live.get(request_id)

@@ -35,6 +35,12 @@ class Gaps(msgspec.Struct):
     too_long: list[str] = []
     too_long_count: int = 0
 
+    def plus(self, other: Gaps) -> Gaps:
+        """Both together."""
+        kinds = self.longest_s.keys() | other.longest_s.keys()
+        longest_s = {kind: max(self.longest_s.get(kind, 0.0), other.longest_s.get(kind, 0.0)) for kind in kinds}
+        return Gaps(longest_s, [*self.too_long, *other.too_long], self.too_long_count + other.too_long_count)
+
 
 class GapWatch:
     """Judges each gap by the faults that its stream has met: those of all streams, and those of the places (leases of
@@ -57,14 +63,15 @@ class GapWatch:
         self._at = {place: each for place, each in self._at.items() if each.end > at - _KEPT_S}
         self._at |= dict.fromkeys(places, window)
 
-    def lost(self, request: str, place: str, waited_since: float | None) -> None:
+    def lost(self, request: str, place: str, waited_since: float | None) -> Kind | None:
         """The stream goes on elsewhere. `waited_since`: it had got nothing there, and nobody knows what it waited for
-        until the fault."""
+        until the fault. Returns what was last done to the place."""
         window = self._at.get(place)
         if window is None:
-            return
+            return None
         begin = window.begin if waited_since is None else min(waited_since, window.begin)
         self._met[request].append(Window(window.kind, begin, window.end))
+        return window.kind
 
     def ended(
         self, request: str, place: str | None, begin: float, end: float, waits: Sequence[tuple[float, float]] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.chaos.gaps import Gaps
 from tests.chaos.memory import Growth
 from tests.chaos.tally import Tally
 
@@ -27,8 +26,6 @@ class Report:
     """Of the requests that were to be moved by hand, those that were not, by outcome and why."""
     struck: dict[str, int] = field(default_factory=dict)
     """Moves under way from or to the worker that a fault was done to, by fault and how far they had come."""
-    gaps: Gaps = field(default_factory=Gaps)
-    """Between the tokens of streams."""
     memory: dict[str, Growth] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -55,8 +52,8 @@ class Report:
             "unmoved": self.unmoved,
             "struck": self.struck,
             "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
-            "longest_gap_s": self.gaps.longest_s,
-            "gaps_too_long": self.gaps.too_long_count,
+            "longest_gap_s": self.tally.gaps.longest_s,
+            "gaps_too_long": self.tally.gaps.too_long_count,
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
             "defects": self.defects,
@@ -76,7 +73,11 @@ class Report:
             "",
             *_table("longest silence", _silences(tally)),
             "",
-            *([*_seconds("longest gap that it had a part in", self.gaps.longest_s), ""] if self.gaps.longest_s else []),
+            *(
+                [*_seconds("longest gap that it had a part in", self.tally.gaps.longest_s), ""]
+                if self.tally.gaps.longest_s
+                else []
+            ),
             *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
             *([*_table("moves", tally.moves), ""] if tally.moves else []),
             *([*_table(f"orders to move ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
@@ -92,7 +93,7 @@ class Report:
         if tally.reasons:
             lines += ["", *_table("failures, by reason", tally.reasons)]
         lines += ["", *(f"FAILED  {failure}" for failure in tally.failures)]
-        lines += [f"GAP     {gap}" for gap in self.gaps.too_long]
+        lines += [f"GAP     {gap}" for gap in self.tally.gaps.too_long]
         lines += [f"DEFECT  {defect}" for defect in self.defects]
         lines += [f"{'good' if not self.defects else 'NOT GOOD'}: seed {self.seed}"]
         return "\n".join(lines)

@@ -23,7 +23,6 @@ from tests.chaos.complaints import complaints_here, complaints_in
 from tests.chaos.cut import Wire
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done, Kind, wanted
 from tests.chaos.frontend import ChaosFrontend
-from tests.chaos.gaps import GapWatch
 from tests.chaos.graph import Router
 from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
@@ -44,7 +43,7 @@ DRAIN_TIMEOUT_S = 8.0
 RULES = Rules(WEIGHTS, least_workers=2, pinned=True)
 _LASTING = (FIRST_WORKER, FIRST_PREFILL_WORKER, ROUTER, BUS)
 _LOOK_EVERY_S = 0.1
-_WITHOUT_SERVER_S = 5.0
+WITHOUT_SERVER_S = 5.0
 """Nobody answers any more."""
 
 
@@ -73,7 +72,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
         report.defects += files_left(server, sockets) + run.shared.left()
         report.defects += complaints + complaints_in(server.paths.logs_dir)
-    report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
+    report.defects += report.tally.defects
     return report
 
 
@@ -136,7 +135,6 @@ class _Run:
         self._report = report
         self._machinery = machinery
         self._orders = orders
-        self._gaps = GapWatch(settings.gap_slack_s)
         self._processes = ServerProcesses(server.paths)
         self._victim = Victim(server.paths.bus_file, settings)
         self._memory = MemoryWatch()
@@ -147,7 +145,9 @@ class _Run:
         async with Wire(BusAddress.load(self._server.paths.bus_file)) as wire:
             bus = await Bus.connect(wire.address, name="chaos")
             settings, name = self._settings, f"{NAMESPACE}_Frontend"
-            frontend = ChaosFrontend(bus, subjects, name, settings.stall_s, settings.longest_local_prefill, self._gaps)
+            frontend = ChaosFrontend(
+                bus, subjects, name, settings.stall_s, settings.longest_local_prefill, settings.gap_slack_s
+            )
             await frontend.start()
             watching = asyncio.create_task(self._watch_memory())
             failed = asyncio.create_task(frontend.tasks.failed())
@@ -165,9 +165,6 @@ class _Run:
         self._report.defects += [
             f"{name} grows: {growth}" for name, growth in self._report.memory.items() if not growth.bounded
         ]
-        self._report.gaps = self._gaps.gaps
-        if too_long := self._gaps.gaps.too_long_count:
-            self._report.defects.append(f"{too_long} gaps were longer than the faults account for")
 
     def _served(self) -> bool:
         """Whether the server is there. One that has ended is a defect of its own."""
@@ -179,6 +176,7 @@ class _Run:
 
         def on_fault(fault: Done) -> None:
             frontend.strike(fault)
+            self._victim.tell(fault)
             for what, number in frontend.moves_at(fault.target).items():
                 struck[f"{fault.kind}: {what}"] += number
 
@@ -204,7 +202,7 @@ class _Run:
             self._report.orders, self._report.unmoved = dict(moves.orders), dict(moves.whys)
             self._report.struck = dict(struck)
             self._victim.end()
-            patience_s = settings.stall_s + settings.settle_s if self._served() else _WITHOUT_SERVER_S
+            patience_s = settings.stall_s + settings.settle_s if self._served() else WITHOUT_SERVER_S
             unanswered = await frontend.close_streams(patience_s)
             with nullcontext() if self._served() else suppress(TimeoutError):
                 await asyncio.wait_for(victim, patience_s)
