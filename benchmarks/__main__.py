@@ -23,7 +23,6 @@ from benchmarks import (
     prefill_queue,
     prefix_pull,
     rebalance,
-    recovery,
     sessions,
     startup,
     workers,
@@ -47,7 +46,6 @@ BENCHMARKS = {
     "capacity": Benchmark(capacity.SUMMARY, capacity.add_arguments, capacity.run),
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
-    "recovery": Benchmark(recovery.SUMMARY, recovery.add_arguments, recovery.run),
     "faults": Benchmark(faults.SUMMARY, faults.add_arguments, faults.run),
     "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run),
     "planner": Benchmark(planner.SUMMARY, planner.add_arguments, planner.run),
@@ -84,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Each takes less than 6 minutes, but planner half an hour."
+        prog="python -m benchmarks",
+        description="Each takes less than 6 minutes, but planner half an hour, and faults two hours.",
     )
     commands = parser.add_subparsers(dest="benchmark", title="benchmarks")
     for name, benchmark in BENCHMARKS.items():

@@ -22,6 +22,7 @@ _HEADERS = (
     "worst",
     "all ready, s: p50",
     "worst",
+    "",
 )
 
 
@@ -43,19 +44,22 @@ def _row(name: str, found: Sequence[Mapping[str, Any]]) -> list[str]:
     def total(key: str) -> int:
         return sum(trial[key] for trial in found)
 
-    gaps = [trial["gap_s"] for trial in found]
-    ready = [trial["ready_s"] for trial in found]
-    notes = {trial["note"] for trial in found if trial["note"]}
-    known = [each for each in ready if each is not None]
+    # After one that has ended the server, no token comes at all.
+    survived = [trial for trial in found if not trial["note"]]
+    notes = "; ".join(sorted({trial["note"] for trial in found if trial["note"]}))
+    what = f"{notes} ({len(found) - len(survived)} of {len(found)})" if notes else ""
     return [
         FAULTS[name].title,
         str(len(found)),
         f"{total('lost')} of {total('under_way')}",
         str(total("refused")),
         str(total("wrong")),
-        f"{median(gaps):.1f}",
-        f"{max(gaps):.1f}",
-        f"{median(known):.1f}" if known else "-",
-        "; ".join(f"{note} ({len(ready) - len(known)} of {len(ready)})" for note in sorted(notes))
-        or f"{max(known):.1f}",
+        *_spread([trial["gap_s"] for trial in survived]),
+        *_spread([trial["ready_s"] for trial in survived]),
+        what,
     ]
+
+
+def _spread(values: Sequence[float]) -> tuple[str, str]:
+    """The median and the worst."""
+    return (f"{median(values):.1f}", f"{max(values):.1f}") if values else ("-", "-")

@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.integration.server_process import ServerProcess
 
 _DIRECTORY = Path("/dev/shm")
-_FAKETIME = "faketime_"
-"""What steps the clock (surroundings/clock.py) has some, too."""
 
 
 def files_left(server: ServerProcess, sockets: Path) -> list[str]:
@@ -42,5 +40,4 @@ class SharedMemoryWatch:
 
     def left(self) -> list[str]:
         """What of it is still there, in words."""
-        left = sorted(name for name in self._seen if _FAKETIME not in name and (_DIRECTORY / name).exists())
-        return [f"shared memory left: {name}" for name in left]
+        return [f"shared memory left: {name}" for name in sorted(self._seen) if (_DIRECTORY / name).exists()]

@@ -93,7 +93,7 @@ class Machinery:
     def _step(self, share: float) -> Begun | None:
         if self._clock is None:
             return None
-        self._clock.step((2 * share - 1) * _LONGEST_STEP_S)
+        self._clock.step(round((2 * share - 1) * _LONGEST_STEP_S))
         return Begun("the wall clock")
 
     def _fill(self, draw: Draw) -> Begun | None:

@@ -1,59 +1,45 @@
-"""A wall clock that is stepped while processes run, by libfaketime; CLOCK_MONOTONIC goes on as it was."""
+"""A wall clock that is stepped while processes run. The others (CLOCK_MONOTONIC) go on as they were."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import struct
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LIBRARY = "faketime/libfaketimeMT.so.1"
-_NOW = "+0\n"
-
-
-def library() -> Path | None:
-    """Where it is installed (Debian's package libfaketime); None: it is not."""
-    return next(iter(Path("/usr/lib").glob(f"*/{_LIBRARY}")), None)
+_SOURCE = Path(__file__).with_suffix(".c")
 
 
 class SteppedClock:
-    """For the processes that are started within `for_children`."""
+    """The clock of processes with the library preloaded: it shows the machine's time, and so much more or less."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
-        self._library = library
-        self._file = folder / "clock"
-        self._file.write_text(_NOW)
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.write_bytes(bytes(8))
 
-    def step(self, seconds: float) -> None:
-        """From now on the clock shows so much more, or less, than the machine's."""
-        draft = self._file.with_suffix(".draft")
-        draft.write_text(f"{seconds:+.3f}\n")
-        draft.replace(self._file)
-
-    @contextmanager
-    def for_children(self) -> Iterator[None]:
-        """Processes started meanwhile see this clock."""
-        added = {
-            "LD_PRELOAD": str(self._library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-        os.environ.update(added)
-        try:
-            yield
-        finally:
-            for name in added:
-                del os.environ[name]
+    def step(self, seconds: int) -> None:
+        """From now on."""
+        with self._file.open("r+b") as file:
+            file.write(struct.pack("@l", seconds))
 
 
 @contextmanager
 def stepped_clock(folder: Path) -> Iterator[SteppedClock | None]:
-    """For the processes that are started meanwhile; None: there is no library, they see the machine's clock."""
-    found = library()
-    if found is None:
+    """For the processes that are started meanwhile. None: there is no C compiler, they see the machine's clock."""
+    compiler = shutil.which("cc")
+    if compiler is None:
         yield None
         return
-    clock = SteppedClock(found, folder)
-    with clock.for_children():
+    library, file = folder / "clock.so", folder / "clock"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"], check=True)
+    clock = SteppedClock(file)
+    added = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(file)}
+    os.environ.update(added)
+    try:
         yield clock
+    finally:
+        for name in added:
+            del os.environ[name]
