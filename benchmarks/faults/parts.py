@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,16 @@ class Parts:
     def counts(self) -> Counter[str]:
         """How many there are of each part."""
         return Counter({part: len(found) for part, found in self.processes().items()})
+
+    def segments(self) -> set[Path]:
+        """Shared memory that its processes map."""
+        found: set[str] = set()
+        for process in descendants(self._server.popen.pid):
+            with suppress(OSError):
+                found.update(
+                    re.findall(r"/dev/shm/psm_\S+", Path(f"/proc/{process.pid}/maps").read_text(errors="replace"))
+                )
+        return set(map(Path, found))
 
     async def rows(self) -> list[Row] | None:
         """What `dynamo ps` says; None if it fails."""

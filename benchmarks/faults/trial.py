@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.accounting import Process, is_alive
@@ -58,7 +59,7 @@ async def spread(parts: Parts, streams: int) -> None:
 
 async def inflict(fault: Fault, number: int, server: Server, parts: Parts, clients: Clients) -> Trial:
     """Do it, and wait until all is as it was. `number` says which of several processes is hit."""
-    before = parts.counts()
+    before, segments = parts.counts(), parts.segments()
     begun = time.perf_counter()
     hit = _hit(fault, number, parts)
     if fault.keeps is not None:
@@ -73,8 +74,19 @@ async def inflict(fault: Fault, number: int, server: Server, parts: Parts, clien
         note = str(error) or f"not ready within {READY_WITHIN_S:g} s"
     finally:
         _go_on(hit)
+    if parts.ended:
+        note += await _clear(segments)
     seen = clients.seen(begun)
     return Trial(seen.under_way, seen.lost, seen.refused, seen.wrong, seen.gap_s, ready_s, note, seen.errors)
+
+
+async def _clear(segments: Collection[Path]) -> str:
+    """Remove the shared memory that a server has left which ended by a fault. Returns what there was, in words."""
+    await asyncio.sleep(_QUIET_S)
+    left = [segment for segment in segments if segment.exists()]
+    for segment in left:
+        segment.unlink()
+    return f", {len(left)} segments of shared memory left" if left else ""
 
 
 def _hit(fault: Fault, number: int, parts: Parts) -> Process | None:
