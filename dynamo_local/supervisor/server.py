@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +85,7 @@ class Server:
         self._lock = lock
         self._store = StateStore(launch.paths)
         self._register = StateRegister(self._store)
+        self._janitor = Janitor(launch.paths, report)
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
         self._provisions = Provisions(launch.graph, report)
         self._tasks = TaskGuard()
@@ -109,7 +110,7 @@ class Server:
             # Entered after the drain, hence left before it: nobody restarts what is being stopped.
             stack.push_async_callback(self._tasks.close)
             keeper = self._keeper(circus)
-            upkeep = Upkeep(self._paths, sockets, self._lock, self._report)
+            upkeep = Upkeep(self._paths, sockets, self._lock, self._report, on_healed=self._janitor.want_look)
             self._tasks.spawn("upkeep", upkeep.run())
             self._tasks.spawn("arbiter", arbiter.died())
             self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events, upkeep))
@@ -129,7 +130,7 @@ class Server:
     # Files, statefile, arbiter: each registers what undoes it.
 
     async def _enter_files(self, stack: AsyncExitStack) -> Sockets:
-        stack.push_async_callback(asyncio.to_thread, remove_remains, self._paths)
+        stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self._paths))
         await asyncio.to_thread(make_run_directory, self._paths)
         await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
         await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
@@ -159,8 +160,8 @@ class Server:
         for plan in watchers:
             state = claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices)
         await asyncio.to_thread(self._store.create, state)
-        stack.push_async_callback(asyncio.to_thread, self._store.remove)
-        stack.push_async_callback(asyncio.to_thread, self._end_survivors)
+        stack.push_async_callback(self._unless_replaced, self._store.remove)
+        stack.push_async_callback(self._unless_replaced, self._end_survivors)
 
     def _environment(self) -> dict[str, str]:
         own = {
@@ -245,7 +246,7 @@ class Server:
             self._settings.drain_deadline_s,
         )
         await asyncio.to_thread(blueprint.write, self._paths.blueprint_file)
-        self._tasks.spawn("janitor", Janitor(self._paths, self._report).run())
+        self._tasks.spawn("janitor", self._janitor.run())
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
@@ -280,7 +281,7 @@ class Server:
     # The way down.
 
     async def _drain(self, arbiter: Arbiter, circus: CircusClient, hurry: asyncio.Event) -> None:
-        await asyncio.to_thread(self._paths.blueprint_file.unlink, missing_ok=True)
+        await self._unless_replaced(lambda: self._paths.blueprint_file.unlink(missing_ok=True))
         if not arbiter.running:
             return
         drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s, self._register.pid_of)
@@ -290,6 +291,11 @@ class Server:
         except SupervisorError as error:
             self._report.step(f"stopping in order failed, killing what is left: {error}")
             arbiter.kill()
+
+    async def _unless_replaced(self, remove: Callable[[], object]) -> None:
+        """Another server that has taken this one's place has files and processes of the same names."""
+        if self._lock.held:
+            await asyncio.to_thread(remove)
 
     def _end_survivors(self) -> None:
         """Whatever has slipped through: a process that left its group, or a child of a killed circusd."""
