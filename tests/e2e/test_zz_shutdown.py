@@ -57,11 +57,15 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
 
 
 def kill_all(pids: Iterable[int]) -> None:
-    """At once: nobody is left who could tidy up, resource trackers included."""
+    """At once: nobody is left who could tidy up."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def resource_trackers(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def folders(server: LlmServer) -> set[str]:
@@ -79,7 +83,7 @@ def await_worker_in_place_of(server: LlmServer, lease: str | None) -> None:
 
 
 def test_sigkill_leaves_no_orphan_and_no_shared_memory(tmp_path: Path) -> None:
-    """First of a worker with all its processes, then of the server with all of its processes."""
+    """Of a worker with all its processes, then of the server, with nobody left to tidy up after it."""
     options = ["examples.llm.graphs.agg:Frontend", "--file=examples/llm/configs/agg.yaml"]
     with LlmServer(tmp_path / "state", "killed", options) as server:
         server.await_ready()
@@ -93,10 +97,11 @@ def test_sigkill_leaves_no_orphan_and_no_shared_memory(tmp_path: Path) -> None:
         eventually(lambda: not there(first), f"shared memory of the worker that was killed is left: {first}")
         eventually(lambda: len(folders(server)) == SERVICES, f"{folders(server)}")
         processes, second = server.tree(), there(shared_memory(server))
-        kill_all(processes)
+        kill_all(resource_trackers(processes))
+        server.signal(signal.SIGKILL)
         server.process.wait()
-        assert there(second)
         eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
+        assert there(second)
         assert server.paths.statefile.exists()
         server.command("stop")
         server.assert_nothing_left()
