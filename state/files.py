@@ -150,14 +150,18 @@ def _sockets_elsewhere(paths: StatePaths) -> Path | None:
     return directory if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
+class DiskError(StateError):
+    """A file or directory cannot be read or written, as the system says."""
+
+
 @contextmanager
 def system_errors(cause: str) -> Iterator[None]:
-    """Turn OSError into StateError: `cause`, then the system's reason."""
+    """Turn OSError into DiskError: `cause`, then the system's reason."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StateError(f"{cause}: {reason}", "check permissions and free space") from error
+        raise DiskError(f"{cause}: {reason}", "check permissions and free space") from error
 
 
 def _write_new(path: Path, data: bytes, disk: Disk, durable: bool) -> None:
