@@ -118,7 +118,8 @@ def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
 def sockets_of(paths: StatePaths) -> Sockets:
     """Where `make_sockets` has put them."""
     with system_errors(f"cannot read {paths.sockets_link}"):
-        return Sockets(paths.sockets_link.readlink() if paths.sockets_link.is_symlink() else paths.run_dir)
+        elsewhere = _sockets_elsewhere(paths)
+        return Sockets(paths.run_dir if elsewhere is None else elsewhere)
 
 
 def remove_run_directory(paths: StatePaths) -> bool:
@@ -127,32 +128,40 @@ def remove_run_directory(paths: StatePaths) -> bool:
     with system_errors(f"cannot remove {paths.run_dir}"):
         if not os.path.lexists(paths.run_dir):
             return False
-        if not paths.run_dir.is_symlink():
-            _remove_sockets(paths)
+        _remove_sockets(paths)
         remove_tree(paths.run_dir)
         return True
 
 
 def _remove_sockets(paths: StatePaths) -> None:
-    """A directory that `make_sockets` cannot have made is left alone."""
-    if not paths.sockets_link.is_symlink():
-        return
+    directory = _sockets_elsewhere(paths)
+    if directory is not None:
+        remove_tree(directory)
+
+
+def _sockets_elsewhere(paths: StatePaths) -> Path | None:
+    """The directory that the run directory names. One that `make_sockets` cannot have made is none."""
+    if paths.run_dir.is_symlink() or not paths.sockets_link.is_symlink():
+        return None
     directory = paths.sockets_link.readlink()
     if not directory.name.startswith(_socket_prefix(paths)) or not os.path.lexists(directory):
-        return
+        return None
     found = directory.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        remove_tree(directory)
+    return directory if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else None
+
+
+class DiskError(StateError):
+    """A file or directory cannot be read or written, as the system says."""
 
 
 @contextmanager
 def system_errors(cause: str) -> Iterator[None]:
-    """Turn OSError into StateError: `cause`, then the system's reason."""
+    """Turn OSError into DiskError: `cause`, then the system's reason."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StateError(f"{cause}: {reason}", "check permissions and free space") from error
+        raise DiskError(f"{cause}: {reason}", "check permissions and free space") from error
 
 
 def _write_new(path: Path, data: bytes, disk: Disk, durable: bool) -> None:

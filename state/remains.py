@@ -134,6 +134,8 @@ def segments_of(pid: int) -> set[Segment]:
 
 
 def _folders(sockets: Sockets) -> Iterator[Path]:
+    if sockets.directory.is_symlink():
+        return
     with suppress(FileNotFoundError):
         yield from (path for path in sockets.directory.iterdir() if path.name.isdigit() and not path.is_symlink())
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
-from state.files import DISK, Disk, make_private_directory, replace_file, system_errors
+from state.files import DISK, Disk, DiskError, make_private_directory, replace_file, system_errors
 from state.locks import Clock, FileLock, ServerLock, server_pid
 from state.model import State, decode, encode
 from state.paths import StatePaths
@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.05
 _T = TypeVar("_T")
 
 
-class UnreadableError(StateError):
+class UnreadableError(DiskError):
     """The statefile cannot be read, or is no statefile of the namespace."""
 
 

@@ -32,6 +32,8 @@ from dynamo_local.runtime.presence import Announcer
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
+from state.files import DiskError
+from state.locks import LockTimeoutError
 from state.model import State
 from state.paths import Sockets
 from state.processes import this_process
@@ -183,7 +185,7 @@ class ServiceProcess:
                 return await asyncio.to_thread(
                     self._store.update, lambda state: set_lease(state, watcher, self._lease, os.getpid())
                 )
-            except StateError as error:
+            except (DiskError, LockTimeoutError) as error:
                 # A disk that is full, say: no reason to end.
                 if str(error) != said:
                     _log.warning("the lease is not in the statefile yet: %s", error)

@@ -23,6 +23,7 @@ class Janitor:
 
     paths: StatePaths
     report: Report
+    _wanted: bool = field(default=False, init=False)
     _said: str = field(default="", init=False)
 
     async def run(self) -> None:
@@ -35,18 +36,25 @@ class Janitor:
             except (NotRunningError, StateError):
                 # The server sees to that, and says so (upkeep.py).
                 continue
-            if any(component.phase is not None for component in state.components.values()):
+            if self._wanted or any(component.phase is not None for component in state.components.values()):
                 await self.look()
+
+    def want_look(self) -> None:
+        """Have the next round look, whatever the statefile says: it may be older than what it tells of."""
+        self._wanted = True
 
     async def look(self) -> None:
         """Finish what nobody is at any more. Whoever makes a change holds the lock on changes as long as it lives."""
+        # Before it is looked: it may be wanted again meanwhile, from another thread.
+        wanted, self._wanted = self._wanted, False
         try:
             async with open_actuator(self.paths, self.report, patience_s=0.0) as actuator:
                 for note in await actuator.reconcile():
                     self.report.step(note)
         except LockTimeoutError:
-            return
+            self._wanted = self._wanted or wanted
         except DynamoError as error:
+            self._wanted = self._wanted or wanted
             # The bus, say, is being started again. It is tried again then.
             self._say_once(f"a change is left unfinished for now: {error}")
 

@@ -64,7 +64,7 @@ class Register(Protocol):
 
     async def ended(self, watcher: str, pid: int | None, registered: Registered | None) -> None:
         """Told the watcher whose process ended: the pid that circus knew, if that is known, and what that process had
-        registered. Raises StateError or NotRunningError."""
+        registered."""
 
     async def wanted(self, watcher: str) -> bool:
         """Whether the watcher is to run, and to be started again when it ends. Raises StateError or

@@ -8,7 +8,7 @@ import os
 import secrets
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +93,7 @@ class Server:
         self._lock = lock
         self._store = StateStore(launch.paths)
         self._register = StateRegister(self._store)
+        self._janitor = Janitor(launch.paths, report)
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
         self._provisions = Provisions(launch.graph, report)
         self._tasks = TaskGuard()
@@ -118,7 +119,7 @@ class Server:
             # Entered after the drain, hence left before it: nobody restarts what is being stopped.
             stack.push_async_callback(self._tasks.close)
             keeper = self._keeper(circus)
-            upkeep = Upkeep(self._paths, sockets, self._lock, self._report)
+            upkeep = Upkeep(self._paths, sockets, self._lock, self._report, on_healed=self._janitor.want_look)
             self._tasks.spawn("upkeep", upkeep.run())
             self._tasks.spawn("arbiter", arbiter.run())
             self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events, upkeep))
@@ -138,7 +139,7 @@ class Server:
     # Files, statefile, arbiter: each registers what undoes it.
 
     async def _enter_files(self, stack: AsyncExitStack) -> Sockets:
-        stack.push_async_callback(asyncio.to_thread, remove_remains, self._paths)
+        stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self._paths))
         await asyncio.to_thread(make_run_directory, self._paths)
         await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
         await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
@@ -168,8 +169,8 @@ class Server:
         for plan in watchers:
             state = claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices)
         await asyncio.to_thread(self._store.create, state)
-        stack.push_async_callback(asyncio.to_thread, self._store.remove)
-        stack.push_async_callback(asyncio.to_thread, self._end_survivors)
+        stack.push_async_callback(self._unless_replaced, self._store.remove)
+        stack.push_async_callback(self._unless_replaced, self._end_survivors)
 
     def _environment(self) -> dict[str, str]:
         own = {
@@ -253,7 +254,7 @@ class Server:
             self._settings.drain_deadline_s,
         )
         await asyncio.to_thread(blueprint.write, self._paths.blueprint_file)
-        self._tasks.spawn("janitor", Janitor(self._paths, self._report).run())
+        self._tasks.spawn("janitor", self._janitor.run())
         machinery = {plan.name: plan for plan in self._planned() if plan not in self._launch.services}
         arbiter.succession = Succession(self._store, blueprint, placing, machinery)
 
@@ -290,13 +291,18 @@ class Server:
     # The way down.
 
     async def _drain(self, arbiter: ArbiterKeeping, circus: CircusClient, hurry: asyncio.Event) -> None:
-        await asyncio.to_thread(self._paths.blueprint_file.unlink, missing_ok=True)
+        await self._unless_replaced(lambda: self._paths.blueprint_file.unlink(missing_ok=True))
         deadline_s, registered = self._settings.drain_deadline_s, self._register.pid_of
 
         def drain(watched: Watched) -> Drain:
             return Drain(watched, self._report, hurry, deadline_s, registered)
 
         await arbiter.stop(drain, circus, stop_order(self._launch.graph))
+
+    async def _unless_replaced(self, remove: Callable[[], object]) -> None:
+        """Another server that has taken this one's place has files and processes of the same names."""
+        if self._lock.held:
+            await asyncio.to_thread(remove)
 
     def _end_survivors(self) -> None:
         """Whatever has slipped through: a process that left its group, or a child of a killed circusd."""

@@ -31,13 +31,15 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass
 class Upkeep:
-    """Of one server. `members`: who is heard on the bus."""
+    """Of one server. `members`: who is heard on the bus. `on_healed`: called when the statefile was written anew, which
+    may then be a second old, and circusd can be asked what is true."""
 
     paths: StatePaths
     sockets: Sockets
     lock: ServerLock
     report: Report
     members: Callable[[], list[Presence]] = list
+    on_healed: Callable[[], None] = lambda: None
     _state: State | None = field(default=None, init=False)
     _files: dict[Path, bytes] = field(default_factory=dict, init=False, repr=False)
     _reachable: bool = field(default=False, init=False)
@@ -98,6 +100,8 @@ class Upkeep:
         self._state, damage = StateStore(self.paths).heal(remembered)
         if damage is not None:
             self.report.step(f"the statefile was damaged, and is written anew: {damage}")
+            if self.sockets.circus.exists():
+                self.on_healed()
 
     def _reap(self) -> None:
         reap(self.sockets)

@@ -38,7 +38,6 @@ class LlmServer(ServerProcess):
 
     def __init__(self, root: Path, namespace: str, options: list[str]) -> None:
         arguments = ["-m", "dynamo_local.cli.main", "serve", *options, "--port=0", f"--namespace={namespace}"]
-        self.shared_memory_before = shared_memory()
         super().__init__(root, namespace, arguments)
         self.url = ""
 
@@ -108,11 +107,6 @@ class LlmServer(ServerProcess):
         finally:
             await tasks.close()
             await bus.close()
-
-
-def shared_memory() -> set[str]:
-    """Names of the segments that there are."""
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def parent_of(pid: int) -> int | None:

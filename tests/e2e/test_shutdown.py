@@ -6,21 +6,31 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import openai
 import pytest
 
 from state.files import sockets_of
 from state.processes import descendants
-from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer, none_of, shared_memory
+from state.remains import SHARED_MEMORY, segments_of
+from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer, none_of
 from tests.integration.server_process import eventually
 
 VLLM_PROCESSES = 2
 """Processes of one engine beside the worker's own: EngineCore and its Worker."""
 
-
 SUPERVISORS = 2
 """`dynamo serve` and circusd."""
+
+
+def shared_memory_of(server: LlmServer) -> set[Path]:
+    """What processes of the server have mapped or open: others on the machine have some, too."""
+    return {SHARED_MEMORY / segment.name for pid in server.tree() for segment in segments_of(pid)}
+
+
+def there(files: Iterable[Path]) -> set[Path]:
+    return {path for path in files if path.exists()}
 
 
 @pytest.mark.ends_server
@@ -44,11 +54,15 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
 
 
 def kill_all(pids: Iterable[int]) -> None:
-    """At once: nobody is left who could tidy up, resource trackers included."""
+    """At once: nobody is left who could tidy up."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def resource_trackers(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def folders(server: LlmServer) -> set[str]:
@@ -67,24 +81,24 @@ def await_worker_in_place_of(server: LlmServer, lease: str | None) -> None:
 
 @pytest.mark.ends_server
 def test_sigkill_leaves_no_orphan_and_no_shared_memory(lora: LlmServer) -> None:
-    """First of a worker with all its processes; then of another one with all of its own, and of the server alone."""
-    before = lora.shared_memory_before
+    """Of a worker with all its processes, then of the server, with nobody left to tidy up after it."""
     processes = lora.tree()
     assert len(processes) >= SUPERVISORS + 6 + 2 * VLLM_PROCESSES
-    of_both, folders_of_all = len(shared_memory() - before), len(folders(lora))
-    assert of_both > 0
+    services, killed = len(folders(lora)), descendants(lora.pid("VllmWorker"))
+    first = there(SHARED_MEMORY / segment.name for pid in killed for segment in segments_of(pid))
+    assert first
     lease = lora.state().components["lora_VllmWorker"].lease
-    kill_all(descendants(lora.pid("VllmWorker")))
+    kill_all(killed)
     await_worker_in_place_of(lora, lease)
-    eventually(lambda: len(shared_memory() - before) == of_both, f"{shared_memory()}")
-    eventually(lambda: len(folders(lora)) == folders_of_all, f"{folders(lora)}")
-    processes = lora.tree()
-    # Nobody is left who could tidy up after this worker.
-    kill_all([lora.process.pid, *descendants(lora.pid("PrefillWorker"))])
+    eventually(lambda: not there(first), f"shared memory of the worker that was killed is left: {first}")
+    eventually(lambda: len(folders(lora)) == services, f"{folders(lora)}")
+    processes, second = lora.tree(), there(shared_memory_of(lora))
+    kill_all(resource_trackers(processes))
+    lora.signal(signal.SIGKILL)
     lora.process.wait()
     eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
+    assert there(second)
     assert lora.paths.statefile.exists()
-    assert shared_memory() - before
     lora.command("stop")
     lora.assert_nothing_left()
-    eventually(lambda: shared_memory() <= before, "shared memory is left", PATIENCE_S)
+    assert not there(second)

@@ -26,10 +26,10 @@ from dynamo_local.runtime.calls import CallClient
 from dynamo_local.sdk import load_graph, resolve
 from dynamo_local.sdk.resolved import ResolvedGraph
 from examples.hello_world.hello_world import Frontend
-from state.model import Owner
+from state.model import Owner, State
 from state.paths import STATE_DIR_VARIABLE, StatePaths
 from state.store import StateStore
-from state.transitions import claim, new_state
+from state.transitions import claim, new_state, release
 from tests.integration.hosted_services import Moody, Plain
 from tests.integration.nats_process import running_nats
 
@@ -277,6 +277,13 @@ async def test_a_revoked_lease_ends_the_process_that_holds_it(
     assert await moody.finished() == 0
 
 
+def unclaimed(state: State) -> State:
+    """As after a worker has been removed while it was only starting."""
+    for component in state.components.values():
+        state = release(state, component.watcher)
+    return state
+
+
 @pytest.mark.parametrize(
     ("break_", "message"),
     [
@@ -284,6 +291,7 @@ async def test_a_revoked_lease_ends_the_process_that_holds_it(
         (lambda paths: paths.graph_file.write_bytes(b"{}"), "error: not a resolved graph"),
         (lambda paths: paths.bus_file.unlink(), "error: no bus address in .*bus.json"),
         (lambda paths: StateStore(paths).remove(), "error: no server runs in namespace"),
+        (lambda paths: StateStore(paths).update(unclaimed), "error: .*_Moody holds nothing"),
     ],
 )
 async def test_without_its_server_a_process_ends_in_one_line(
@@ -301,6 +309,21 @@ async def test_without_its_server_a_process_ends_in_one_line(
     assert len(moody.errors) == 1
     assert re.match(message, moody.errors[0])
     assert not [line for line in moody.output if line.startswith("Traceback")]
+
+
+async def test_a_statefile_that_cannot_be_written_for_now_is_waited_for(
+    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    server = await prepare(nats, tmp_path, stack, MOODY)
+    before = server.paths.statefile.read_bytes()
+    server.paths.statefile.write_bytes(b"{")
+    server.paths.state_copy.unlink()
+    moody = await server.start("Moody")
+    await until(lambda: any("the lease is not in the statefile yet" in line for line in moody.output))
+    server.paths.statefile.write_bytes(before)
+    await server.hears("Moody", "ready")
+    moody.end()
+    assert await moody.finished() == 0
 
 
 async def test_a_watcher_of_another_service_is_refused(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:

@@ -173,6 +173,22 @@ time.sleep(600)
     assert not has_segments(paths)
 
 
+def test_a_directory_in_place_of_ours_is_not_believed(paths: StatePaths, sockets: Sockets, tmp_path: Path) -> None:
+    name = f"test-remains-{os.getpid()}-x"
+    kept = segment(name)
+    try:
+        folder = make_folder(sockets, GONE, LEASE)
+        (folder / "segments.json").write_text(f'[{{"name":"{name}","inode":{kept.stat().st_ino}}}]')
+        paths.run_dir.rename(tmp_path / "elsewhere")
+        paths.run_dir.symlink_to(tmp_path / "elsewhere")
+        reap(sockets)
+        remove_remains(paths)
+        assert kept.exists()
+        assert folder.name in {path.name for path in (tmp_path / "elsewhere").iterdir()}
+    finally:
+        kept.unlink()
+
+
 def test_a_server_without_processes_is_cleared_of_all(paths: StatePaths, sockets: Sockets) -> None:
     make_folder(sockets, this_process(), LEASE)
     left = [segment(f"{segment_prefix(paths, LEASE)}1"), segment(f"{segment_prefix(paths)}of-a-lost-folder")]
