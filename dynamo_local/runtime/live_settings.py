@@ -20,7 +20,7 @@ from dynamo_local.runtime.trouble import Trouble
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-READ_EVERY_S = 5.0
+READ_EVERY_S = 15.0
 """Changes are told at once; one that was told while the connection was down is read after so long at most."""
 
 
