@@ -1,6 +1,7 @@
 # Each target does the set-up it needs, into .venv; a set-up that is up to date takes no time.
 #
 #   make serve                      an OpenAI API on a real vLLM; MODEL=id-or-folder for another model
+#   make check                      lint and unit tests, side by side: before every commit
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make lint | bench | setup | lock
@@ -15,7 +16,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve test lint format bench chaos lock
+.PHONY: setup serve check test lint format bench chaos lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -23,14 +24,15 @@ setup:
 serve: setup
 	@exec $(BIN)/dynamo serve $(GRAPH) -f $(CONFIG) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: lint
-	@$(BIN)/python -m pytest $(ARGS)
+# What each runs, side by side or in turn: scripts/run_tests.py.
+check: setup
+	@exec $(BIN)/python -m scripts.run_tests lint unit
+
+test: setup
+	@exec $(BIN)/python -m scripts.run_tests $(if $(ARGS),lint -- $(ARGS))
 
 lint: setup
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@exec $(BIN)/python -m scripts.run_tests lint
 
 format: setup
 	@$(BIN)/ruff check --fix-only --quiet .

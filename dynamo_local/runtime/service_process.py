@@ -3,7 +3,7 @@
 starting   clients injected, the service object made, its on_start hooks run
 ready      its endpoints answer
 draining   told to end (SIGTERM, SIGINT, lease revoked): calls under way finish, then on_shutdown hooks
-failed     it could not start, or one of its tasks died; then as draining
+failed     it could not start, or one of its tasks died, be it while draining; then as draining
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class ServiceProcess:
 
     async def live(self) -> int:
         """The whole life. Returns the exit status."""
+        self._tasks.on_failure(self._fail)
         self._tasks.spawn("presence", self._announcer.run())
         self._tasks.spawn("bus", self._bus.failed())
         end = await _race(asyncio.create_task(self._start()), self._told_to_end, self._tasks)
@@ -105,9 +106,18 @@ class ServiceProcess:
         if end.error is None:
             self._announcer.update(state="draining", detail="")
         else:
-            self._announcer.update(state="failed", detail=report(end.error))
+            self._fail(end.error)
         clean = await self._shut_down()
-        return end.code if clean else max(end.code, 1)
+        return end.code if clean and not self._failed else max(end.code, 1)
+
+    @property
+    def _failed(self) -> bool:
+        return self._announcer.presence.state == "failed"
+
+    def _fail(self, error: BaseException) -> None:
+        """Say why the process fails, once: on stderr, and to those who count on it."""
+        if not self._failed:
+            self._announcer.update(state="failed", detail=report(error))
 
     async def _start(self) -> None:
         placement = self._placement

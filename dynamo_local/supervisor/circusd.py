@@ -1,17 +1,25 @@
-"""`python -m dynamo_local.supervisor.circusd CONFIG`: stock circusd, whose processes stay in its session.
+"""`python -m dynamo_local.supervisor.circusd CONFIG`: stock circusd, whose processes stay in its session, and which
+sees at once that one has ended.
 
 circus makes each process that it starts the leader of a session. Linux shares a core among sessions first
 (sched_autogroup, on in most distributions), and only then within each: where engines leave no core idle, what was awake
 for moments only, the bus for one, waited up to half a second for its share. Engines, which compute, lead sessions of
 their own (runtime/processes.py).
+
+A signal ends it at once, and alone: the server goes on with another one. Told to end in order, it would stop all that
+it runs.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 from circus.circusd import main
+from circus.sighandler import SysHandler
+
+from dynamo_local.supervisor.child_ends import look_when_children_end
 
 
 def _lead_a_group() -> None:
@@ -23,4 +31,7 @@ if __name__ == "__main__":
     # unless it is to be a daemon.
     module: Any = os
     module.setsid = _lead_a_group
+    look_when_children_end()
+    SysHandler.SIGNALS = []
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,14 @@ from dynamo_local.supervisor.logs import last_error, size, tail
 from dynamo_local.supervisor.report import Report, quote
 
 _LOOK_EVERY_S = 0.25
+"""While processes begin, end, or wait to be started again."""
+
+_LOOK_SELDOM_S = 2.0
+"""While nothing is told of: what was told of may have been lost."""
+
+_RECENTLY_S = 1.0
+"""A status follows its event within this time."""
+
 _LINES_SHOWN = 15
 
 
@@ -99,6 +108,8 @@ class Keeper:
         self._watched: dict[str, _Watched] = {}
         self._present: frozenset[str] = frozenset()
         self._ended: dict[str, ProcessEnded] = {}
+        self._news = asyncio.Event()
+        self._told_at = -math.inf
         self._said = ""
 
     def note_ready(self, watcher: str) -> None:
@@ -107,19 +118,30 @@ class Keeper:
         watched.record = became_ready(watched.record, self._clock())
 
     async def listen(self, events: Ends) -> None:
-        """Learn exit codes, until cancelled."""
+        """Learn which processes begin and end, and their exit codes, until cancelled."""
         while True:
             match await events.next():
                 case ProcessEnded(watcher=watcher) as ended:
                     self._ended[watcher] = ended
                 case ProcessBegan(watcher=watcher):
                     self._ended.pop(watcher, None)
+            self._told_at = self._clock()
+            self._news.set()
 
     async def run(self) -> None:
         """Keep everything running, until cancelled. Raises SupervisorError when a service is given up."""
         while True:
+            self._news.clear()
             await self.look()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S if self._busy() else _LOOK_SELDOM_S):
+                    await self._news.wait()
+
+    def _busy(self) -> bool:
+        """Whether something is about to change."""
+        if self._clock() - self._told_at < _RECENTLY_S:
+            return True
+        return any(each.missed_exit or each.restart_at not in (None, math.inf) for each in self._watched.values())
 
     async def look(self) -> None:
         """One round of `run`."""

@@ -242,7 +242,7 @@ class _Run:
             pids = {name: found[name].pid for name in _LASTING if name in found}
             pids |= {"the harness's frontend": os.getpid(), "dynamo serve": serve}
             with suppress(AssertionError, OSError):
-                pids["circusd"] = self._server.arbiter_pid()
+                pids["circusd"] = self._server.arbiter_pid(within_s=0)
             self._memory.sample(pids)
             self.shared.sample(process.pid for process in descendants(serve))
             await asyncio.sleep(EVERY_S)

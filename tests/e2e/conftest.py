@@ -1,4 +1,7 @@
-"""One graph with real vLLM for all tests of a run: an engine costs many seconds of CPU to start."""
+"""Servers with real vLLM, each for all tests of a run that ask for it: an engine costs many seconds of CPU to start.
+
+A fixture that starts a server or engines depends on `turn` and is named in SERVERS.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,33 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.adapters import RANK, make_adapter
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 KEY = "test-key"
+ADAPTERS = ("pirate", "robot")
+REMOTE_FROM = 64
+"""Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-_LAST = (
-    "test_zz_shutdown.py",
-    "test_prefix_pull.py",
-    "test_disagg.py",
-    "test_lora.py",
-    "test_monitoring.py",
-    "test_fidelity.py",
-    "test_migration.py",
-    "test_planner.py",
-)
+SERVERS = ("served", "pair", "disagg", "lora", "monitored", "engines", "own_servers")
+"""Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
-    """`agg_router` with two workers, an API key and small limits. Its end is a test of its own, run last."""
+def turn(request: pytest.FixtureRequest) -> str:
+    """The one of SERVERS that has the machine. When the next one is asked for, pytest ends what depends on this one."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def own_servers(turn: str) -> None:
+    """For tests that start and end servers of their own."""
+
+
+@pytest.fixture(scope="session")
+def served(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """`agg_router` with two workers, an API key and small limits. Its end is a test of its own."""
     root = tmp_path_factory.mktemp("state")
     keys = root / "keys"
     keys.write_text(f"{KEY}\n")
@@ -68,8 +79,8 @@ def http(served: LlmServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
-    """Two workers that lend each other KV. Their end is a test of its own, the last one of test_migration.py."""
+def pair(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """Two workers that lend each other KV. Their end is a test of its own."""
     options = [
         "examples.llm.graphs.agg_router:Frontend",
         "--file=examples/llm/configs/agg_router.yaml",
@@ -96,12 +107,46 @@ def api(pair: LlmServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """One worker in each role, with two adapters. Its end, by force, is a test of its own."""
+    root = tmp_path_factory.mktemp("lora")
+    named = [f"{name}={make_adapter(root / name, seed)}" for seed, name in enumerate(ADAPTERS)]
+    options = [
+        "examples.llm.graphs.disagg:Frontend",
+        "--file=examples/llm/configs/disagg.yaml",
+        "--Common.enable-lora=true",
+        f"--Common.lora-modules=[{', '.join(named)}]",
+        f"--Common.max-lora-rank={RANK}",
+        f"--Frontend.max-local-prefill-length={REMOTE_FROM}",
+        f"--drain-timeout={PATIENCE_S}",
+    ]
+    with LlmServer(root / "state", "lora", options) as server:
+        server.await_ready()
+        server.await_workers(2)
+        yield server
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A parameter of session scope is what makes pytest end a fixture of that scope before the session's end."""
+    if "turn" in metafunc.fixturenames:
+        servers = [name for name in SERVERS if name in metafunc.fixturenames]
+        if len(servers) != 1:
+            raise pytest.UsageError(f"{metafunc.function.__qualname__} uses {servers}: use one of {SERVERS}")
+        metafunc.parametrize("turn", servers, ids=[pytest.HIDDEN_PARAM], indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is here. The shared graph's tests come first, then those of its end, then those with engines of their
-    own: the machine may be too small for both at once."""
+    """Mark what is here. It comes last, and tests of one server together, those that end it behind the others."""
     here = Path(__file__).parent
     mine = {item for item in items if item.path.is_relative_to(here)}
     for item in mine:
         item.add_marker(pytest.mark.e2e)
-    turns = {name: turn for turn, name in enumerate(_LAST, 1)}
-    items.sort(key=lambda item: (item in mine, turns.get(item.path.name, 0)))
+    items.sort(key=lambda item: (item in mine, _turn(item), item.get_closest_marker("ends_server") is not None))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Those without a server come before all others."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return SERVERS.index(parameters["turn"]) if "turn" in parameters else -1

@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class LlmServer(ServerProcess):
 
     def __init__(self, root: Path, namespace: str, options: list[str]) -> None:
         arguments = ["-m", "dynamo_local.cli.main", "serve", *options, "--port=0", f"--namespace={namespace}"]
+        self.shared_memory_before = shared_memory()
         super().__init__(root, namespace, arguments)
         self.url = ""
 
@@ -76,10 +77,14 @@ class LlmServer(ServerProcess):
         return rows
 
     def await_workers(self, number: int) -> None:
-        """Wait until so many workers are ready."""
-        deadline = time.monotonic() + READY_WITHIN_S
-        while sum(row["role"] in ROLES and row["state"] == "ready" for row in self.ps()) != number:
-            assert time.monotonic() < deadline, self.ps()
+        """Wait until so many workers are ready. Those that are dead and not missed yet do not count."""
+
+        def ready(workers: list[Presence]) -> bool:
+            return sum(w.state == "ready" and start_time(w.pid) is not None for w in workers) == number
+
+        # In a thread of its own: the test may have an event loop.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, self.until(ready, f"there are not {number} workers")).result()
 
     async def until(self, condition: Callable[[list[Presence]], bool], what: str) -> None:
         """Watch the workers' presences until they meet a condition."""
@@ -103,6 +108,11 @@ class LlmServer(ServerProcess):
         finally:
             await tasks.close()
             await bus.close()
+
+
+def shared_memory() -> set[str]:
+    """Names of the segments that there are."""
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def parent_of(pid: int) -> int | None:

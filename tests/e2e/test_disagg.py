@@ -38,7 +38,7 @@ NO_LOAD = Load(running=0, waiting=0, kv_usage=0.0)
 
 
 @pytest.fixture(scope="module")
-def disagg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+def disagg(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
     """`disagg` with one worker in each role."""
     options = [
         "examples.llm.graphs.disagg:Frontend",
@@ -202,6 +202,7 @@ def test_the_queue_is_shown_and_empty(disagg: LlmServer) -> None:
     assert (shown["waiting"], shown["in_hand"]) == (0, 0)
 
 
+@pytest.mark.ends_server
 def test_nothing_is_left_when_it_ends(disagg: LlmServer) -> None:
     tree = disagg.tree()
     disagg.signal(signal.SIGTERM)

@@ -7,44 +7,29 @@ possible at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.adapters import RANK, make_adapter
+from tests.e2e.conftest import ADAPTERS
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import migrate, prompt, requests
+from tests.integration.server_process import eventually
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-MODELS = ("quickstart", "pirate", "robot")
+MODELS = ("quickstart", *ADAPTERS)
 DECODE, PREFILL = WORKERS = ("lora_VllmWorker", "lora_PrefillWorker")
 TOKENS, FEW = 300, 32
-REMOTE_FROM = 64
 PROMPT = prompt(300)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
-    """One worker in each role, with two adapters."""
-    root = tmp_path_factory.mktemp("lora")
-    named = [f"{name}={make_adapter(root / name, seed)}" for seed, name in enumerate(MODELS[1:])]
-    options = [
-        "examples.llm.graphs.disagg:Frontend",
-        "--file=examples/llm/configs/disagg.yaml",
-        "--Common.enable-lora=true",
-        f"--Common.lora-modules=[{', '.join(named)}]",
-        f"--Common.max-lora-rank={RANK}",
-        f"--Frontend.max-local-prefill-length={REMOTE_FROM}",
-        f"--drain-timeout={PATIENCE_S}",
-    ]
-    with LlmServer(root / "state", "lora", options) as server:
-        server.await_ready()
-        server.await_workers(2)
-        yield server
+def server(lora: LlmServer) -> LlmServer:
+    return lora
 
 
 def ask(server: LlmServer, model: str, salt: str, **fields: Any) -> httpx.Response:
@@ -68,11 +53,15 @@ def together(
     with ThreadPoolExecutor(len(MODELS)) as pool:
         asked = {model: pool.submit(ask, server, model, salt, **fields) for model in MODELS}
         if meanwhile is not None:
-            begun: set[str] = set()
-            while len(begun) + sum(reply.done() for reply in asked.values()) < len(MODELS):
-                begun = {row["request"] for row in requests(server) if row["tokens"] > 0}
+            eventually(lambda: begun(server, asked.values()), "not all have a token", PATIENCE_S)
             meanwhile()
         return {model: tokens_of(reply.result()) for model, reply in asked.items()}
+
+
+def begun(server: LlmServer, asked: Collection[Future[httpx.Response]]) -> bool:
+    """Whether each request has a token, or is over."""
+    with_tokens: int = sum(row["tokens"] > 0 for row in requests(server))
+    return with_tokens + sum(reply.done() for reply in asked) >= len(asked)
 
 
 def counters(server: LlmServer, name: str) -> dict[str, float]:

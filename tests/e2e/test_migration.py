@@ -25,7 +25,7 @@ from tests.integration.server_process import eventually
 
 MOST = 4000
 """Tokens of a stream that is ended by its test: more than come while it does what it is for."""
-TOKENS = 700
+TOKENS = 400
 BLOCK_SIZE = 32
 """As examples/llm/configs/agg_router.yaml has it."""
 
@@ -202,6 +202,7 @@ async def test_a_worker_is_drained_under_load_and_no_stream_notices(pair: LlmSer
     await pair.until(settled, "blocks are still held or pinned")
 
 
+@pytest.mark.ends_server
 def test_streams_end_where_they_are_when_the_server_ends(pair: LlmServer, api: openai.OpenAI) -> None:
     tree = pair.tree()
     with ThreadPoolExecutor(2) as pool:

@@ -32,7 +32,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[LlmServer]:
+def monitored(turn: str, tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[LlmServer]:
     options = [
         "examples.llm.graphs.disagg:Frontend",
         "--file=examples/llm/configs/disagg.yaml",
@@ -47,6 +47,11 @@ def graph(tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[L
         server.await_ready()
         server.await_workers(2)
         yield server
+
+
+@pytest.fixture(scope="module")
+def graph(monitored: LlmServer) -> LlmServer:
+    return monitored
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,7 @@ def assert_comes_and_goes(states: list[Any]) -> None:
     assert all(later > earlier or later == 0 for earlier, later in pairwise(turns)), states
 
 
+@pytest.mark.usefixtures("own_servers")
 async def test_a_worker_comes_with_the_load_and_goes_with_it_and_no_request_fails(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

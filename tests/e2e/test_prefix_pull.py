@@ -52,7 +52,7 @@ def levers(all_levers: Levers) -> Iterator[Levers]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(
-    all_levers: Levers, tmp_path_factory: pytest.TempPathFactory
+    turn: str, all_levers: Levers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[PullEngine, PullEngine]]:
     from vllm.config import VllmConfig
 

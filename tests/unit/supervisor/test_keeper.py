@@ -245,6 +245,37 @@ async def test_a_quiet_watcher_is_ready_while_it_runs(make: Make) -> None:
         assert kept.circus.started == ["ns_A"] * deaths
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # the fakes tell nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_ends_is_seen_when_it_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only when it is time to look."""
+    monkeypatch.setattr("dynamo_local.supervisor.keeper._LOOK_SELDOM_S", 3600.0)
+    kept = make()
+    kept.now = 100.0
+    running = asyncio.create_task(kept.keeper.run())
+    await asyncio.sleep(0)
+    await kept.ends(-9)
+    await until(lambda: kept.deaths)
+    kept.now = 200.0
+    await until(lambda: kept.circus.started)
+    running.cancel()
+
+
+async def test_what_nobody_told_of_is_seen_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_local.supervisor.keeper._LOOK_SELDOM_S", 0.01)
+    kept = make()
+    running = asyncio.create_task(kept.keeper.run())
+    await asyncio.sleep(0)
+    kept.circus.current["ns_A"] = "stopped"
+    await until(lambda: kept.deaths)
+    assert kept.deaths == [("ns_A", None)]
+    running.cancel()
+
+
 async def test_what_the_ended_process_had_registered_is_voided(make: Make) -> None:
     kept = make()
     await kept.ends(-9)

@@ -1,0 +1,186 @@
+"""Lint and tests, as `make check`, `make test` and CI run them.
+
+    python -m scripts.run_tests                        everything
+    python -m scripts.run_tests lint unit              some of: lint, unit, integration, e2e
+    python -m scripts.run_tests lint -- ARGUMENTS      pytest with these arguments instead of the suites
+    python -m scripts.run_tests --repeat-failed ...    failed tests once more at the end, each alone
+
+Lint runs beside the first suite. All that was asked for is run, whatever fails. The last line is
+`N passed, N failed, N skipped`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from scripts.outcomes import Outcomes
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+LINT: dict[str, tuple[str, ...]] = {
+    "ruff check": ("ruff", "check", "."),
+    "ruff format": ("ruff", "format", "--check", "."),
+    "mypy": ("mypy",),
+    "lint-imports": ("lint-imports",),
+}
+CORES = len(os.sched_getaffinity(0))
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": ("tests/unit", f"--numprocesses={min(CORES, 8)}"),
+    "integration": ("tests/integration",),
+    "e2e": ("tests/e2e",),
+}
+"""Name -> arguments of pytest. Every folder with tests belongs to one of them."""
+STEPS = ("lint", *SUITES)
+MOST_REPEATED = 5
+"""Failed tests of one run that are repeated. More are no accident."""
+PASSED, FAILED, NO_TESTS = 0, 1, 5
+"""Exit codes of pytest."""
+
+
+@dataclass
+class Report:
+    """What the run has come to."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Tests."""
+    flaky: list[str] = field(default_factory=list)
+    """Tests that failed, and passed when they were repeated."""
+    broken: list[str] = field(default_factory=list)
+    """What failed beside tests: lint, and runs of pytest that did not get to their end."""
+
+    def add(self, outcomes: Outcomes) -> None:
+        self.passed += len(outcomes.passed)
+        self.skipped += len(outcomes.skipped)
+        self.failed += outcomes.failed
+
+    def repeat(self, passes: Callable[[str], bool]) -> None:
+        """Run the failed tests once more, unless they are many."""
+        if len(self.failed) > MOST_REPEATED:
+            return
+        self.flaky = [test for test in self.failed if passes(test)]
+        self.failed = [test for test in self.failed if test not in self.flaky]
+        self.passed += len(self.flaky)
+
+    def lines(self) -> list[str]:
+        flaky = [f"flaky: {test} (failed, then passed when it was repeated alone)" for test in self.flaky]
+        failed = [f"failed: {name}" for name in (*self.broken, *self.failed)]
+        return [*flaky, *failed, f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"]
+
+    @property
+    def exit_code(self) -> int:
+        return int(bool(self.failed or self.broken))
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def lint(name: str) -> bool:
+    """Run a check; its output is shown if it fails."""
+    program, *arguments = LINT[name]
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(BIN / program), *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    passed = done.returncode == 0
+    say(f"\n{name}: {'passed' if passed else 'failed'} in {time.monotonic() - began:.0f} s")
+    if not passed:
+        say(done.stdout)
+    return passed
+
+
+def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
+    """Run pytest, its output shown as it comes; returns its exit code and what it has noted."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "outcomes")
+        command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", f"--outcomes={file}", *arguments]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        try:
+            code = process.wait()
+        except SystemExit:
+            process.send_signal(signal.SIGINT)
+            raise
+        finally:
+            # Interrupted, it ends its servers first.
+            process.wait()
+        return code, msgspec.json.decode(file.read_bytes(), type=Outcomes) if file.exists() else Outcomes()
+
+
+def run_suite(report: Report, name: str, arguments: Sequence[str]) -> None:
+    say(f"\n{name}: pytest {' '.join(arguments)}")
+    began = time.monotonic()
+    code, outcomes = run_pytest(arguments)
+    report.add(outcomes)
+    if code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed):
+        report.broken.append(f"{name}, as {'no test was found' if code == NO_TESTS else f'pytest ended with {code}'}")
+    say(f"{name}: {time.monotonic() - began:.0f} s")
+
+
+def passes_alone(test: str) -> bool:
+    say(f"\nonce more, alone: {test}")
+    code, _ = run_pytest([test])
+    return code == PASSED
+
+
+def run_all(checks: Sequence[str], suites: Sequence[tuple[str, Sequence[str]]]) -> Report:
+    """Lint runs beside the first suite alone: what follows has tests that others' work disturbs."""
+    report = Report()
+    with ThreadPoolExecutor(len(LINT)) as pool:
+        passed = {name: pool.submit(lint, name) for name in checks}
+        for name, arguments in suites[:1]:
+            run_suite(report, name, arguments)
+    report.broken += [name for name, check in passed.items() if not check.result()]
+    for name, arguments in suites[1:]:
+        run_suite(report, name, arguments)
+    return report
+
+
+def stop(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main(arguments: Sequence[str]) -> int:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat-failed", action="store_true", help="run failed tests once more, each alone")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)} (default: all)")
+    options = parser.parse_args(arguments[:at])
+    steps = options.steps or STEPS
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+    own = [("pytest", arguments[at + 1 :])] if at < len(arguments) else []
+    suites = own or [(name, SUITES[name]) for name in SUITES if name in steps]
+    signal.signal(signal.SIGTERM, stop)
+    report = run_all([*LINT] if "lint" in steps else [], suites)
+    if options.repeat_failed:
+        report.repeat(passes_alone)
+    say("\n" + "\n".join(report.lines()))
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
