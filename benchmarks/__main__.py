@@ -16,7 +16,9 @@ from benchmarks import (
     capacity,
     disagg,
     first_token,
+    idle,
     migration,
+    neighbour,
     overhead,
     planner,
     prefill_queue,
@@ -45,6 +47,7 @@ BENCHMARKS = {
     "first-token": Benchmark(first_token.SUMMARY, first_token.add_arguments, first_token.run),
     "capacity": Benchmark(capacity.SUMMARY, capacity.add_arguments, capacity.run),
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
+    "idle": Benchmark(idle.SUMMARY, idle.add_arguments, idle.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
     "recovery": Benchmark(recovery.SUMMARY, recovery.add_arguments, recovery.run),
     "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run),
@@ -53,6 +56,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

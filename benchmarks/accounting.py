@@ -22,6 +22,7 @@ _ROLES = (
     ("VLLM::Worker", "Worker"),
     ("--service Frontend", "frontend"),
     ("--service Router", "router"),
+    ("--service Planner", "planner"),
     ("--service VllmWorker", "worker host"),
     ("--service PrefillWorker", "prefill host"),
     ("dynamo_local.runtime.zygote", "zygote"),

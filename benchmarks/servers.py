@@ -121,8 +121,8 @@ class Server:
         return (int(head.split()[1]), body) if head else (0, b"")
 
 
-def start_vllm(folder: Path, model: str, engine_core: int) -> Server:
-    """vLLM's own server (the module behind `vllm serve`), its engine's threads bound to the core."""
+def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Server:
+    """vLLM's own server (the module behind `vllm serve`), its engine's threads bound to the core, if one is named."""
     port = _free_port()
     argv = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     settings = {
@@ -136,12 +136,9 @@ def start_vllm(folder: Path, model: str, engine_core: int) -> Server:
     }
     for key, value in settings.items():
         argv += [f"--{key}"] if value is True else [f"--{key}", str(value)]
-    environ = {
-        **ENGINE_ENVIRONMENT,
-        "VLLM_CPU_OMP_THREADS_BIND": str(engine_core),
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environ = {**ENGINE_ENVIRONMENT, "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if engine_core is not None:
+        environ["VLLM_CPU_OMP_THREADS_BIND"] = str(engine_core)
     return _start("vLLM", argv, environ, folder / "vllm.log", port)
 
 

@@ -49,9 +49,9 @@ class Disk:
 DISK = Disk()
 
 
-def replace_file(path: Path, data: bytes, disk: Disk = DISK) -> None:
+def replace_file(path: Path, data: bytes, disk: Disk = DISK, *, durable: bool = True) -> None:
     """Give `path` the contents, mode 0600. A reader, or a crash at any point, sees the old file or the new
-    one.
+    one; after a power cut only if it is `durable`, which takes longer.
 
     One writer at a time: the temporary file has a fixed name, so that a crash leaves at most one, which the
     next write clears away.
@@ -60,12 +60,13 @@ def replace_file(path: Path, data: bytes, disk: Disk = DISK) -> None:
     with system_errors(f"cannot write {path}"):
         temporary.unlink(missing_ok=True)
         try:
-            _write_new(temporary, data, disk)
+            _write_new(temporary, data, disk, durable)
             disk.rename(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        disk.sync_directory(path.parent)
+        if durable:
+            disk.sync_directory(path.parent)
 
 
 def make_private_directory(path: Path) -> Path:
@@ -114,6 +115,12 @@ def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
     return sockets
 
 
+def sockets_of(paths: StatePaths) -> Sockets:
+    """Where `make_sockets` has put them."""
+    with system_errors(f"cannot read {paths.sockets_link}"):
+        return Sockets(paths.sockets_link.readlink() if paths.sockets_link.is_symlink() else paths.run_dir)
+
+
 def remove_run_directory(paths: StatePaths) -> bool:
     """Remove the run directory with everything in it, and the directory of the sockets. Returns whether there was
     one."""
@@ -122,7 +129,7 @@ def remove_run_directory(paths: StatePaths) -> bool:
             return False
         if not paths.run_dir.is_symlink():
             _remove_sockets(paths)
-        _remove_tree(paths.run_dir)
+        remove_tree(paths.run_dir)
         return True
 
 
@@ -135,7 +142,7 @@ def _remove_sockets(paths: StatePaths) -> None:
         return
     found = directory.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        _remove_tree(directory)
+        remove_tree(directory)
 
 
 @contextmanager
@@ -148,13 +155,14 @@ def system_errors(cause: str) -> Iterator[None]:
         raise StateError(f"{cause}: {reason}", "check permissions and free space") from error
 
 
-def _write_new(path: Path, data: bytes, disk: Disk) -> None:
+def _write_new(path: Path, data: bytes, disk: Disk, durable: bool) -> None:
     descriptor = disk.create(path)
     try:
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[disk.write(descriptor, bytes(remaining)) :]
-        disk.sync(descriptor)
+        if durable:
+            disk.sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -169,7 +177,8 @@ def _check_private(path: Path) -> None:
         raise StateError(f"others can write to {path}", f"run: chmod go-w {path}")
 
 
-def _remove_tree(directory: Path) -> None:
+def remove_tree(directory: Path) -> None:
+    """Remove a directory with everything in it. A link in its place is not followed."""
     if directory.is_symlink():
         directory.unlink()
         return

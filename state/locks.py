@@ -78,6 +78,11 @@ class FileLock:
                 self.release(remove=False)
                 raise
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the lock is held, and its file is where others look for it."""
+        return self._descriptor is not None and _is_at(self._descriptor, self.path)
+
     def release(self, remove: bool) -> None:
         """Let go, removing the file first if told to. Does nothing when the lock is not held."""
         descriptor, self._descriptor = self._descriptor, None
@@ -115,6 +120,13 @@ class ServerLock:
                 f"a server already runs in namespace {namespace} ({who})",
                 f"stop it with `dynamo stop --namespace {namespace}`, or choose another namespace",
             ) from error
+
+    def renew(self) -> None:
+        """Make the file again if somebody has removed it. Raises NamespaceBusyError if another server has been started
+        since, which could not know of this one."""
+        if not self._lock.in_place:
+            self.release()
+            self.acquire()
 
     def release(self) -> None:
         self._lock.release(remove=True)

@@ -18,9 +18,8 @@ from pathlib import Path
 from dynamo_local.core.names import check_namespace
 
 STATE_DIR_VARIABLE = "DYN_LOCAL_STATE_DIR"
-SOCKET_PATH_LIMIT_BYTES = 100
-"""Longest path given to a unix socket. The kernel's limit is 107; zmq and NATS append a little of their
-own."""
+SOCKET_PATH_LIMIT_BYTES = 107
+"""Longest path of a unix socket, by the kernel."""
 
 
 def state_root(environ: Mapping[str, str]) -> Path:
@@ -75,6 +74,11 @@ class StatePaths:
     @property
     def logs_dir(self) -> Path:
         return self.root / f"{self.namespace}.logs"
+
+    @property
+    def state_copy(self) -> Path:
+        """The statefile once more, for the case that it is damaged while the server runs."""
+        return self.run_dir / "state.json"
 
     @property
     def graph_file(self) -> Path:
@@ -138,12 +142,13 @@ class StatePaths:
 
 
 _UUID_LENGTH = 36
+_PID_LENGTH = 7
 
 
 @dataclass(frozen=True)
 class Sockets:
-    """The arbiter's unix sockets, all in one 0700 directory, which also has room for the sockets and temporary
-    files of the engines. Made by `state.files.make_sockets`, removed with the run directory."""
+    """The arbiter's unix sockets, all in one 0700 directory, which also has a folder for the sockets and temporary
+    files of each process of a service. Made by `state.files.make_sockets`, removed with the run directory."""
 
     directory: Path
 
@@ -165,10 +170,15 @@ class Sockets:
     def circus_pubsub_endpoint(self) -> str:
         return f"ipc://{self.circus_pubsub}"
 
+    def process_folder(self, pid: int) -> Path:
+        """Where one process of a service has its sockets and temporary files. See `state.remains`."""
+        return self.directory / str(pid)
+
     @property
     def fit(self) -> bool:
-        """Whether a socket can be bound at every path, those that are named by a UUID included (vLLM's)."""
-        longest = len(bytes(self.directory)) + 1 + _UUID_LENGTH
+        """Whether a socket can be bound at every path, those included that are named by a UUID (vLLM's) in the folder
+        of a process."""
+        longest = len(bytes(self.directory)) + 1 + _PID_LENGTH + 1 + _UUID_LENGTH
         return longest <= SOCKET_PATH_LIMIT_BYTES
 
     @classmethod

@@ -67,6 +67,21 @@ def this_process() -> Owner:
     return Owner(pid, started)
 
 
+def pids() -> tuple[int, ...]:
+    """Of all processes there are."""
+    with system_errors("cannot list processes"):
+        return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+
+
+def descendants(pid: int) -> frozenset[int]:
+    """The process and all that it has started, directly or not."""
+    parents = {other: int(fields[_PARENT]) for other in pids() if (fields := _stat(other)) is not None}
+    found = {pid}
+    while more := {other for other, parent in parents.items() if parent in found} - found:
+        found |= more
+    return frozenset(found)
+
+
 @dataclass(frozen=True)
 class ProcFs:
     """Processes of this machine. `send` delivers a signal to a pidfd."""
@@ -75,9 +90,7 @@ class ProcFs:
 
     def snapshot(self) -> tuple[Process, ...]:
         spared = set(_lineage(os.getpid()))
-        with system_errors("cannot list processes"):
-            pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-        found = (_read(pid) for pid in pids if pid not in spared)
+        found = (_read(pid) for pid in pids() if pid not in spared)
         return tuple(process for process in found if process is not None)
 
     def end(self, processes: Collection[Process], term_s: float, kill_s: float) -> tuple[Process, ...]:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
-from state.files import remove_run_directory
 from state.locks import ServerLock
 from state.model import State
 from state.paths import StatePaths, state_root
 from state.processes import Process, Processes, ProcFs
+from state.remains import remove_remains
 from state.store import StateStore
 from state.transitions import release
 
@@ -105,14 +105,17 @@ def _remove_files(store: StateStore) -> list[str]:
     paths = store.paths
     notes: list[str] = []
     try:
-        store.read()
+        store.read_file()
         notes.append(f"removed the statefile of a crashed server: {paths.statefile}")
     except NotRunningError:
         pass
     except StateError as error:
         store.set_aside()
         notes.append(f"set an unreadable statefile aside: {paths.unreadable_statefile} ({error.cause})")
-    if remove_run_directory(paths):
+    segments, directory = remove_remains(paths)
+    if segments:
+        notes.append(f"removed {segments} files of shared memory of a crashed server")
+    if directory:
         notes.append(f"removed the run directory of a crashed server: {paths.run_dir}")
     store.remove()
     return notes

@@ -2,15 +2,20 @@
 
 Readers take no lock: they see one whole version. Writers take turns under a lock that exists as long as the
 statefile does.
+
+Each update goes to a copy in the run directory first. A statefile that is damaged or removed while a server runs is
+read, and updated, by its copy, until the server has written it anew (`heal`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
 
-from dynamo_local.core.errors import NotRunningError, StateError
+from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from state.files import DISK, Disk, make_private_directory, replace_file, system_errors
 from state.locks import Clock, FileLock, ServerLock, server_pid
 from state.model import State, decode, encode
@@ -20,6 +25,17 @@ __all__ = ["ServerLock", "StateStore", "server_pid"]
 
 LOCK_TIMEOUT_S = 10.0
 """An update takes milliseconds; whoever holds the lock for this long is stopped or stuck."""
+
+HEALED_WITHIN_S = 3.0
+"""For the server, which looks every second, to write a statefile anew of which there is no copy either."""
+
+_LOOK_EVERY_S = 0.05
+
+_T = TypeVar("_T")
+
+
+class UnreadableError(StateError):
+    """The statefile cannot be read, or is no statefile of the namespace."""
 
 
 class StateStore:
@@ -48,25 +64,18 @@ class StateStore:
                     f"{self.paths.statefile} already exists",
                     "it is left from a crash; start the server again",
                 )
-            replace_file(self.paths.statefile, encode(state), self._disk)
+            data = encode(state)
+            self._write_copy(data)
+            replace_file(self.paths.statefile, data, self._disk)
 
     def read(self) -> State:
-        """The current version. Raises NotRunningError if there is none, StateError if it cannot be
-        understood."""
-        path = self.paths.statefile
-        try:
-            with system_errors(f"cannot read {path}"):
-                data = path.read_bytes()
-        except StateError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._not_running() from error
-            raise
-        try:
-            state = decode(data)
-            self._check_namespace(state)
-            return state
-        except StateError as error:
-            raise StateError(f"cannot read {path}: {error.cause}", error.remedy or _REPAIR) from error
+        """The current version. Raises NotRunningError if there is none, UnreadableError if it cannot be understood, and
+        a server that runs does not write it anew in time."""
+        return self._patiently(lambda: self._version()[0])
+
+    def read_file(self) -> State:
+        """What stands in the statefile itself. Raises as `read` does, at once."""
+        return self._read(self.paths.statefile)
 
     def update(self, change: Callable[[State], State]) -> State:
         """Replace the state by `change(state)` and return it. No other update happens in between.
@@ -74,15 +83,28 @@ class StateStore:
         `change` is pure and quick: it runs under the lock. If it raises, nothing is written and the error
         passes through. Raises as `read` does, and LockTimeoutError (a StateError that names the holder).
         """
-        if not self._exists():
-            raise self._not_running()
+        return self._patiently(lambda: self._update(change))
+
+    def heal(self, remembered: State | None = None) -> tuple[State, str | None]:
+        """Write the statefile anew if it is damaged or missing: from its copy, or else as `remembered`. For the server,
+        which alone knows that there has to be one. Returns the state, and what was wrong with the file.
+
+        Raises as `read` does, at once, if nothing is known to write.
+        """
+        with suppress(NotRunningError, UnreadableError):
+            return self.read_file(), None
         with self._locked():
-            before = self.read()
-            after = change(before)
-            self._check_namespace(after)
-            if after != before:
-                replace_file(self.paths.statefile, encode(after), self._disk)
-            return after
+            try:
+                state, damage = self._version()
+            except (NotRunningError, UnreadableError) as error:
+                if remembered is None:
+                    raise
+                state, damage = remembered, _damage(error)
+            if damage is not None:
+                data = encode(state)
+                self._write_copy(data)
+                replace_file(self.paths.statefile, data, self._disk)
+            return state, damage
 
     def remove(self) -> None:
         """Remove the statefile, its lock and whatever an interrupted write left. Nothing to remove is no
@@ -90,14 +112,71 @@ class StateStore:
         if not self.paths.root.exists():
             return
         with self._locked(), system_errors(f"cannot remove {self.paths.statefile}"):
-            self.paths.statefile.unlink(missing_ok=True)
-            self.paths.statefile.with_name(f"{self.paths.statefile.name}.tmp").unlink(missing_ok=True)
+            # The copy first: it would stand for the statefile.
+            for path in (self.paths.state_copy, self.paths.statefile):
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
 
     def set_aside(self) -> None:
         """Move a statefile that cannot be read out of the way, keeping it for whoever wants to look into
         it."""
         with self._locked(), system_errors(f"cannot move {self.paths.statefile}"):
             self.paths.statefile.replace(self.paths.unreadable_statefile)
+
+    def _patiently(self, attempt: Callable[[], _T]) -> _T:
+        """Try again while there is a server that can write the statefile anew."""
+        clock = self._clock or Clock()
+        give_up_at = clock.now() + HEALED_WITHIN_S
+        while True:
+            try:
+                return attempt()
+            except (NotRunningError, UnreadableError):
+                if clock.now() >= give_up_at or server_pid(self.paths) is None:
+                    raise
+            clock.sleep(_LOOK_EVERY_S)
+
+    def _update(self, change: Callable[[State], State]) -> State:
+        if not self._exists():
+            raise self._not_running()
+        with self._locked():
+            before, damage = self._version()
+            after = change(before)
+            self._check_namespace(after)
+            if after != before:
+                data = encode(after)
+                self._write_copy(data)
+                # One that is damaged is left to the server, which says so.
+                if damage is None:
+                    replace_file(self.paths.statefile, data, self._disk)
+            return after
+
+    def _version(self) -> tuple[State, str | None]:
+        """The current version; and what is wrong with the statefile, if it had to be read from the copy."""
+        try:
+            return self.read_file(), None
+        except (NotRunningError, UnreadableError) as error:
+            with suppress(NotRunningError, UnreadableError):
+                return self._read(self.paths.state_copy), _damage(error)
+            raise
+
+    def _read(self, path: Path) -> State:
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._not_running() from error
+        except OSError as error:
+            raise UnreadableError(f"cannot read {path}: {error.strerror}", _REPAIR) from error
+        try:
+            state = decode(data)
+            self._check_namespace(state)
+            return state
+        except StateError as error:
+            raise UnreadableError(f"cannot read {path}: {error.cause}", error.remedy or _REPAIR) from error
+
+    def _write_copy(self, data: bytes) -> None:
+        """Where there is no run directory, there is no server either: nothing is to be healed then."""
+        if self.paths.run_dir.is_dir():
+            replace_file(self.paths.state_copy, data, self._disk, durable=False)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -111,7 +190,7 @@ class StateStore:
 
     def _exists(self) -> bool:
         with system_errors(f"cannot read {self.paths.statefile}"):
-            return self.paths.statefile.exists()
+            return self.paths.statefile.exists() or self.paths.state_copy.exists()
 
     def _check_namespace(self, state: State) -> None:
         if state.namespace != self.paths.namespace:
@@ -122,6 +201,10 @@ class StateStore:
         return NotRunningError(
             f"no server runs in namespace {namespace}", "start one with `dynamo serve`, or name its namespace"
         )
+
+
+def _damage(error: DynamoError) -> str:
+    return "it was removed" if isinstance(error, NotRunningError) else error.cause
 
 
 _REPAIR = "stop the server, or start it again if none runs: it sets the file aside"

@@ -23,10 +23,12 @@ from components.workers.puller import PrefixPuller
 from components.workers.queue_head import QueueHead
 from components.workers.reception import Reception
 from components.workers.sender import TokenSender, error_delta
+from components.workers.stalls import StallWatch
 from components.workers.tally import Tally
+from components.workers.unacknowledged import TELL_AGAIN_S, Unacknowledged
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, EngineError
+from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
 from dynamo_local.core.outbox import Outbox
@@ -36,16 +38,6 @@ from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.presence import FleetWatch
 
 _log = logging.getLogger(__name__)
-
-UNACKNOWLEDGED_S = 60.0
-"""How long the end of a request is kept for a frontend that is there and does not ask for it."""
-
-TELL_AGAIN_S = 5.0
-"""How often such an end is told again until then: what the frontend answered, `Cancel`, may have been lost, and keeps
-the blocks of a prefill."""
-
-_TOLD_AT_ONCE = 64
-"""Ends told again at one look."""
 
 _LAST_WORDS_S = 2.0
 """How long a worker that has drained waits for its last tokens to be acknowledged."""
@@ -67,10 +59,10 @@ class EngineDuty:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._stall_s = stall_s
+        self._stalls = StallWatch(context.announcer, engine, stall_s)
         self._absences = Absences(context.tasks, frontend_grace_s, self._forget_frontend)
-        self._tell_again_s = tell_again_s
         self._outbox = Outbox()
+        self._unacknowledged = Unacknowledged(self._outbox, self._drop, self._publish, tell_again_s)
         self._tally = Tally()
         self._queue_head = QueueHead()
         self._sender = TokenSender(context)
@@ -81,6 +73,10 @@ class EngineDuty:
         self._reception = Reception(context, engine, self._puller, self._watches, lambda: len(self._outbox.running()))
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
+        self.abandoned = False
+        """The engine, or what serves it, has failed: nothing under way can finish."""
+        self._on_duty: list[asyncio.Task[None]] = []
+        """What serves the engine, from its start to its end."""
         self._stepped_at = time.monotonic()
         self._changed = asyncio.Event()
         """Something has finished or been forgotten."""
@@ -88,20 +84,24 @@ class EngineDuty:
     async def start(self) -> None:
         """Take work from now on."""
         context = self._context
+        context.tasks.on_failure(lambda _: self._abandon())
         self._fleet.subscribe(self._on_fleet_change)
         await self._fleet.start()
         context.tasks.spawn("fleet", self._fleet.run())
         context.announcer.note(counts=self._tally.counts)
         self._tell_idle()
-        context.tasks.spawn("steps", self._pump())
-        context.tasks.spawn("stalls", self._watch())
+        self._on_duty = [
+            context.tasks.spawn("steps", self._pump()),
+            context.tasks.spawn("stalls", self._watch()),
+            context.tasks.spawn("ends", self._tidy()),
+        ]
         await self._lender.start()
         await self._reception.start()
         await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
-        been prefilled for others is kept until they have it."""
+        been prefilled for others is kept until they have it. At the end, the engine may be closed."""
         self._draining = True
         self._reception.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
@@ -114,6 +114,15 @@ class EngineDuty:
         for request, frontend in left.items():
             await self._answer(request, frontend, "the worker was shut down", refused=True)
         await self._until(lambda: len(self._outbox) == 0, _LAST_WORDS_S)
+        for task in self._on_duty:
+            task.cancel()
+
+    def _abandon(self) -> None:
+        """Know of no request any more. Frontends have them go on elsewhere as soon as they hear that this worker has
+        failed; who does not hear of it asks, and is refused."""
+        self.abandoned = self._draining = True
+        self._reception.close()
+        self._forget(self._outbox.all())
 
     # Work
 
@@ -129,7 +138,7 @@ class EngineDuty:
             case Cancel():
                 await self._drop(list(work.requests))
             case Ack():
-                self._trim(work)
+                self._outbox.trim(work.progress)
             case Resend():
                 await self._send_again(work)
             case Unpin():
@@ -167,12 +176,6 @@ class EngineDuty:
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None
 
-    def _trim(self, ack: Ack) -> None:
-        for progress in ack.progress:
-            kept = self._outbox.get(RequestEpoch(progress.request_id, progress.epoch))
-            if kept is not None:
-                kept.trim(progress.position)
-
     async def _send_again(self, question: Resend) -> None:
         deltas: list[TokenDelta] = []
         for progress in question.progress:
@@ -204,8 +207,10 @@ class EngineDuty:
     def _on_fleet_change(self, change: Change) -> None:
         lease = change.presence.lease
         concerned = self._outbox.of_frontend(lease) or self._reception.has_guests_of(lease)
-        if change.what is Happened.LEFT and concerned:
-            self._absences.begin(lease)
+        if change.what is Happened.LEFT:
+            self._puller.lost(lease)
+            if concerned:
+                self._absences.begin(lease)
         elif change.what is Happened.APPEARED:
             self._absences.end(lease)
 
@@ -264,18 +269,20 @@ class EngineDuty:
 
     # Time
 
-    async def _watch(self) -> None:
-        """Notice an engine that hangs, one with nothing to do, and requests whose end nobody wants to hear. Raises
-        EngineError."""
+    async def _tidy(self) -> None:
+        """Forget requests whose end nobody wants to hear, and guests that do not come. It may have to wait for the
+        engine."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             now = time.monotonic()
-            await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
-            for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
-                await self._publish(frontend, now, (end,))
+            await self._unacknowledged.look(now)
             await self._reception.expire(now)
-            if self._outbox.running() and now - self._stepped_at > self._stall_s:
-                raise EngineError(f"the engine has made no step for {self._stall_s:g} s, with requests to work on")
+
+    async def _watch(self) -> None:
+        """Notice an engine that hangs, and one with nothing to do. Raises EngineError."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
 
     def _tell_idle(self) -> None:

@@ -36,6 +36,8 @@ class PrefixPuller:
         self._context = context
         self._engine = engine
         self._answer_s = answer_s
+        self._asking: dict[asyncio.Future[bytes], str] = {}
+        """Questions under way, and the sources that they were put to."""
         self._pins: dict[RequestEpoch, tuple[str, str]] = {}
         """(source, pin) of requests whose blocks are being read."""
 
@@ -74,8 +76,22 @@ class PrefixPuller:
 
     async def _pinned(self, source: str, question: PinQuestion) -> PinAnswer:
         subject = self._context.subjects.pin(source)
-        data = await self._context.bus.request(subject, codec.encode(question), timeout_s=self._answer_s)
-        return codec.decode(data, PinAnswer)
+        bus = self._context.bus
+        asking = asyncio.ensure_future(bus.request(subject, codec.encode(question), timeout_s=self._answer_s))
+        self._asking[asking] = source
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            del self._asking[asking]
+            asking.cancel()
+        if asking.cancelled():
+            raise BusError(f"{source} is gone")
+        return codec.decode(asking.result(), PinAnswer)
+
+    def lost(self, source: str) -> None:
+        """That worker is gone: no answer is expected of it any more."""
+        for asking in [asking for asking, asked in self._asking.items() if asked == source]:
+            asking.cancel()
 
     async def done(self, requests: Iterable[RequestEpoch]) -> None:
         """These have been read, or are not wanted any more. Requests that pulled nothing are ignored."""

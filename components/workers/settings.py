@@ -59,4 +59,5 @@ def make_engine(context: ServiceContext) -> Engine:
         return MockerEngine(context.settings(MockerSettings), context.private_dir)
     from dynamo_local.engine.vllm.engine import VllmEngine
 
-    return VllmEngine(context.config, context.private_dir, kv_transfer=context.settings(WorkerSettings).kv_transfer)
+    kv_transfer = context.settings(WorkerSettings).kv_transfer
+    return VllmEngine(context.config, context.private_dir, kv_transfer=kv_transfer, tasks=context.tasks)

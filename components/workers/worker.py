@@ -55,10 +55,11 @@ class VllmWorker(Service):
 
     @async_on_shutdown
     async def stop(self) -> None:
-        """Finish what is under way, then end the engine's processes."""
+        """Finish what is under way, then end the engine's processes. Of an engine that has failed, there is nothing to
+        finish, and its processes may not listen."""
         await self._roles.stop()
         await self._duty.drain(self._settings.drain_timeout_s)
-        await self._engine.close(ENGINE_END_S)
+        await self._engine.close(0.0 if self._duty.abandoned else ENGINE_END_S)
 
 
 @service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE, preload=preload_of)

@@ -2,14 +2,15 @@
 
 A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
 TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
-it falls silent, because it may still be working on what it was given.
+it falls silent, because it may still be working on what it was given. A worker that says "failed" brings no token any
+more: it is gone with that word, and whatever it says afterwards is ignored.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dynamo_local.core.messages import Presence
@@ -33,15 +34,27 @@ class Happened(enum.Enum):
     APPEARED = "appeared"
     UPDATED = "updated"
     LEFT = "left"
-    """Gone silent: it may be dead, or only unheard."""
+    """Gone silent: it may be dead, or only unheard. Or it has failed: `Change.failed`."""
     REVOKED = "revoked"
     """No longer to be given work. LEFT follows when it falls silent."""
 
 
 @dataclass(frozen=True)
 class Change:
+    """`presence` is the last word of the process."""
+
     what: Happened
     presence: Presence
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has left because its engine died or hangs, as far as it could tell so."""
+        return self.what is Happened.LEFT and has_failed(self.presence)
+
+
+def has_failed(presence: Presence) -> bool:
+    """Whether this is a worker whose engine does nothing any more. (Other services that fail finish what they can.)"""
+    return presence.state == "failed" and presence.role in ENGINE_ROLES
 
 
 @dataclass
@@ -59,13 +72,17 @@ class FleetView:
 
     def observe(self, presence: Presence, now: float) -> list[Change]:
         """Take a presence in. A new lease for a watcher means that its earlier incarnation is gone."""
-        if presence.lease in self._revoked:
-            if (voided := self._members.get(presence.lease)) is not None:
-                voided.presence, voided.heard_at = presence, now
+        if presence.lease in self._revoked and presence.lease not in self._members:
             return []
-        changes = self._supersede(presence)
-        known = self._members.get(presence.lease)
+        changes = [] if presence.lease in self._revoked else self._supersede(presence)
+        known = self._members.pop(presence.lease, None)
+        if has_failed(presence):
+            # Also for those who have not heard of it before: somebody may have given it a request.
+            self._revoked.add(presence.lease)
+            return [*changes, Change(Happened.LEFT, presence)]
         self._members[presence.lease] = _Member(presence, now)
+        if presence.lease in self._revoked:
+            return []
         if known is None:
             changes.append(Change(Happened.APPEARED, presence))
         elif known.presence != presence:
@@ -78,12 +95,16 @@ class FleetView:
         self._revoked.add(lease)
         return [] if member is None else [Change(Happened.REVOKED, member.presence)]
 
-    def expire(self, now: float) -> list[Change]:
-        """Forget those that have been silent for longer than TTL_S."""
-        silent = [m.presence for m in self._members.values() if now - m.heard_at > TTL_S]
-        for presence in silent:
+    def silent(self, now: float, seconds: float = TTL_S) -> list[Presence]:
+        """Those that have not been heard for longer than that."""
+        return [m.presence for m in self._members.values() if now - m.heard_at > seconds]
+
+    def expire(self, now: float, starved: Collection[str] = ()) -> list[Change]:
+        """Forget those that have been silent for longer than TTL_S, but for `starved` leases: they could not speak."""
+        gone = [presence for presence in self.silent(now) if presence.lease not in starved]
+        for presence in gone:
             del self._members[presence.lease]
-        return [Change(Happened.LEFT, presence) for presence in silent]
+        return [Change(Happened.LEFT, presence) for presence in gone]
 
     def excuse_silence(self, now: float, seconds: float = math.inf) -> None:
         """Take so much off everybody's silence (all of it by default): it was this process's own deafness."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages import RequestEpoch, TokenDelta
+from dynamo_local.core.messages import Progress, RequestEpoch, TokenDelta
 
 
 @dataclass
@@ -63,6 +63,12 @@ class Outbox:
     def get(self, request: RequestEpoch) -> Kept | None:
         return self._kept.get(request)
 
+    def trim(self, acknowledged: Iterable[Progress]) -> None:
+        """Forget what frontends have, of each of these epochs that is here."""
+        for progress in acknowledged:
+            if (kept := self._kept.get(RequestEpoch(progress.request_id, progress.epoch))) is not None:
+                kept.trim(progress.position)
+
     def forget(self, requests: Iterable[RequestEpoch]) -> list[RequestEpoch]:
         """Drop these. Returns those of which the engine still has something: they are running, or held."""
         dropped = [(request, self._kept.pop(request, None)) for request in requests]
@@ -75,6 +81,9 @@ class Outbox:
     def running(self) -> dict[RequestEpoch, str]:
         """Unfinished epochs, with their frontends."""
         return {request: kept.frontend for request, kept in self._kept.items() if kept.finished_at is None}
+
+    def all(self) -> list[RequestEpoch]:
+        return list(self._kept)
 
     def of_frontend(self, frontend: str) -> list[RequestEpoch]:
         return [request for request, kept in self._kept.items() if kept.frontend == frontend]

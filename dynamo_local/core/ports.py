@@ -109,8 +109,11 @@ class Engine(Protocol):
     async def step(self) -> Step:
         """Wait for the next outcome. Raises EngineError once the engine is dead."""
 
+    async def waited_s(self) -> float:
+        """For how long its threads have waited for a core that others had, all together. Grows as long as they wait."""
+
     async def close(self, deadline_s: float) -> None:
-        """End the engine and every process it started."""
+        """End the engine and every process it started. These have so long for it, then they are killed."""
 
 
 class Sampling(Protocol):

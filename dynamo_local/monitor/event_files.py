@@ -1,7 +1,6 @@
 """A planner's recorder (core/planning/recording.py) that writes TensorBoard's event files.
 
-By TensorBoard's own writer, which needs neither torch nor TensorFlow. It has a thread of its own, so that no call
-waits for the disk.
+By TensorBoard's own writer, which needs neither torch nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.planning.changes import Outcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
+from dynamo_local.monitor.event_folder import RUN_FORMAT, EventFolder
 from dynamo_local.monitor.planner_series import of_decision, of_observation, text_of
+from dynamo_local.monitor.thinned import Thinned
 
 try:
     from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
     from tensorboard.plugins.text.metadata import create_summary_metadata
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 except ImportError as error:
     raise ConfigError(
         "event files need the package tensorboard, which is not installed", "install dynamo-local[cpu] or [cuda]"
@@ -29,25 +29,26 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
-FLUSH_S = 2.0
-_PENDING = 1000
-"""Events that wait for the disk. One is written for each pull and each decision."""
-
 ALL_DECISIONS = "decisions/all"
 CHANGES = "decisions/changes"
 """Decisions that change something: TensorBoard shows only some of many texts."""
 
 
+MAX_BYTES = 64 * 1024 * 1024
+
+
 class TensorBoardRecorder:
     """Writes to a folder of its own in `log_dir`, so that every planner's life is one run in TensorBoard.
 
-    Steps are seconds since the planner's first pull. A disk that takes no more ends the recording, not the planner.
+    `max_bytes` bounds the event files of all runs there together: the oldest are removed. Steps are seconds since the
+    planner's first pull. A disk that takes no more ends the recording, not the planner.
     """
 
     def __init__(
         self,
         log_dir: Path,
         *,
+        max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -55,16 +56,17 @@ class TensorBoardRecorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._first_at: float | None = None
-        begun = datetime.fromtimestamp(wall_clock(), UTC)
-        self.folder = log_dir / f"{begun:%Y-%m-%d_%H-%M-%S}"
+        self._curves = Thinned()
+        run = f"{datetime.fromtimestamp(wall_clock(), UTC):{RUN_FORMAT}}"
+        self.folder = log_dir / run
         try:
-            self._writer: EventFileWriter | None = EventFileWriter(str(self.folder), _PENDING, FLUSH_S)
+            self._files: EventFolder | None = EventFolder(log_dir, run, max_bytes)
         except OSError as error:
             raise ConfigError(f"cannot write event files to {self.folder}: {error.strerror}") from error
 
     def observed(self, observation: Observation) -> None:
-        """Note every number of a pull."""
-        self._write(observation.at, _scalars(of_observation(observation)))
+        """Note the numbers of a pull that are not what they were."""
+        self._write_curves(self._curves.take(observation.at, of_observation(observation)))
 
     def decided(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         """Note a decision: its numbers, and the whole of it as text."""
@@ -74,12 +76,17 @@ class TensorBoardRecorder:
 
     def close(self) -> None:
         """Write out what is left."""
-        if self._writer is not None:
-            self._guarded(self._writer.close)
-            self._writer = None
+        self._write_curves(self._curves.finish())
+        if self._files is not None:
+            self._guarded(self._files.close)
+            self._files = None
+
+    def _write_curves(self, points: Iterable[tuple[float, Mapping[str, float]]]) -> None:
+        for at, numbers in points:
+            self._write(at, _scalars(numbers))
 
     def _write(self, at: float, values: Iterable[summary_pb2.Summary.Value]) -> None:
-        if self._writer is None:
+        if self._files is None:
             return
         if self._first_at is None:
             self._first_at = at
@@ -88,15 +95,15 @@ class TensorBoardRecorder:
             step=max(0, int(at - self._first_at)),
             summary=summary_pb2.Summary(value=values),
         )
-        writer = self._writer
-        self._guarded(lambda: writer.add_event(event))
+        files = self._files
+        self._guarded(lambda: files.add(event))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
             write()
         except OSError as error:
             _log.warning("no more event files are written: %s", error)
-            self._writer = None
+            self._files = None
 
 
 def _scalars(numbers: Mapping[str, float]) -> list[summary_pb2.Summary.Value]:

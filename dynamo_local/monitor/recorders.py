@@ -19,4 +19,6 @@ def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, 
     from dynamo_local.monitor.event_files import TensorBoardRecorder
 
     folder = Path(options.log_dir).expanduser()
-    return DecisionLog(folder / paths.decisions_file.name, about), TensorBoardRecorder(folder)
+    return DecisionLog(folder / paths.decisions_file.name, about), TensorBoardRecorder(
+        folder, max_bytes=options.event_files_max_mib << 20
+    )

@@ -28,7 +28,7 @@ class ServiceContext:
     bus: Bus
     announcer: Announcer
     private_dir: Path
-    """Mode 0700, gone when the server ends: for sockets and temporary files."""
+    """This process's own, mode 0700, removed after its end: for sockets and temporary files."""
     tasks: TaskGuard = field(default_factory=TaskGuard)
     take_role: Callable[[str], Awaitable[None]] | None = None
     """Records this process's new role in the statefile, then announces it. Raises StateError."""

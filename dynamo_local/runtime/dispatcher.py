@@ -33,7 +33,7 @@ from dynamo_local.runtime.bus import Bus, Message
 from dynamo_local.runtime.carrier import Carrier
 from dynamo_local.runtime.inquiries import Inquiries
 from dynamo_local.runtime.mover import Mover
-from dynamo_local.runtime.placing import LiveRequest, Placer
+from dynamo_local.runtime.placing import LiveRequest, LiveRequests, Placer
 from dynamo_local.runtime.prefill_desk import PrefillDesk
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
@@ -69,7 +69,7 @@ class BusDispatcher:
         self._breakers = Breakers()
         self._placer = Placer(bus, subjects, lease, assigner, self._breakers, self._patience)
         self._inquiries = Inquiries(lease, self._patience, tasks, self._tell)
-        self._live: dict[str, LiveRequest] = {}
+        self._live = LiveRequests()
         self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
         self._desk = (
             None if remote is None else PrefillDesk(remote, self._placer, self._live, tasks, self._tell, self._place)
@@ -245,7 +245,7 @@ class BusDispatcher:
 
     async def _watch_time(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._live.pause(_LOOK_EVERY_S)
             now = time.monotonic()
             for live in [live for live in self._live.values() if now - live.born_at > self._patience.request_s]:
                 await self._fail(live, f"the request took longer than {self._patience.request_s:g} s")

@@ -18,7 +18,7 @@ from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.prefill_queue import PrefillQueue
 from dynamo_local.runtime.presence import FleetWatch
 from state.model import State
-from state.store import StateStore
+from state.store import StateStore, server_pid
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ class FleetMetrics:
     async def _claims(self) -> tuple[Claim, ...] | None:
         try:
             state = await asyncio.to_thread(self._store.read)
-        except NotRunningError:
-            raise
-        except StateError as error:
+        except (NotRunningError, StateError) as error:
+            if isinstance(error, NotRunningError) and await asyncio.to_thread(server_pid, self._store.paths) is None:
+                raise
             self._missed("statefile", error)
             return None
         self._unread.discard("statefile")

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from dynamo_local.core.moves import Outcome, again_after_s
 from dynamo_local.core.traffic import Traffic, Trip
 from dynamo_local.runtime.carrier import Carrier
 from dynamo_local.runtime.moving import Moving
-from dynamo_local.runtime.placing import LiveRequest
+from dynamo_local.runtime.placing import LiveRequest, LiveRequests
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 
@@ -62,7 +62,7 @@ class Mover:
 
     def __init__(
         self,
-        live: Mapping[str, LiveRequest],
+        live: LiveRequests,
         fleet: FleetWatch,
         carrier: Carrier,
         tasks: TaskGuard,
@@ -175,6 +175,9 @@ class Mover:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
+            # An order for a request that is over meanwhile is still to be answered.
+            if not self._wanted:
+                await self.live.some()
             self._look(time.monotonic())
 
     def _on_change(self, change: Change) -> None:

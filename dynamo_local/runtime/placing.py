@@ -99,6 +99,29 @@ class LiveRequest:
         self.avoid = [*self.avoid, worker][-_AVOIDED:]
 
 
+class LiveRequests(dict[str, LiveRequest]):
+    """All requests of a frontend, by id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = asyncio.Event()
+
+    def __setitem__(self, request_id: str, live: LiveRequest) -> None:
+        super().__setitem__(request_id, live)
+        self._begun.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, and then until there is a request: for those who look after them."""
+        await asyncio.sleep(seconds)
+        await self.some()
+
+    async def some(self) -> None:
+        """Wait until there is a request."""
+        while not self:
+            self._begun.clear()
+            await self._begun.wait()
+
+
 class Placer:
     """Places the requests of one frontend."""
 

@@ -1,7 +1,8 @@
 """Presence: a process announces itself on the bus, and keeps a view of all others.
 
 A worker becomes routable by saying that it is ready, leaves routing at once by saying that it drains or by having
-its lease revoked, and leaves it within `fleet.TTL_S` when it says nothing any more.
+its lease revoked, and leaves it within `fleet.TTL_S` when it says nothing any more. A process that waits for a core to
+say something on is not gone.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.fleet import Change, FleetView
+from dynamo_local.core.fleet import TTL_S, Change, FleetView
 from dynamo_local.core.messages import Counts, LeaseRevoked, Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.runtime.starvation import Starvation
 
 _log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 TICK_S = INTERVAL_S / 2
 """How often the silent are looked for."""
+
+_LOOKED_AT_AFTER_S = TTL_S / 2
+"""Of silence, who is silent is looked at: whether it waits for a core."""
 
 
 class Announcer:
@@ -92,6 +98,9 @@ class FleetWatch:
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
         self._ticked_at: float | None = None
+        self._starvation = Starvation()
+        self._echo = bus.inbox()
+        self._echoed = asyncio.Event()
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Have `listener` called, on the event loop, for each change of the fleet."""
@@ -101,13 +110,27 @@ class FleetWatch:
         """Subscribe, and ask everybody to report now instead of at their next beat."""
         await self._bus.subscribe(self._subjects.presences, self._on_presence)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.subscribe(self._echo, self._on_echo)
         await self._bus.publish(self._subjects.probe, b"")
 
     async def run(self) -> None:
         """Expire the silent until cancelled."""
         while True:
+            await self._hear_the_bus()
             self.tick()
             await asyncio.sleep(TICK_S)
+
+    async def _hear_the_bus(self) -> None:
+        """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
+        that is late for it is deafness."""
+        if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_AFTER_S):
+            self._echoed.clear()
+            with suppress(BusError, TimeoutError):
+                await self._bus.publish(self._echo, b"")
+                await asyncio.wait_for(self._echoed.wait(), TTL_S)
+
+    async def _on_echo(self, _: Message) -> None:
+        self._echoed.set()
 
     def tick(self) -> None:
         """Expire the silent. Silence while this process was deaf says nothing about the others.
@@ -123,7 +146,8 @@ class FleetWatch:
             return
         if late_s > TICK_S:
             self.view.excuse_silence(now, late_s)
-        self._tell(self.view.expire(now))
+        starved = self._starvation.look(self.view.silent(now, _LOOKED_AT_AFTER_S))
+        self._tell(self.view.expire(now, starved))
 
     async def _on_presence(self, message: Message) -> None:
         try:

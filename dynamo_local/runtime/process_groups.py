@@ -1,4 +1,4 @@
-"""Processes as the kernel shows them under /proc: who is left in a process group, and ending the whole group.
+"""Processes as the kernel shows them under /proc: children, who is left in a process group, and ending the whole group.
 
 Every service is the leader of a group of its own, whether circusd has started it or the zygote has forked it, so that
 what it forks can be found by its pid even when the service itself is gone. What leads a session of its own cannot be:
@@ -21,7 +21,12 @@ _ROUNDS = 100
 
 def members(group: int) -> tuple[int, ...]:
     """Living processes of a process group, zombies left out."""
-    return tuple(pid for pid, group_id in _groups() if group_id == group)
+    return tuple(pid for pid, _, group_id in _processes() if group_id == group)
+
+
+def children_of(parent: int) -> tuple[int, ...]:
+    """Living children of a process, zombies left out."""
+    return tuple(pid for pid, parent_id, _ in _processes() if parent_id == parent)
 
 
 def kill_group(group: int) -> None:
@@ -52,7 +57,8 @@ def _is_resource_tracker(pid: int) -> bool:
         return False
 
 
-def _groups() -> Iterator[tuple[int, int]]:
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """(pid, its parent's, its group) of all that live."""
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
@@ -61,6 +67,6 @@ def _groups() -> Iterator[tuple[int, int]]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         # "pid (comm) state ppid pgrp ...": comm may hold spaces and parentheses.
-        state, _, group, *_ = stat.rpartition(")")[2].split()
+        state, parent, group, *_ = stat.rpartition(")")[2].split()
         if state not in ("Z", "X"):
-            yield int(entry.name), int(group)
+            yield int(entry.name), int(parent), int(group)

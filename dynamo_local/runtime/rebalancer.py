@@ -6,7 +6,6 @@ request only if it stays free enough with all that it has been promised.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -42,7 +41,7 @@ class Rebalancer:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._mover.live.pause(_LOOK_EVERY_S)
             limits = self._limits()
             if limits is not None and not self._mover.stopped:
                 self._look(limits, time.monotonic())

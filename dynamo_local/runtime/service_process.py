@@ -3,7 +3,7 @@
 starting   clients injected, the service object made, its on_start hooks run
 ready      its endpoints answer
 draining   told to end (SIGTERM, SIGINT, lease revoked): calls under way finish, then on_shutdown hooks
-failed     it could not start, or one of its tasks died; then as draining
+failed     it could not start, or one of its tasks died, be it while draining; then as draining
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from dynamo_local.runtime.presence import Announcer
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
+from state.model import State
 from state.paths import Sockets
+from state.processes import this_process
+from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
 from state.store import StateStore
 from state.transitions import clear_lease, set_lease, set_role
 
@@ -45,6 +48,7 @@ HOOK_DEADLINE_S = 120.0
 """For each on_shutdown hook. Services have shorter ones of their own, and the server kills in the end."""
 
 _CANCEL_DEADLINE_S = 10.0
+_TRY_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class ServiceProcess:
 
     async def live(self) -> int:
         """The whole life. Returns the exit status."""
+        self._tasks.on_failure(self._fail)
         self._tasks.spawn("presence", self._announcer.run())
         self._tasks.spawn("bus", self._bus.failed())
         end = await _race(asyncio.create_task(self._start()), self._told_to_end, self._tasks)
@@ -99,23 +104,33 @@ class ServiceProcess:
         if end.error is None:
             self._announcer.update(state="draining", detail="")
         else:
-            self._announcer.update(state="failed", detail=report(end.error))
+            self._fail(end.error)
         clean = await self._shut_down()
-        return end.code if clean else max(end.code, 1)
+        return end.code if clean and not self._failed else max(end.code, 1)
+
+    @property
+    def _failed(self) -> bool:
+        return self._announcer.presence.state == "failed"
+
+    def _fail(self, error: BaseException) -> None:
+        """Say why the process fails, once: on stderr, and to those who count on it."""
+        if not self._failed:
+            self._announcer.update(state="failed", detail=report(error))
 
     async def _start(self) -> None:
         placement = self._placement
         await self._announcer.announce()
-        state = await asyncio.to_thread(
-            self._store.update, lambda state: set_lease(state, placement.watcher, self._lease, os.getpid())
-        )
+        state = await self._enter_lease()
         # A process that replaces another goes on in its role.
         self._announcer.update(role=state.components[str(placement.watcher)].role)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(placement.service.target)
-        self._instance = self._make(cls, Sockets.of_endpoint(state.circus_endpoint).directory)
+        sockets = Sockets.of_endpoint(state.circus_endpoint)
+        folder = await asyncio.to_thread(make_folder, sockets, this_process(), self._lease)
+        os.environ[SEGMENTS_ENV] = segment_prefix(placement.paths, self._lease)
+        self._instance = self._make(cls, folder)
         for hook in spec_of(cls).on_start:
             await getattr(self._instance, hook)()
         await self._server.start(self._instance)
@@ -160,6 +175,20 @@ class ServiceProcess:
         for name in await self._tasks.close(_CANCEL_DEADLINE_S):
             _log.warning("task %s did not end within %g s", name, _CANCEL_DEADLINE_S)
         return clean
+
+    async def _enter_lease(self) -> State:
+        watcher, said = self._placement.watcher, ""
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self._store.update, lambda state: set_lease(state, watcher, self._lease, os.getpid())
+                )
+            except StateError as error:
+                # A disk that is full, say: no reason to end.
+                if str(error) != said:
+                    _log.warning("the lease is not in the statefile yet: %s", error)
+                said = str(error)
+            await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _take_role(self, role: str) -> None:
         watcher = self._placement.watcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -17,6 +17,7 @@ class TaskGuard:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[None] | None = None
+        self._listeners: list[Callable[[BaseException], None]] = []
 
     def spawn(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run `coro` as a task called `name`. Call from within the event loop."""
@@ -29,8 +30,14 @@ class TaskGuard:
         """Wait until a task fails, then raise its exception. Never returns."""
         await asyncio.shield(self._outcome())
 
+    def on_failure(self, listener: Callable[[BaseException], None]) -> None:
+        """Have `listener` called with the exception as soon as the first task fails."""
+        self._listeners.append(listener)
+
     async def close(self, deadline_s: float = 5.0) -> list[str]:
-        """Cancel all tasks and wait for them. Returns the names of those that did not end in time."""
+        """Cancel all tasks and wait for them; nobody is told of failures any more. Returns the names of those that did
+        not end in time."""
+        self._listeners.clear()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -54,3 +61,5 @@ class TaskGuard:
             outcome.set_exception(error)
             # Retrieved here so that a failure nobody waits for (a process already ending) is not reported twice.
             outcome.exception()
+            for listener in self._listeners:
+                listener(error)

@@ -10,7 +10,7 @@ from dynamo_local.core.fleet import WORKER_ROLES
 from dynamo_local.core.planning.changes import RemoveWorker
 from dynamo_local.supervisor.actuator_ports import Result, World
 from dynamo_local.supervisor.claims import retire_worker
-from state.model import Component
+from state.model import Component, State
 from state.transitions import clear_lease, release, retire
 
 
@@ -39,18 +39,16 @@ class Down:
 
     async def clear(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting: name and devices are kept for the next one."""
-        lease = await self._end(watcher, self.drain_deadline_s)
-        if lease is not None:
-            # One that was killed could not do so itself; it must not be taken for the next one.
-            await asyncio.to_thread(self.world.books.update, lambda state: clear_lease(state, watcher, lease))
+        await self._end(watcher, self.drain_deadline_s)
+        # One that was killed could not do so itself; it must not be taken for the next one. It may have registered only
+        # after it was told to end.
+        await asyncio.to_thread(self.world.books.update, lambda state: _voided(state, watcher))
 
-    async def _end(self, watcher: str, deadline_s: float) -> str | None:
-        """Returns the lease of the process."""
+    async def _end(self, watcher: str, deadline_s: float) -> None:
         component = (await asyncio.to_thread(self.world.books.read)).components[watcher]
         await self._revoke(component)
         await self.world.watchers.end(watcher, deadline_s)
         await self.world.watchers.remove(watcher)
-        return component.lease
 
     async def _revoke(self, component: Component) -> None:
         # A prefill worker takes its jobs itself, and stops doing so when it is told to end.
@@ -62,3 +60,8 @@ class Down:
         except BusError as error:
             # It says itself that it drains, as soon as it is told to end.
             self.world.report.step(f"{component.watcher_name}  lease not revoked: {error}")
+
+
+def _voided(state: State, watcher: str) -> State:
+    lease = state.components[watcher].lease
+    return state if lease is None else clear_lease(state, watcher, lease)

@@ -17,7 +17,7 @@ from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.supervisor.actuator import LocalActuator
 from dynamo_local.supervisor.actuator_ports import World
-from dynamo_local.supervisor.blueprint import Blueprint, only_starting_or_ending
+from dynamo_local.supervisor.blueprint import Blueprint, check_reachable, why_absent
 from dynamo_local.supervisor.circus import CircusClient
 from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
@@ -48,6 +48,7 @@ async def open_actuator(
             patience_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
         store = StateStore(paths)
         state = await asyncio.to_thread(store.read)
+        await asyncio.to_thread(check_reachable, paths, state)
         fleet = BusFleet(bus, Subjects(paths.namespace))
         placing = Placing(paths, blueprint.arbiter_pid, Path(blueprint.working_dir))
         async with CircusClient(state.circus_endpoint) as circus, fleet.watched():
@@ -127,4 +128,4 @@ async def taking_turns(
 def check_changeable(paths: StatePaths) -> None:
     """Raise SupervisorError unless the server is up and not ending."""
     if not paths.blueprint_file.exists():
-        raise only_starting_or_ending()
+        raise why_absent(paths)

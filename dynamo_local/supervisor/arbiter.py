@@ -15,8 +15,8 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.runtime.processes import PARENT_PID_ENV
 from dynamo_local.supervisor.private_files import open_log, write_private
 
-CHECK_DELAY_S = 0.25
-"""How often circusd looks for processes that ended: it does not listen to SIGCHLD."""
+CHECK_DELAY_S = 5.0
+"""How often circusd looks for processes that ended, besides each time when one ends (supervisor/child_ends.py)."""
 
 _NOT_FOR_CHILDREN = ("NATS_SERVER", "NATS_TOKEN")
 """May hold a secret. Services learn of the bus from bus.json."""

@@ -16,7 +16,8 @@ from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.plan import ServiceTemplate
 from state.devices import Inventory
 from state.files import replace_file, system_errors
-from state.model import Component
+from state.model import Component, State
+from state.paths import Sockets, StatePaths
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +85,22 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def only_starting_or_ending() -> SupervisorError:
     """The server cannot be changed now."""
     return SupervisorError("the server is only starting, or ending", "try again in a moment")
+
+
+def why_absent(paths: StatePaths) -> SupervisorError:
+    """Why something is not there that a server has in its run directory."""
+    if paths.blueprint_file.exists() or (paths.statefile.exists() and not paths.run_dir.exists()):
+        return SupervisorError(
+            f"{paths.run_dir} was removed: the server goes on, but its processes cannot be reached any more",
+            "run `dynamo stop`, then serve again",
+        )
+    return only_starting_or_ending()
+
+
+def check_reachable(paths: StatePaths, state: State) -> None:
+    """Raise SupervisorError, with the reason, if commands cannot talk to circusd."""
+    if not Sockets.of_endpoint(state.circus_endpoint).circus.exists():
+        raise why_absent(paths)
 
 
 def is_worker(component: Component) -> bool:

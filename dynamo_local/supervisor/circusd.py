@@ -1,4 +1,5 @@
-"""`python -m dynamo_local.supervisor.circusd CONFIG`: stock circusd, whose processes stay in its session.
+"""`python -m dynamo_local.supervisor.circusd CONFIG`: stock circusd, whose processes stay in its session, and which
+sees at once that one has ended.
 
 circus makes each process that it starts the leader of a session. Linux shares a core among sessions first
 (sched_autogroup, on in most distributions), and only then within each: where engines leave no core idle, what was awake
@@ -13,6 +14,8 @@ from typing import Any
 
 from circus.circusd import main
 
+from dynamo_local.supervisor.child_ends import look_when_children_end
+
 
 def _lead_a_group() -> None:
     os.setpgid(0, 0)
@@ -23,4 +26,5 @@ if __name__ == "__main__":
     # unless it is to be a daemon.
     module: Any = os
     module.setsid = _lead_a_group
+    look_when_children_end()
     main()

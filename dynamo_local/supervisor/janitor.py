@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.report import Report
 from state.locks import LockTimeoutError
@@ -28,7 +28,11 @@ class Janitor:
         store = StateStore(self.paths)
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            state = await asyncio.to_thread(store.read)
+            try:
+                state = await asyncio.to_thread(store.read)
+            except (NotRunningError, StateError):
+                # The server sees to that, and says so (upkeep.py).
+                continue
             if any(component.phase is not None for component in state.components.values()):
                 await self.look()
 

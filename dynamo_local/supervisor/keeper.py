@@ -10,11 +10,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
 from dynamo_local.core.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.arbiter import describe_exit
 from dynamo_local.supervisor.circus import ACTIVE, STOPPED
@@ -23,6 +24,14 @@ from dynamo_local.supervisor.logs import last_error, size, tail
 from dynamo_local.supervisor.report import Report, quote
 
 _LOOK_EVERY_S = 0.25
+"""While processes begin, end, or wait to be started again."""
+
+_LOOK_SELDOM_S = 2.0
+"""While nothing is told of: what was told of may have been lost."""
+
+_RECENTLY_S = 1.0
+"""A status follows its event within this time."""
+
 _LINES_SHOWN = 15
 
 
@@ -39,14 +48,27 @@ class Ends(Protocol):
     async def next(self) -> ProcessBegan | ProcessEnded: ...
 
 
+@dataclass(frozen=True)
+class Registered:
+    """A process by what it says of itself, which is not what circus knows if it was forked (runtime/zygote)."""
+
+    pid: int
+    lease: str
+
+
 class Register(Protocol):
     """What is recorded of watchers, and kept up to date."""
 
-    async def ended(self, watcher: str, pid: int | None) -> None:
-        """Told the watcher whose process ended, and its pid if that is known."""
+    async def registered(self, watcher: str) -> Registered | None:
+        """The process that has registered itself last. Raises StateError or NotRunningError."""
+
+    async def ended(self, watcher: str, pid: int | None, registered: Registered | None) -> None:
+        """Told the watcher whose process ended: the pid that circus knew, if that is known, and what that process had
+        registered. Raises StateError or NotRunningError."""
 
     async def wanted(self, watcher: str) -> bool:
-        """Whether the watcher is to run, and to be started again when it ends."""
+        """Whether the watcher is to run, and to be started again when it ends. Raises StateError or
+        NotRunningError."""
 
 
 @dataclass
@@ -86,6 +108,9 @@ class Keeper:
         self._watched: dict[str, _Watched] = {}
         self._present: frozenset[str] = frozenset()
         self._ended: dict[str, ProcessEnded] = {}
+        self._news = asyncio.Event()
+        self._told_at = -math.inf
+        self._said = ""
 
     def note_ready(self, watcher: str) -> None:
         """The process of the watcher said that it is ready."""
@@ -93,19 +118,30 @@ class Keeper:
         watched.record = became_ready(watched.record, self._clock())
 
     async def listen(self, events: Ends) -> None:
-        """Learn exit codes, until cancelled."""
+        """Learn which processes begin and end, and their exit codes, until cancelled."""
         while True:
             match await events.next():
                 case ProcessEnded(watcher=watcher) as ended:
                     self._ended[watcher] = ended
                 case ProcessBegan(watcher=watcher):
                     self._ended.pop(watcher, None)
+            self._told_at = self._clock()
+            self._news.set()
 
     async def run(self) -> None:
         """Keep everything running, until cancelled. Raises SupervisorError when a service is given up."""
         while True:
+            self._news.clear()
             await self.look()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S if self._busy() else _LOOK_SELDOM_S):
+                    await self._news.wait()
+
+    def _busy(self) -> bool:
+        """Whether something is about to change."""
+        if self._clock() - self._told_at < _RECENTLY_S:
+            return True
+        return any(each.missed_exit or each.restart_at not in (None, math.inf) for each in self._watched.values())
 
     async def look(self) -> None:
         """One round of `run`."""
@@ -114,9 +150,20 @@ class Keeper:
         self._present = frozenset(statuses)
         for name, status in statuses.items():
             if status == STOPPED:
-                await self._tend(name)
-            elif status == ACTIVE and name in self._quiet:
-                self.note_ready(name)
+                try:
+                    await self._tend(name)
+                except (NotRunningError, StateError) as error:
+                    # Looked at again in the next round.
+                    self._say_once(f"{name}  ended, and is started again when the statefile can be used: {error}")
+            elif status == ACTIVE:
+                self._note_running(name)
+
+    def _note_running(self, name: str) -> None:
+        watched = self._of(name)
+        # Whoever restarts a process may have started the next one already.
+        watched.restart_at, watched.missed_exit = None, False
+        if name in self._quiet:
+            self.note_ready(name)
 
     async def _tend(self, name: str) -> None:
         watched = self._of(name)
@@ -124,8 +171,9 @@ class Keeper:
             if self._exit_is_known(name, watched):
                 await self._mourn(name, watched)
         elif self._clock() >= watched.restart_at:
+            wanted = await self._register.wanted(name)
             watched.restart_at = None
-            if await self._register.wanted(name):
+            if wanted:
                 watched.log_start = size(self._log_of(name))
                 await self._circus.start(name)
 
@@ -138,11 +186,17 @@ class Keeper:
         return False
 
     async def _mourn(self, name: str, watched: _Watched) -> None:
-        ended = self._ended.pop(name.lower(), None)
+        registered = await self._register.registered(name)
+        if (await self._circus.statuses()).get(name) != STOPPED:
+            # Another process runs by now. It may be the one that has registered.
+            return
+        ended = self._ended.get(name.lower())
         exit_code, pid = (ended.exit_code, ended.pid) if ended is not None else (None, None)
+        await self._register.ended(name, pid, registered)
+        wanted = await self._register.wanted(name)
+        self._ended.pop(name.lower(), None)
         watched.missed_exit = False
-        await self._register.ended(name, pid)
-        if not await self._register.wanted(name):
+        if not wanted:
             return
         decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
         match decision:
@@ -168,6 +222,11 @@ class Keeper:
 
     def _last_lines(self, name: str) -> list[str]:
         return tail(self._log_of(name), _LINES_SHOWN, after=self._of(name).log_start)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._report.step(text)
+        self._said = text
 
     def _forget(self, names: Iterable[str]) -> None:
         """Watchers that were removed. One that takes such a name later has a life of its own."""

@@ -24,7 +24,7 @@ class Progress:
         """Take in a change of the fleet."""
         presence = change.presence
         name = presence.watcher
-        if change.what in (Happened.LEFT, Happened.REVOKED):
+        if change.what in (Happened.LEFT, Happened.REVOKED) and not change.failed:
             if name in self._last and self._last[name].lease == presence.lease:
                 del self._last[name]
             return

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dynamo_local.core.errors import NotRunningError, SupervisorError
+from dynamo_local.core.errors import NotRunningError
 from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.supervisor.blueprint import why_absent
 from state.locks import server_pid
 from state.paths import StatePaths
 
@@ -21,7 +22,7 @@ async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
     if await asyncio.to_thread(server_pid, paths) is None:
         raise NotRunningError(f"no server runs in namespace {paths.namespace}", "start one with `dynamo serve`")
     if not await asyncio.to_thread(paths.bus_file.exists):
-        raise SupervisorError("the server is only starting, or ending", "try again in a moment")
+        raise why_absent(paths)
     address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
     bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S)
     try:

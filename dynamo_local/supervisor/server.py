@@ -36,12 +36,15 @@ from dynamo_local.supervisor.progress import Progress
 from dynamo_local.supervisor.provisions import Provisions
 from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
+from dynamo_local.supervisor.upkeep import Upkeep
 from dynamo_local.supervisor.watchers import Placing
-from state.files import make_run_directory, make_sockets, remove_run_directory
+from state.files import make_run_directory, make_sockets
+from state.locks import ServerLock
 from state.model import recorded_environment
 from state.paths import STATE_DIR_VARIABLE, Sockets
 from state.processes import ProcFs, this_process
 from state.reconcile import leftovers
+from state.remains import remove_remains
 from state.store import StateStore
 from state.transitions import claim, new_state, set_lease
 
@@ -74,12 +77,14 @@ class StopRequest:
 class Server:
     """Runs one launch. The caller holds the namespace's server lock and has cleared leftovers."""
 
-    def __init__(self, launch: Launch, settings: ServerSettings, report: Report) -> None:
+    def __init__(self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock) -> None:
         self._launch = launch
         self._paths = launch.paths
         self._settings = settings
         self._report = report
+        self._lock = lock
         self._store = StateStore(launch.paths)
+        self._register = StateRegister(self._store)
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
         self._provisions = Provisions(launch.graph, report)
         self._tasks = TaskGuard()
@@ -104,8 +109,10 @@ class Server:
             # Entered after the drain, hence left before it: nobody restarts what is being stopped.
             stack.push_async_callback(self._tasks.close)
             keeper = self._keeper(circus)
+            upkeep = Upkeep(self._paths, sockets, self._lock, self._report)
+            self._tasks.spawn("upkeep", upkeep.run())
             self._tasks.spawn("arbiter", arbiter.died())
-            self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events))
+            self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events, upkeep))
             self._tasks.spawn("log rotation", self._rotate_logs())
             await self._until(stop.wanted)
 
@@ -122,7 +129,7 @@ class Server:
     # Files, statefile, arbiter: each registers what undoes it.
 
     async def _enter_files(self, stack: AsyncExitStack) -> Sockets:
-        stack.push_async_callback(asyncio.to_thread, remove_run_directory, self._paths)
+        stack.push_async_callback(asyncio.to_thread, remove_remains, self._paths)
         await asyncio.to_thread(make_run_directory, self._paths)
         await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
         await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
@@ -175,7 +182,9 @@ class Server:
 
     # Bring-up, then the steady state.
 
-    async def _operate(self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream) -> None:
+    async def _operate(
+        self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream, upkeep: Upkeep
+    ) -> None:
         await circus.statuses()
         self._tasks.spawn("exits", keeper.listen(events))
         self._tasks.spawn("keeper", keeper.run())
@@ -190,6 +199,7 @@ class Server:
             watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
             progress = Progress(self._service_names(), self._report, keeper.note_ready)
             watch.subscribe(progress.on_change)
+            upkeep.members = watch.view.members
             self._keep_cores(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
@@ -259,8 +269,8 @@ class Server:
         quiet = {plan.name for plan in self._planned()} - set(self._service_names())
         limits = RestartLimits(max_delay_s=self._settings.restart_delay_max_s)
         expendable = () if self._launch.zygote is None else (self._launch.zygote.name,)
-        register, log_of = StateRegister(self._store), self._paths.log_file
-        return Keeper(circus, register, log_of, self._report, quiet=quiet, expendable=expendable, limits=limits)
+        log_of = self._paths.log_file
+        return Keeper(circus, self._register, log_of, self._report, quiet=quiet, expendable=expendable, limits=limits)
 
     async def _rotate_logs(self) -> None:
         while True:
@@ -273,7 +283,7 @@ class Server:
         await asyncio.to_thread(self._paths.blueprint_file.unlink, missing_ok=True)
         if not arbiter.running:
             return
-        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s, StateRegister(self._store).pid_of)
+        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s, self._register.pid_of)
         try:
             await drain.stop_all(stop_order(self._launch.graph))
             await circus.quit()

@@ -36,7 +36,7 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
         if launch.bus is not None:
             await _check_bus(launch.bus)
         report.step(f"starting {launch.graph.target} in namespace {launch.graph.namespace}")
-        await Server(launch, settings, report).run(stop)
+        await Server(launch, settings, report, lock).run(stop)
     report.step("stopped")
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
+from dynamo_local.core.errors import BusError, NotRunningError
 from dynamo_local.core.fleet import TTL_S, Change
 from dynamo_local.core.messages import Load, Presence
 from dynamo_local.core.names import BUS_SERVICE, MACHINERY, ZYGOTE_SERVICE, Subjects, parse_watcher
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.supervisor.blueprint import check_reachable, why_absent
 from dynamo_local.supervisor.circus import ACTIVE, CircusClient
 from dynamo_local.supervisor.progress import described
 from state.locks import server_pid
@@ -153,6 +154,8 @@ def _running_state(paths: StatePaths) -> State:
             "`dynamo stop` clears it away" if left else "start one with `dynamo serve`",
         )
     try:
-        return StateStore(paths).read()
+        state = StateStore(paths).read()
     except NotRunningError as error:
-        raise SupervisorError("the server is only starting, or ending", "try again in a moment") from error
+        raise why_absent(paths) from error
+    check_reachable(paths, state)
+    return state

@@ -11,12 +11,14 @@ from dynamo_local.core.errors import NotRunningError, StateError, SupervisorErro
 from dynamo_local.supervisor.report import Report
 from state.locks import ServerLock, server_pid
 from state.paths import StatePaths
-from state.processes import alive
-from state.reconcile import clear_leftovers
+from state.processes import ProcFs, alive
+from state.reconcile import clear_leftovers, leftovers
+from state.remains import has_segments
 from state.store import StateStore
 
 _LOOK_EVERY_S = 0.05
 _TELL_EVERY_S = 5.0
+_LOCKED_WITHIN_S = 3.0
 
 
 def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
@@ -26,6 +28,8 @@ def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
     `timeout_s`.
     """
     pid = server_pid(paths)
+    if pid is None and _processes_left(paths):
+        pid = _await_lock(paths)
     if pid is None:
         _clear(paths, report)
         return
@@ -36,6 +40,18 @@ def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
         os.kill(pid, signal.SIGTERM)
     _await_end(paths, pid, timeout_s, report)
     report.step("stopped")
+
+
+def _processes_left(paths: StatePaths) -> bool:
+    return bool(leftovers(paths, ProcFs().snapshot()))
+
+
+def _await_lock(paths: StatePaths) -> int | None:
+    """The pid of a server whose lock's file was removed: it makes that again within a second."""
+    give_up_at = time.monotonic() + _LOCKED_WITHIN_S
+    while (pid := server_pid(paths)) is None and time.monotonic() < give_up_at and _processes_left(paths):
+        time.sleep(_LOOK_EVERY_S)
+    return pid
 
 
 def _is_owner(paths: StatePaths, pid: int) -> bool:
@@ -73,7 +89,7 @@ def _remaining(paths: StatePaths) -> list[str]:
 
 def _clear(paths: StatePaths, report: Report) -> None:
     notes: tuple[str, ...] = ()
-    if paths.root.exists():
+    if paths.root.exists() or _processes_left(paths) or has_segments(paths):
         with ServerLock(paths) as lock:
             notes = clear_leftovers(lock)
     if not notes:

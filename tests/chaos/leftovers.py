@@ -23,7 +23,7 @@ def files_left(server: ServerProcess, sockets: Path) -> list[str]:
 
 def block_memories(sockets: Path) -> int:
     """Files through which mockers read each other's blocks."""
-    return len(list(sockets.glob("*.kv")))
+    return len(list(sockets.rglob("*.kv")))
 
 
 class SharedMemoryWatch:

@@ -140,6 +140,10 @@ class PullEngine:
         manager = self.engine._core.resources.engine_manager
         roots = [process.pid for process in manager.processes]
         self.pids = [pid for pid in known if pid in roots or parent_of(pid) in roots]
+        watched = self.engine._processes
+        assert watched is not None
+        assert len(watched.pids) == 2, "an engine core and its worker"
+        assert set(watched.pids) <= set(self.pids)
         self._pump = asyncio.create_task(self._take_steps())
 
     async def close(self) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterable
+from contextlib import suppress
 
 import openai
 import pytest
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, shared_memory
+from state.files import sockets_of
+from state.processes import descendants
+from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer, none_of, shared_memory
 from tests.integration.server_process import eventually
 
 VLLM_PROCESSES = 2
@@ -38,14 +43,48 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
     served.assert_nothing_left()
 
 
+def kill_all(pids: Iterable[int]) -> None:
+    """At once: nobody is left who could tidy up, resource trackers included."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def folders(server: LlmServer) -> set[str]:
+    """Of the server's services."""
+    sockets = sockets_of(server.paths).directory
+    return {path.name for path in sockets.iterdir() if path.name.isdigit()}
+
+
+def await_worker_in_place_of(server: LlmServer, lease: str | None) -> None:
+    def is_there() -> bool:
+        worker = next(row for row in server.ps() if row["component"] == "VllmWorker")
+        return bool(worker["state"] == "ready" and worker["lease"] != lease)
+
+    eventually(is_there, "no worker came in place of the one that was killed", READY_WITHIN_S)
+
+
 @pytest.mark.ends_server
-def test_sigkill_leaves_no_orphan(lora: LlmServer) -> None:
+def test_sigkill_leaves_no_orphan_and_no_shared_memory(lora: LlmServer) -> None:
+    """First of a worker with all its processes; then of another one with all of its own, and of the server alone."""
+    before = lora.shared_memory_before
     processes = lora.tree()
     assert len(processes) >= SUPERVISORS + 6 + 2 * VLLM_PROCESSES
-    lora.signal(signal.SIGKILL)
+    of_both, folders_of_all = len(shared_memory() - before), len(folders(lora))
+    assert of_both > 0
+    lease = lora.state().components["lora_VllmWorker"].lease
+    kill_all(descendants(lora.pid("VllmWorker")))
+    await_worker_in_place_of(lora, lease)
+    eventually(lambda: len(shared_memory() - before) == of_both, f"{shared_memory()}")
+    eventually(lambda: len(folders(lora)) == folders_of_all, f"{folders(lora)}")
+    processes = lora.tree()
+    # Nobody is left who could tidy up after this worker.
+    kill_all([lora.process.pid, *descendants(lora.pid("PrefillWorker"))])
     lora.process.wait()
     eventually(lambda: none_of(processes), "a process outlives the server", PATIENCE_S)
     assert lora.paths.statefile.exists()
+    assert shared_memory() - before
     lora.command("stop")
     lora.assert_nothing_left()
-    eventually(lambda: shared_memory() <= lora.shared_memory_before, "shared memory is left", PATIENCE_S)
+    eventually(lambda: shared_memory() <= before, "shared memory is left", PATIENCE_S)

@@ -14,7 +14,7 @@ from dynamo_local.sdk import async_on_shutdown, async_on_start, depends, endpoin
 @dataclass(frozen=True)
 class MoodySettings:
     start: Literal["well", "refused", "broken", "never"] = "well"
-    later: Literal["nothing", "task dies", "bad end"] = "nothing"
+    later: Literal["nothing", "task dies", "bad end", "task dies at the end"] = "nothing"
 
 
 @service()
@@ -65,6 +65,8 @@ class Moody:
         print("first hook", flush=True)
         if self._settings.later == "bad end":
             raise EngineError("the engine would not end")
+        if self._settings.later == "task dies at the end":
+            await asyncio.wait([self._context.tasks.spawn("doomed", self._doomed())])
 
     @async_on_shutdown
     async def second(self) -> None:

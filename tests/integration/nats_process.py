@@ -41,6 +41,10 @@ class NatsProcess:
         self._process.kill()
         self._process.wait(_DEADLINE_S)
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def end(self) -> None:
         """Harmless if it has ended already."""
         if self._process is not None:

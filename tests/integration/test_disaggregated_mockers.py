@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from components.workers.duty import TELL_AGAIN_S
+from components.workers.unacknowledged import TELL_AGAIN_S
 from dynamo_local.core import codec
 from dynamo_local.core.disaggregation import Limits
 from dynamo_local.core.fidelity import Fidelity, Survival

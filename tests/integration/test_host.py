@@ -224,6 +224,19 @@ async def test_a_side_task_that_dies_ends_the_process(nats: BusAddress, tmp_path
     assert moody.errors == ["error: the engine died; see its log"]
 
 
+async def test_a_side_task_that_dies_while_the_process_ends_is_told_of_at_once(
+    nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    server = await prepare(nats, tmp_path, stack, MOODY, "--Moody.later=task dies at the end")
+    moody = await server.start("Moody")
+    await server.hears("Moody", "ready")
+    moody.end()
+    assert (await server.hears("Moody", "failed")).detail == "the engine died; see its log"
+    assert await moody.finished() == 1
+    await moody.says("second hook")
+    assert moody.errors == ["error: the engine died; see its log"]
+
+
 async def test_a_hook_that_fails_does_not_keep_the_next_from_running(
     nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
 ) -> None:

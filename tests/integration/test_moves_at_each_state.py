@@ -36,6 +36,7 @@ SUBJECTS = Subjects(NAMESPACE)
 KEYS = {
     "ServiceArgs.workers": WORKERS,
     "engine": "mocker",
+    "mocker-process": "true",
     "mocker-step-base-ms": 6,
     "mocker-kv-blocks": 512,
     "mocker-block-size": 16,
@@ -100,10 +101,10 @@ class Stage:
         assert isinstance(bus, HoldingBus)
         return await Scene(bus, SUBJECTS, source.lease, destination.lease).set(self.bus)
 
-    def signal(self, lease: str, number: signal.Signals) -> None:
+    def signal(self, lease: str, number: signal.Signals, *, engine: bool = False) -> None:
         worker = self.view.get(lease)
         assert worker is not None
-        os.kill(worker.pid, number)
+        os.kill(engine_of(worker) if engine else worker.pid, number)
 
     async def all_answered(self, scene: Scene) -> dict[State, str]:
         """Each request once, rightly; and nothing is left of any, anywhere. Returns how the moves ended."""
@@ -117,6 +118,12 @@ class Stage:
         await scene.front.close()
         await scene.bus.close()
         return outcomes
+
+
+def engine_of(worker: Presence) -> int:
+    """The pid of a mocker's process."""
+    (pid,) = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    return int(pid)
 
 
 def _is_full(worker: Presence | None) -> bool:
@@ -146,12 +153,13 @@ def became(outcomes: dict[State, str], before: str) -> None:
     assert set(outcomes.values()) <= {"moved", "recovered", "ended"}
 
 
+@pytest.mark.parametrize("engine", [False, True], ids=["worker", "engine"])
 @pytest.mark.parametrize(("which", "moves"), [("source", "recovered"), ("destination", "stayed")])
-async def test_a_worker_that_is_killed_and_missed(stage: Stage, which: str, moves: str) -> None:
+async def test_a_worker_that_is_killed_and_missed(stage: Stage, which: str, moves: str, engine: bool) -> None:
     scene = await stage.scene()
     lost = getattr(scene, which)
-    stage.signal(lost, signal.SIGKILL)
-    # Another process has taken its place.
+    stage.signal(lost, signal.SIGKILL, engine=engine)
+    # It has said that it has failed, or another process has taken its place.
     await until(lambda: scene.front.fleet.view.get(lost) is None)
     scene.bus.let_go()
     became(await stage.all_answered(scene), moves)

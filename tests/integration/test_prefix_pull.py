@@ -19,6 +19,7 @@ from dynamo_local.core.messages import (
     Cancel,
     PinAnswer,
     PinQuestion,
+    Presence,
     RequestEpoch,
     Submit,
     TokenDelta,
@@ -189,6 +190,19 @@ async def test_of_a_source_that_is_gone_nothing_is_expected(
     assert engine.pulled.get_nowait() is None
 
 
+async def test_a_source_that_fails_is_not_waited_for(
+    bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
+) -> None:
+    worker.duty._puller._answer_s = 10 * DEADLINE_S
+    await tell(bus, subjects, submission())
+    question, _ = await source.asks()
+    failed = Presence("t_Source", "Source", "prefill", "source", 1, "failed")
+    await bus.publish(subjects.presence(failed.watcher), codec.encode(failed))
+    await taken(engine)
+    assert engine.pulled.get_nowait() is None
+    assert await source.forgets() == question.pin
+
+
 @pytest.mark.parametrize("prefix", [None, Prefix("same", ())])
 async def test_where_there_is_nothing_to_pull_nothing_is_asked_for(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, prefix: Prefix | None
@@ -267,7 +281,7 @@ async def test_waiting_for_a_source_is_no_stall_of_the_engine(
     worker.duty._stepped_at = time.monotonic() - 10_000
     await tell(bus, subjects, submission())
     await source.asks()
-    assert time.monotonic() - worker.duty._stepped_at < worker.duty._stall_s
+    assert time.monotonic() - worker.duty._stepped_at < DEADLINE_S
 
 
 # The lender

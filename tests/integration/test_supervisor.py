@@ -48,6 +48,21 @@ class Box:
         return (self.directory / f"{name}.log").read_text()
 
 
+@asynccontextmanager
+async def subscribed(endpoint: str) -> AsyncIterator[EventStream]:
+    """A stream that has been accepted: what happens before that, it misses."""
+    stream = EventStream(endpoint)
+    monitor = stream._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    async with stream:
+        try:
+            async with asyncio.timeout(60):
+                await monitor.recv_multipart()
+        finally:
+            stream._socket.disable_monitor()
+            monitor.close(linger=0)
+        yield stream
+
+
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
     directory = tmp_path / "with blank, 100% #1 ;x"
@@ -55,7 +70,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
     endpoint, events = f"ipc://{directory}/c.sock", f"ipc://{directory}/c.pub"
     files = ArbiterFiles(endpoint, events, directory / "circus.ini", directory / "circusd.log")
     arbiter = await Arbiter.spawn(files, {**os.environ, "NATS_TOKEN": "secret", "KEPT": "yes"})
-    async with CircusClient(endpoint) as circus, EventStream(events) as stream:
+    async with CircusClient(endpoint) as circus, subscribed(events) as stream:
         await circus.statuses()
         yield Box(directory, arbiter, circus, stream)
         if arbiter.running:

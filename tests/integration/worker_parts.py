@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from components.router import Router
-from components.workers.duty import TELL_AGAIN_S, EngineDuty
+from components.workers.duty import EngineDuty
 from components.workers.prefill import PrefillDuty
+from components.workers.unacknowledged import TELL_AGAIN_S
 from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, Presence, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects, Watcher
 from dynamo_local.core.ports import Engine, Prefix, Progress, PulledPrefix, Step
@@ -124,6 +125,7 @@ class ScriptedEngine:
     pin_raises: Exception | None = None
     cached_raises: Exception | None = None
     no_transfer: str | None = None
+    waited_for_core_s: float = 0.0
     grows: bool = False
     grown: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
     """Warm requests that others have grown from."""
@@ -177,6 +179,9 @@ class ScriptedEngine:
 
     async def step(self) -> Step:
         return await self.steps.get()
+
+    async def waited_s(self) -> float:
+        return self.waited_for_core_s
 
     async def close(self, deadline_s: float) -> None:
         """Nothing to close."""

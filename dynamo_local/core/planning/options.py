@@ -29,6 +29,9 @@ class PlannerOptions:
     served_model_name: str = _option("vllm", "name of the model, in what is recorded")
     no_operation: bool = _option(False, "make no adjustments, only observe and record what would be done")
     log_dir: str | None = _option(None, "directory for TensorBoard event files and decisions.jsonl")
+    event_files_max_mib: int = _option(
+        64, "event files of all planners in log-dir together, in MiB; the oldest are removed", at_least=1
+    )
     adjustment_interval: float = _option(30.0, "time between adjustments, in s", above=0, at_most=86400)
     metric_pulling_interval: float = _option(1.0, "time between pulls of the metrics, in s", above=0, at_most=3600)
     max_gpu_budget: int = _option(

@@ -17,6 +17,7 @@ from dynamo_local.engine.mocker import scheduler, sequence
 from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.logprobs import logprobs_of
 from dynamo_local.engine.mocker.outcome import Outcome
+from dynamo_local.engine.mocker.process import EngineProcess, process_died
 from dynamo_local.engine.mocker.pulling import fingerprint, plan_pull
 from dynamo_local.engine.mocker.reading import Reads
 from dynamo_local.engine.mocker.sampling import read_sampling
@@ -84,6 +85,7 @@ class MockerEngine:
         """Something has changed it since the last step told it."""
         self._closed = False
         self._wake = asyncio.Event()
+        self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
         self._nap: asyncio.Future[None] | None = None
 
     async def start(self, progress: Progress) -> EngineInfo:
@@ -91,6 +93,8 @@ class MockerEngine:
         if self._settings.mocker_start_s > 0:
             await self._pass_time(self._settings.mocker_start_s)
         self._check_open()
+        if self._process is not None:
+            await self._process.start()
         if self._directory is not None:
             self._scheduler.memory.share(self._directory)
         return EngineInfo(
@@ -171,11 +175,17 @@ class MockerEngine:
                     return self._told(())
                 await self._until_something_happens()
         await self._pass_time(self._in_flight.due - self._clock())
+        if self._process is not None:
+            await self._process.answer()
         self._check_open()
         ended, self._in_flight = self._in_flight, None
         self._scheduler.complete(ended.outcome, self._clock())
         ended.over.set()
         return self._told(ended.outcome.emitted)
+
+    async def waited_s(self) -> float:
+        """It computes nothing that could be kept from it."""
+        return 0.0
 
     async def close(self, deadline_s: float) -> None:
         self._closed = True
@@ -185,10 +195,14 @@ class MockerEngine:
             self._in_flight.over.set()
         if self._nap is not None:
             self._nap.cancel()
+        if self._process is not None:
+            await self._process.end()
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the mocker engine is closed")
+        if self._process is not None and self._process.dead:
+            raise process_died()
 
     def _full_blocks(self, token_ids: Sequence[int]) -> int:
         """How many blocks of a context can be cached. The last token is in none: it is always computed."""

@@ -16,7 +16,6 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import EngineError
@@ -39,10 +38,8 @@ class BlockMemory:
         return self._path
 
     def share(self, directory: Path) -> None:
-        """Move it into a file of its own, mode 0600. What engines that were killed have left is removed.
-        Raises EngineError."""
+        """Move it into a file of its own, mode 0600. Raises EngineError."""
         try:
-            _sweep(directory)
             self._open(directory)
         except OSError as error:
             raise EngineError(f"cannot share KV blocks in {directory}: {error.strerror or error}") from error
@@ -107,14 +104,3 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _sweep(directory: Path) -> None:
-    for path in directory.glob(f"*{_SUFFIX}"):
-        with suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if not _locked(descriptor):
-                    path.unlink()
-            finally:
-                os.close(descriptor)

@@ -54,6 +54,9 @@ class MockerSettings:
     )
     mocker_speedup: float = _setting(1.0, "steps and reads are this many times faster than modelled", above=0)
     mocker_start_s: float = _setting(0.0, "time that start-up takes, in s", at_least=0)
+    mocker_process: bool = _setting(
+        False, "depend on a process of its own, as vLLM does: kill or stop it to see what becomes of the requests"
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):

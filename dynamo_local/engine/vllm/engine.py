@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,25 @@ from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion,
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
+from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import (
-    CPU_CORES_ENV,
     compile_nothing,
     leave_memory_where_it_is,
     prepare_environment,
     settle_threads,
 )
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
+from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
+from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
+from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.schema import build_settings
+
+_GONE_S = 5.0
+"""For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
 
 _NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
@@ -51,10 +59,15 @@ class VllmEngine:
 
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
     environment.py.
-    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it.
+    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it. `tasks`: whose failure is the worker's.
     """
 
-    def __init__(self, config: dict[str, Any], private_dir: Path, *, kv_transfer: bool = False) -> None:
+    def __init__(
+        self, config: dict[str, Any], private_dir: Path, *, kv_transfer: bool = False, tasks: TaskGuard | None = None
+    ) -> None:
+        self._tasks = tasks or TaskGuard()
+        self._threads = EngineThreads()
+        self._binding: SoftBinding | None = None
         self._config = config
         self._private_dir = private_dir
         self._kv_transfer = kv_transfer
@@ -70,16 +83,15 @@ class VllmEngine:
         # thread that forked them ends (runtime/processes.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
+        self._processes: EngineProcesses | None = None
         self._adapters: Any = None
         self._max_model_len = 0
         self._forgotten: tuple[str, ...] = ()
 
     async def start(self, progress: Progress) -> EngineInfo:
-        loop = asyncio.get_running_loop()
         prepare_environment(self._private_dir)
         try:
-            launched = await loop.run_in_executor(self._thread, _launch, self._config, self._kv_transfer, progress)
-            self._core, vllm_config, self._adapters = launched
+            self._core, vllm_config, self._adapters = await self._launch(progress)
             await self._adapters.load(self._core)
             if self._kv_transfer:
                 self._pull = await open_pull(self._core, vllm_config, self._adapters)
@@ -88,9 +100,19 @@ class VllmEngine:
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+        self._processes = watch_processes(self._core)
         info = _info(vllm_config, self._pull)
+        await asyncio.to_thread(note_segments, self._private_dir, os.environ)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
+
+    async def _launch(self, progress: Progress) -> tuple[Any, Any, Any]:
+        self._binding = soft_binding(self._threads, lambda: bool(self._live))
+        with ExitStack() as stack:
+            if self._binding is not None:
+                stack.enter_context(self._binding.starting(self._tasks))
+            launch = partial(_launch, self._config, self._kv_transfer, self._threads, self._binding, progress)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, launch)
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         await self._add(work, pulled)
@@ -109,7 +131,7 @@ class VllmEngine:
             return False
         del self._warm[from_warm]
         current = RequestEpoch(work.request_id, work.epoch)
-        self._live[kept.name] = _Live(current, work.position, stays=len(work.token_ids) if warm else 0)
+        self._begin(kept.name, _Live(current, work.position, stays=len(work.token_ids) if warm else 0))
         self._names[current] = kept.name
         grown = await self._pull.grow(kept, work, stays=warm)
         if not grown:
@@ -129,8 +151,13 @@ class VllmEngine:
         request = core_request_of(work, transfer, self._forgotten, adapters=self._adapters, stays=stays)
         current = RequestEpoch(work.request_id, work.epoch)
         kept = len(work.token_ids) if stays else 0
-        self._live[request.request_id] = _Live(current, work.position, work.hold_s, pulled is not None, kept)
+        self._begin(request.request_id, _Live(current, work.position, work.hold_s, pulled is not None, kept))
         await self._core.add_request_async(request)
+
+    def _begin(self, name: str, live: _Live) -> None:
+        self._live[name] = live
+        if self._binding is not None:
+            self._binding.wake()
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         names = [str(request) for request in requests]
@@ -179,9 +206,16 @@ class VllmEngine:
         deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
         return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
 
+    async def waited_s(self) -> float:
+        return await asyncio.to_thread(self._threads.waited_s)
+
     async def close(self, deadline_s: float) -> None:
         if self._pull is not None:
             self._pull.close()
+        if self._processes is not None:
+            if deadline_s <= 0:
+                await self._processes.kill(_GONE_S)
+            self._processes.close()
         if self._core is not None:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
@@ -217,7 +251,9 @@ class VllmEngine:
         pull.watch(now + hold_s)
 
 
-def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tuple[Any, Any, Any]:
+def _launch(
+    config: dict[str, Any], kv_transfer: bool, threads: EngineThreads, binding: SoftBinding | None, progress: Progress
+) -> tuple[Any, Any, Any]:
     """Import vLLM, start its engine core, and wait until that has loaded the model. Returns vLLM's client of it, its
     configuration and its adapters."""
     progress("importing vLLM")
@@ -249,14 +285,15 @@ def _launch(config: dict[str, Any], kv_transfer: bool, progress: Progress) -> tu
         share_process_groups()
         if vllm_config.model_config.enforce_eager:
             compile_nothing()
-        if cores := os.environ.get(CPU_CORES_ENV):
-            # Of this thread, and so of the engine's processes, which are forked from it: vLLM binds spawned ones only.
-            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+        if binding is not None:
+            # Of the engine's processes, which are forked from here: vLLM binds spawned ones only.
+            binding.bind_forks()
             # Who computes without a pause, and who is awake for moments: the kernel is to tell them apart.
             let_forks_lead_sessions()
     # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()
+    threads.forked_here()
     # For processes that are forked; those that are spawned load plugin.py.
     install()
     progress("loading the model")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from dynamo_local.engine.vllm.shared_memory import name_segments
+
 CPU_CORES_ENV = "DYN_CPU_CORES"
 """Cores of the worker's CPU slot, comma-separated. Set with the device claim."""
 
@@ -28,9 +30,11 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
 def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = os.environ) -> None:
     """Settle what vLLM reads from the environment. What the user has set stays.
 
+    Shared memory of this process, and of those forked from it, is named by whose it is.
     `private_dir` (mode 0700) takes the temporary files of vLLM, and the sockets between its processes, which have no
     authentication of their own.
     """
+    name_segments(environ)
     environ["TMPDIR"] = environ["VLLM_RPC_BASE_PATH"] = str(private_dir)
     defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.

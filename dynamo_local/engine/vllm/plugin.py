@@ -15,6 +15,7 @@ import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.shared_memory import name_segments
 from dynamo_local.runtime.processes import die_with_parent
 
 
@@ -27,6 +28,7 @@ def register() -> None:
     if WATCHER_ENV not in os.environ:
         return
     gc.unfreeze = _stay_frozen
+    name_segments(os.environ)
     parent = multiprocessing.parent_process()
     if parent is not None:
         die_with_parent(parent.pid)

@@ -47,7 +47,11 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"), state=st.sampled_from(STATES))
     def hear(self, watcher: int, incarnation: str, state: ProcessState) -> None:
         lease, name = f"{watcher}{incarnation}", f"ns_Worker_{watcher}"
-        self.note(self.view.observe(presence(lease, state, name), self.now))
+        changes = self.view.observe(presence(lease, state, name), self.now)
+        self.note(changes)
+        if state == "failed":
+            self.hear_of_failure(lease, name, changes)
+            return
         if lease in self.void:
             if lease in self.known:
                 self.known[lease] = _Expected(name, state, self.now)
@@ -56,6 +60,17 @@ class FleetMachine(RuleBasedStateMachine):
             del self.known[other]
             self.void.add(other)
         self.known[lease] = _Expected(name, state, self.now)
+
+    def hear_of_failure(self, lease: str, name: str, changes: list[Change]) -> None:
+        """It is gone at once and for good, and so are others of its watcher, unless it is void itself. Each is told of
+        once."""
+        gone = {lease} & self.known.keys()
+        if lease not in self.void:
+            gone = {lease, *(other for other, known in self.known.items() if known.watcher == name)}
+        assert sorted(change.presence.lease for change in changes) == sorted(gone)
+        assert {change.presence.lease for change in changes if change.failed} == gone & {lease}
+        self.known = {other: known for other, known in self.known.items() if other not in gone}
+        self.void |= gone
 
     @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"))
     def revoke(self, watcher: int, incarnation: str) -> None:
@@ -95,7 +110,7 @@ def test_the_order_in_which_processes_are_heard_does_not_matter(heard: list[Pres
     view = FleetView()
     for one in heard:
         view.observe(one, 0.0)
-    assert [member.lease for member in view.members()] == ["a", "b", "c", "d"]
+    assert [member.lease for member in view.members()] == ["a", "b", "c"]
     assert leases(view) == ["b"]
 
 
@@ -155,6 +170,53 @@ def test_a_revoked_process_is_told_once_and_missed_when_it_dies() -> None:
     assert [change.what for change in view.expire(1.6 + TTL_S)] == [Happened.LEFT]
     assert view.observe(presence("a"), 10.0) == []
     assert view.members() == []
+
+
+@pytest.mark.parametrize("before", [None, "starting", "ready", "draining"])
+def test_a_worker_that_has_failed_is_gone_for_good(before: ProcessState | None) -> None:
+    """Also for those who hear of it for the first time; whatever it says later, and while it is silent."""
+    view = FleetView()
+    if before is not None:
+        view.observe(presence("a", before), 0.0)
+    failed = presence("a", "failed")
+    (change,) = view.observe(failed, 0.1)
+    assert (change, change.failed) == (Change(Happened.LEFT, failed), True)
+    for state in STATES:
+        assert view.observe(presence("a", state), 0.2) == []
+    assert view.expire(100.0) == []
+    assert view.observe(presence("a"), 101.0) == []
+    assert view.get("a") is None
+    assert view.members() == []
+
+
+def test_a_worker_that_drains_or_is_revoked_and_then_fails_is_gone_at_once() -> None:
+    view = FleetView()
+    view.observe(presence("a", "draining"), 0.0)
+    view.revoke("a")
+    assert [change.failed for change in view.observe(presence("a", "failed"), 0.1)] == [True]
+    assert view.members() == []
+
+
+def test_a_late_word_of_failure_does_not_displace_the_living() -> None:
+    view = FleetView()
+    view.observe(presence("old", watcher="ns_Worker"), 0.0)
+    view.observe(presence("new", watcher="ns_Worker"), 0.1)
+    assert view.observe(presence("old", "failed", watcher="ns_Worker"), 0.2) == []
+    assert leases(view) == ["new"]
+
+
+def test_who_falls_silent_or_is_replaced_has_not_failed() -> None:
+    view = FleetView()
+    view.observe(presence("old", watcher="ns_Worker"), 0.0)
+    assert [change.failed for change in view.observe(presence("new", watcher="ns_Worker"), 0.1)] == [False, False]
+    assert [change.failed for change in view.expire(100.0)] == [False]
+
+
+def test_a_frontend_that_has_failed_finishes_its_streams() -> None:
+    view = FleetView()
+    view.observe(presence("f", role="frontend"), 0.0)
+    assert [change.what for change in view.observe(presence("f", "failed", role="frontend"), 0.1)] == [Happened.UPDATED]
+    assert view.get("f") is not None
 
 
 def test_a_lease_revoked_before_it_was_ever_heard_never_appears() -> None:

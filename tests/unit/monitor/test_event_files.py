@@ -14,6 +14,7 @@ from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
 from dynamo_local.core.readings import Reading
 from dynamo_local.monitor.event_files import ALL_DECISIONS, CHANGES, TensorBoardRecorder
+from dynamo_local.monitor.event_folder import EventFolder
 
 BUSY = WorkerSeen("ns_VllmWorker", "decode", "routable", 1, Reading(8, 4, 0.9, 0.1), 1000)
 CALM = WorkerSeen("ns_VllmWorker_1", "decode", "routable", 1, Reading(1, 0, 0.5, 0.1), 1000)
@@ -132,10 +133,20 @@ def test_decisions_that_change_nothing_are_told_apart(recorder: TensorBoardRecor
 
 
 def test_steps_are_seconds_of_the_planners_life_at_the_time_of_the_reading(recorder: TensorBoardRecorder) -> None:
-    for at in (100.0, 101.5, 129.0):
-        recorder.observed(replace(PULL, at=at))
+    for waiting, at in enumerate((100.0, 101.5, 129.0)):
+        recorder.observed(replace(PULL, queue=QueueReading(waiting, 0), at=at))
     found = read_back(recorder).Scalars("queue/waiting")
     assert [(event.step, event.wall_time) for event in found] == [(0, WALL - 30), (1, WALL - 28.5), (29, WALL - 1)]
+
+
+def test_of_numbers_that_stay_hardly_anything_is_written(tmp_path: Path) -> None:
+    """An hour of an idle server, pulled every second."""
+    recorder = TensorBoardRecorder(tmp_path, clock=lambda: 3700.0, wall_clock=lambda: WALL)
+    for second in range(3600):
+        recorder.observed(replace(PULL, at=100.0 + second))
+    found = read_back(recorder).Scalars("queue/waiting")
+    assert [event.step for event in (found[0], found[-1])] == [0, 3599]
+    assert sum(file.stat().st_size for file in recorder.folder.iterdir()) < 200_000
 
 
 def test_lives_of_planners_are_separate_runs(tmp_path: Path) -> None:
@@ -157,13 +168,12 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_once(tmp_path: Path) -> N
 def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     recorder: TensorBoardRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full:
-        def add_event(self, event: object) -> None:
+    class Full(EventFolder):
+        def add(self, event: object) -> None:
             raise OSError(28, "No space left on device")
 
-    assert recorder._writer is not None
-    recorder._writer.close()
-    recorder._writer = Full()
+    assert recorder._files is not None
+    recorder._files.__class__ = Full
     recorder.observed(PULL)
     recorder.observed(PULL)
     recorder.close()

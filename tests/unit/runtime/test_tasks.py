@@ -37,6 +37,18 @@ async def test_who_stops_waiting_does_not_lose_the_failure() -> None:
         await tasks.failed()
 
 
+async def test_the_first_failure_is_told_at_once_to_all_who_want_to_know() -> None:
+    tasks = TaskGuard()
+    told: list[BaseException] = []
+    for _ in range(2):
+        tasks.on_failure(told.append)
+    for _ in range(2):
+        tasks.spawn("failing", fail())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [str(error) for error in told] == ["the task failed"] * 2
+
+
 async def test_a_task_that_returns_or_is_cancelled_is_no_failure() -> None:
     tasks = TaskGuard()
     failed = asyncio.create_task(tasks.failed())

@@ -91,3 +91,11 @@ def python(code: str, environ: Mapping[str, str] | None = None) -> Iterator[subp
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
+
+
+@contextmanager
+def spinning(core: int, *, nice: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A process that computes without a pause on that core, `nice` to others of this session."""
+    bound = f"import os; os.sched_setaffinity(0, {{{core}}}); os.nice({nice}); print('ready', flush=True)\n"
+    with python(f"{bound}while True: pass") as process:
+        yield process

@@ -47,6 +47,6 @@ def test_a_namespace_cannot_lead_elsewhere(namespace: str) -> None:
 
 
 def test_fit_counts_bytes_not_characters() -> None:
-    assert Sockets(Path("/" + "a" * 62)).fit
-    assert not Sockets(Path("/" + "a" * 63)).fit
-    assert not Sockets(Path("/" + "ä" * 32)).fit
+    assert Sockets(Path("/" + "a" * 61)).fit
+    assert not Sockets(Path("/" + "a" * 62)).fit
+    assert not Sockets(Path("/" + "ä" * 31)).fit

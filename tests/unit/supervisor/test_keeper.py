@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import StateError, SupervisorError
 from dynamo_local.core.restarts import RestartLimits
 from dynamo_local.supervisor.events import ProcessBegan, ProcessEnded
-from dynamo_local.supervisor.keeper import Keeper
+from dynamo_local.supervisor.keeper import Keeper, Registered
 from tests.unit.supervisor.recording import RecordingReport
 
 LIMITS = RestartLimits(first_delay_s=1, max_delay_s=4, healthy_after_s=60, max_failed_starts=2)
@@ -50,6 +50,10 @@ class Kept:
         self.report = RecordingReport()
         self.now = 0.0
         self.deaths: list[tuple[str, int | None]] = []
+        self.voided: list[Registered | None] = []
+        self.process: Registered | None = Registered(11, "first")
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.unreadable = False
 
         self.is_wanted = wanted
         self.keeper = Keeper(
@@ -67,10 +71,20 @@ class Kept:
     def log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
-    async def ended(self, watcher: str, pid: int | None) -> None:
+    async def registered(self, watcher: str) -> Registered | None:
+        if self.unreadable:
+            raise StateError("cannot read the statefile")
+        found = self.process
+        self.meanwhile()
+        return found
+
+    async def ended(self, watcher: str, pid: int | None, registered: Registered | None) -> None:
         self.deaths.append((watcher, pid))
+        self.voided.append(registered)
 
     async def wanted(self, watcher: str) -> bool:
+        if self.unreadable:
+            raise StateError("cannot read the statefile")
         return self.is_wanted
 
     async def told(self, *events: ProcessBegan | ProcessEnded) -> None:
@@ -229,3 +243,98 @@ async def test_a_quiet_watcher_is_ready_while_it_runs(make: Make) -> None:
         kept.now += 10
         await kept.look()
         assert kept.circus.started == ["ns_A"] * deaths
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # the fakes tell nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_ends_is_seen_when_it_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only when it is time to look."""
+    monkeypatch.setattr("dynamo_local.supervisor.keeper._LOOK_SELDOM_S", 3600.0)
+    kept = make()
+    kept.now = 100.0
+    running = asyncio.create_task(kept.keeper.run())
+    await asyncio.sleep(0)
+    await kept.ends(-9)
+    await until(lambda: kept.deaths)
+    kept.now = 200.0
+    await until(lambda: kept.circus.started)
+    running.cancel()
+
+
+async def test_what_nobody_told_of_is_seen_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_local.supervisor.keeper._LOOK_SELDOM_S", 0.01)
+    kept = make()
+    running = asyncio.create_task(kept.keeper.run())
+    await asyncio.sleep(0)
+    kept.circus.current["ns_A"] = "stopped"
+    await until(lambda: kept.deaths)
+    assert kept.deaths == [("ns_A", None)]
+    running.cancel()
+
+
+async def test_what_the_ended_process_had_registered_is_voided(make: Make) -> None:
+    kept = make()
+    await kept.ends(-9)
+    await kept.look()
+    assert (kept.deaths, kept.voided) == ([("ns_A", 1)], [Registered(11, "first")])
+
+
+async def test_a_process_started_in_its_place_meanwhile_is_left_alone(make: Make) -> None:
+    kept = make(wanted=False)
+    await kept.ends(0)
+
+    def restarted() -> None:
+        kept.circus.current["ns_A"] = "active"
+        kept.process = Registered(22, "second")
+
+    kept.meanwhile = restarted
+    await kept.look()
+    assert (kept.deaths, kept.voided) == ([], [])
+    # Its own end is noticed as ever.
+    kept.meanwhile = lambda: None
+    await kept.look()
+    kept.is_wanted = True
+    await kept.ends(-9)
+    await kept.look()
+    assert kept.voided == [Registered(22, "second")]
+
+
+async def test_a_restart_that_somebody_else_made_is_not_made_again(make: Make) -> None:
+    kept = make()
+    kept.keeper.note_ready("ns_A")
+    await kept.ends(-9)
+    await kept.look()
+    kept.circus.current["ns_A"] = "active"
+    await kept.look()
+    kept.keeper.note_ready("ns_A")
+    kept.now = 100.0
+    await kept.ends(-9)
+    await kept.look()
+    # First told as a death of its own.
+    assert (len(kept.deaths), kept.circus.started) == (2, [])
+
+
+async def test_a_statefile_that_cannot_be_read_only_delays(make: Make) -> None:
+    kept = make()
+    kept.keeper.note_ready("ns_A")
+    await kept.ends(-9)
+    kept.unreadable = True
+    await kept.look()
+    await kept.look()
+    assert kept.report.lines == [
+        "ns_A  ended, and is started again when the statefile can be used: cannot read the statefile"
+    ]
+    kept.unreadable = False
+    await kept.look()
+    kept.unreadable = True
+    kept.now = 1.0
+    await kept.look()
+    assert kept.circus.started == []
+    kept.unreadable = False
+    await kept.look()
+    assert (kept.circus.started, kept.deaths) == (["ns_A"], [("ns_A", 1)])
+    assert kept.report.lines[1] == "ns_A  ended: killed by SIGKILL, restart in 1 s"

@@ -54,6 +54,13 @@ def test_one_that_left_is_not_ready(followed: Followed) -> None:
     assert followed.progress.not_ready() == "ns_A (not heard of), ns_B (failed: no such model)"
 
 
+def test_a_worker_that_left_because_it_failed_is_told_of(followed: Followed) -> None:
+    followed.hear(presence("ns_A", "starting", role="decode"))
+    followed.hear(presence("ns_A", "failed", "no such model", role="decode"), Happened.LEFT)
+    assert followed.report.lines[-1] == "ns_A  failed: no such model"
+    assert followed.progress.not_ready() == "ns_A (failed: no such model), ns_B (not heard of)"
+
+
 def test_a_late_farewell_does_not_hide_the_successor(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready", lease="2"))
     followed.hear(presence("ns_A", "ready", lease="1"), Happened.LEFT)

@@ -1,0 +1,48 @@
+"""How long threads run, and how long they wait for a core that others have. Pure; `state/threads.py` reads it.
+
+The kernel adds to a thread's waiting when that ends. One that is runnable, and has neither run nor waited since the
+last look, has waited all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ThreadTimes:
+    """A thread since its start, in seconds. `core`: where it runs, or ran last."""
+
+    ran_s: float
+    waited_s: float
+    runnable: bool
+    core: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What threads together did between two looks, in seconds. `ran_s` is by core."""
+
+    seconds: float
+    waited_s: float
+    ran_s: Mapping[int, float]
+
+
+def waited_between(before: ThreadTimes, after: ThreadTimes, seconds: float) -> float:
+    """Seconds, of so many, that the thread was to run and had no core."""
+    waited_s, ran_s = after.waited_s - before.waited_s, after.ran_s - before.ran_s
+    if waited_s <= 0 and ran_s <= 0:
+        return seconds if before.runnable and after.runnable else 0.0
+    return min(max(waited_s, 0.0), seconds)
+
+
+def shares_between(before: Mapping[int, ThreadTimes], after: Mapping[int, ThreadTimes], seconds: float) -> Shares:
+    """Of threads by id. Those that only the later look has began between the two."""
+    ran: dict[int, float] = {}
+    waited_s = 0.0
+    for thread, new in after.items():
+        old = before.get(thread, ThreadTimes(0.0, 0.0, False, new.core))
+        waited_s += waited_between(old, new, seconds)
+        ran[new.core] = ran.get(new.core, 0.0) + min(max(new.ran_s - old.ran_s, 0.0), seconds)
+    return Shares(seconds, waited_s, ran)

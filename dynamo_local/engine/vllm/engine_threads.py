@@ -1,0 +1,160 @@
+"""The threads of an engine's processes: how long they wait for a core, and which cores they keep to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from dynamo_local.core.run_queue import ThreadTimes, shares_between
+from dynamo_local.core.soft_binding import Binding, rebind
+from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
+from dynamo_local.runtime.tasks import TaskGuard
+from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+"""While the engine starts, or has requests."""
+
+
+class EngineThreads:
+    """Of all processes that one thread of this process has forked, and that these have forked."""
+
+    def __init__(self) -> None:
+        self._forked_in = 0
+        self._seen: tuple[float, Mapping[int, ThreadTimes]] = (0.0, {})
+        self._waited_s = 0.0
+
+    def forked_here(self) -> None:
+        """The calling thread is that one."""
+        self._forked_in = threading.get_native_id()
+
+    def pids(self) -> tuple[int, ...]:
+        """EngineCore, then its Workers."""
+        found = list(forked_by(os.getpid(), self._forked_in))
+        for pid in found:
+            # Each of them forks in its main thread.
+            found += forked_by(pid, pid)
+        return tuple(found)
+
+    def ids(self) -> list[int]:
+        return [thread for pid in self.pids() for thread in threads_of(pid)]
+
+    def times(self) -> dict[int, ThreadTimes]:
+        return times_of_all(self.pids())
+
+    def waited_s(self) -> float:
+        """For how long they have waited for a core since this was first asked, all together."""
+        now, (then, before), after = time.monotonic(), self._seen, self.times()
+        self._seen = now, after
+        if before:
+            self._waited_s += shares_between(before, after, now - then).waited_s
+        return self._waited_s
+
+
+class SoftBinding:
+    """Keeps an engine to the cores of its slot while they are its own, to others while somebody else computes there.
+
+    `home`: the slot's cores; `watch`: of all that it may use. `busy` tells whether the engine has anything to do:
+    nobody looks while it has not.
+    """
+
+    def __init__(
+        self, threads: EngineThreads, home: frozenset[int], watch: CoreWatch, busy: Callable[[], bool]
+    ) -> None:
+        self._threads = threads
+        self._watch = watch
+        self._busy = busy
+        self._starting = False
+        self._wanted = asyncio.Event()
+        self._binding = Binding(home, home)
+        self._away: set[frozenset[int]] = set()
+        """Where it has been since it left home."""
+        self._left: dict[int, frozenset[int]] = {}
+        """By thread that went along: the cores that it had at home."""
+
+    def bind_forks(self) -> None:
+        """Have what this process forks from now on begin on these cores. What that forks in turn inherits them."""
+        host = os.getpid()
+
+        def settle() -> None:
+            if os.getppid() == host:
+                os.sched_setaffinity(0, self._binding.cores)
+
+        os.register_at_fork(after_in_child=settle)
+
+    @contextmanager
+    def starting(self, tasks: TaskGuard) -> Iterator[None]:
+        """From now on it looks, and all the time in this context."""
+        self._starting = True
+        self.wake()
+        tasks.spawn("cores", self._run())
+        yield
+        self._starting = False
+
+    def wake(self) -> None:
+        """The engine has something to do."""
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await asyncio.to_thread(self._look)
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if not self._starting and not self._busy():
+                self._wanted.clear()
+
+    def _look(self) -> None:
+        seen = self._watch.look(self._threads.times())
+        if seen is None:
+            return
+        was, self._binding = self._binding, rebind(self._binding, *seen, time.monotonic())
+        if was.cores != self._binding.cores:
+            self._move()
+        elif not self._binding.at_home:
+            # Threads that were made meanwhile, or have bound themselves.
+            self._leave()
+
+    def _move(self) -> None:
+        cores = ",".join(map(str, sorted(self._binding.cores)))
+        if self._binding.at_home:
+            _log.info("back on the slot's cores (%s): nobody else computes there any more", cores)
+            self._return()
+        else:
+            _log.info("to other cores (%s): somebody else computes on those of the slot", cores)
+            self._away.add(self._binding.cores)
+            self._leave()
+
+    def _leave(self) -> None:
+        home, here = self._binding.home, self._binding.cores
+        for thread in self._threads.ids():
+            cores = cores_of(thread)
+            # One that is bound elsewhere, as what reads KV is, was so on purpose.
+            if cores and cores != here and (cores <= home or cores in self._away):
+                self._left.setdefault(thread, cores if cores <= home else home)
+                bind_thread(thread, here)
+
+    def _return(self) -> None:
+        # Twice: a thread that has not returned yet may start another one.
+        for _ in range(2):
+            for thread in self._threads.ids():
+                if thread in self._left or cores_of(thread) in self._away:
+                    bind_thread(thread, self._left.get(thread, self._binding.home))
+        self._left.clear()
+        self._away.clear()
+
+
+def soft_binding(
+    threads: EngineThreads, busy: Callable[[], bool], environ: Mapping[str, str] = os.environ
+) -> SoftBinding | None:
+    """As the worker's device claim says. None: it has no cores of its own."""
+    cores = environ.get(CPU_CORES_ENV)
+    if not cores:
+        return None
+    home = frozenset(int(core) for core in cores.split(","))
+    return SoftBinding(threads, home, CoreWatch(home | os.sched_getaffinity(0)), busy)

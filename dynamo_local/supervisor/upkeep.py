@@ -1,0 +1,123 @@
+"""Keeps what a running server has on disk as it has to be, whoever damages or removes it, and clears what its dead
+processes leave.
+
+What the server knows is written anew: statefile, lock, and the files from which processes and commands learn of it.
+Sockets cannot be: circusd's belong to circusd. So a server whose run directory was removed goes on, and starts dead
+processes again; but no command reaches circusd any more (blueprint.why_absent says so).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dynamo_local.core.errors import NotRunningError, StateError
+from dynamo_local.core.messages import Presence
+from dynamo_local.supervisor.blueprint import why_absent
+from dynamo_local.supervisor.report import Report
+from state.files import make_private_directory, replace_file, system_errors
+from state.locks import ServerLock
+from state.model import State
+from state.paths import Sockets, StatePaths
+from state.remains import reap
+from state.store import StateStore
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class Upkeep:
+    """Of one server. `members`: who is heard on the bus."""
+
+    paths: StatePaths
+    sockets: Sockets
+    lock: ServerLock
+    report: Report
+    members: Callable[[], list[Presence]] = list
+    _state: State | None = field(default=None, init=False)
+    _files: dict[Path, bytes] = field(default_factory=dict, init=False, repr=False)
+    _reachable: bool = field(default=False, init=False)
+    """Whether commands can talk to circusd: not yet, at first."""
+    _said: str = field(default="", init=False)
+
+    async def run(self) -> None:
+        """Until cancelled. Raises NamespaceBusyError when another server has taken this one's place."""
+        while True:
+            look = asyncio.ensure_future(asyncio.to_thread(self.look))
+            try:
+                await asyncio.shield(look)
+            except asyncio.CancelledError:
+                # It must not write what is about to be removed.
+                await look
+                raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def look(self) -> None:
+        """One round of `run`. Blocks for milliseconds."""
+        steps = (self._mend_directories, self._mend_files, self._mend_state, self._look_at_sockets, self._reap)
+        troubles = [trouble for step in steps if (trouble := _trouble(step)) is not None]
+        said = f"the server's files cannot be kept in order: {'; '.join(troubles)}" if troubles else ""
+        if said and said != self._said:
+            self.report.step(said)
+        self._said = said
+
+    def _mend_directories(self) -> None:
+        gone = not self.paths.run_dir.exists()
+        for directory in (self.paths.root, self.paths.run_dir, self.paths.logs_dir, self.sockets.directory):
+            make_private_directory(directory)
+        self.lock.renew()
+        if gone:
+            self.report.step(f"{self.paths.run_dir} was removed: what is known of it is written anew")
+
+    def _look_at_sockets(self) -> None:
+        reachable = self.sockets.circus.exists()
+        if self._reachable and not reachable:
+            self.report.step(f"{why_absent(self.paths)}")
+        self._reachable = reachable
+
+    def _mend_files(self) -> None:
+        """All but the statefile: those that are there, as they are."""
+        paths = self.paths
+        if self.sockets.directory != paths.run_dir and not paths.sockets_link.is_symlink():
+            with system_errors(f"cannot create {paths.sockets_link}"):
+                paths.sockets_link.symlink_to(self.sockets.directory)
+        for path in (paths.graph_file, paths.bus_file, paths.blueprint_file, paths.nats_config, paths.circus_config):
+            if path.exists():
+                with system_errors(f"cannot read {path}"):
+                    self._files[path] = path.read_bytes()
+            elif path in self._files:
+                make_private_directory(path.parent)
+                replace_file(path, self._files[path], durable=False)
+
+    def _mend_state(self) -> None:
+        remembered = None if self._state is None else as_heard(self._state, self.members())
+        self._state, damage = StateStore(self.paths).heal(remembered)
+        if damage is not None:
+            self.report.step(f"the statefile was damaged, and is written anew: {damage}")
+
+    def _reap(self) -> None:
+        reap(self.sockets)
+
+
+def _trouble(step: Callable[[], None]) -> str | None:
+    try:
+        step()
+    except (StateError, NotRunningError) as error:
+        return str(error)
+    return None
+
+
+def as_heard(state: State, members: list[Presence]) -> State:
+    """The state with lease, pid and role of its processes as they say themselves. Pure."""
+    components = dict(state.components)
+    for presence in members:
+        known = components.get(presence.watcher)
+        if known is not None and known.holds:
+            components[presence.watcher] = msgspec.structs.replace(
+                known, lease=presence.lease, pid=presence.pid, role=presence.role
+            )
+    return msgspec.structs.replace(state, components=components)

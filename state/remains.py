@@ -1,0 +1,189 @@
+"""What a process leaves behind when it is killed, and its removal by whoever notices its end.
+
+    {directory of the sockets}/{pid}/                  its sockets and temporary files, mode 0700
+    {directory of the sockets}/{pid}/owner.json        which process that is, and its lease
+    /dev/shm/dynamo-{server}-{lease}-*                 shared memory that it, or what it has started, has created
+    {directory of the sockets}/{pid}/segments.json     their other shared memory, not named by us
+
+Shared memory that a living process has mapped or open is never removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from state.files import (
+    DIRECTORY_MODE,
+    remove_run_directory,
+    remove_tree,
+    replace_file,
+    sockets_of,
+    system_errors,
+)
+from state.model import Owner
+from state.paths import Sockets, StatePaths
+from state.processes import alive, pids
+
+SEGMENTS_ENV = "DYN_SHM_PREFIX"
+"""How the names of a process's shared memory begin."""
+
+SHARED_MEMORY = Path("/dev/shm")
+PATIENCE_S = 5.0
+"""With processes that were killed: one that frees much memory takes its time."""
+
+_LOOK_EVERY_S = 0.05
+_PROC = Path("/proc")
+_OWNER = "owner.json"
+_SEGMENTS = "segments.json"
+_MAPPED = re.compile(rf"\s([0-9]+)\s+{SHARED_MEMORY}/([^/\n]+)$", re.MULTILINE)
+"""Inode and name, at the end of a line of /proc/PID/maps."""
+
+
+class Segment(msgspec.Struct, frozen=True, order=True):
+    """One file of shared memory. A name may be given again, to another inode."""
+
+    name: str
+    inode: int
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    pid: int
+    start_time: int
+    lease: str
+
+
+def segment_prefix(paths: StatePaths, lease: str = "") -> str:
+    """How the names of a server's shared memory begin, or those of its process with that lease."""
+    # A container that has the same paths and the same /dev/shm has processes of its own.
+    processes = (_PROC / "self/ns/pid").readlink()
+    server = hashlib.sha256(f"{paths.root}\0{paths.namespace}\0{processes}".encode()).hexdigest()[:12]
+    return f"dynamo-{server}-{lease}-" if lease else f"dynamo-{server}-"
+
+
+def make_folder(sockets: Sockets, owner: Owner, lease: str) -> Path:
+    """Make the folder of a process. What an earlier one of its pid has left is removed. Raises StateError."""
+    folder = sockets.process_folder(owner.pid)
+    with system_errors(f"cannot create {folder}"):
+        if folder.exists():
+            _remove_segments(_left_in(folder))
+            remove_tree(folder)
+        folder.mkdir(mode=DIRECTORY_MODE)
+    data = msgspec.json.encode(_Owner(owner.pid, owner.start_time, lease))
+    replace_file(folder / _OWNER, data, durable=False)
+    return folder
+
+
+def record_segments(folder: Path, processes: Iterable[int]) -> None:
+    """Write into a process's folder which shared memory these processes have. Raises StateError."""
+    found = sorted({segment for pid in processes for segment in segments_of(pid)})
+    replace_file(folder / _SEGMENTS, msgspec.json.encode(found), durable=False)
+
+
+def reap(sockets: Sockets) -> None:
+    """Remove what processes that are gone have left. While a child of one takes its time to die, and so has shared
+    memory in use, that one's is left for the next time. Raises StateError."""
+    with system_errors(f"cannot clear {sockets.directory}"):
+        for folder in _folders(sockets):
+            if _is_gone(folder) and _remove_segments(_left_in(folder)):
+                remove_tree(folder)
+
+
+def clear_segments(paths: StatePaths, sockets: Sockets, patience_s: float = PATIENCE_S) -> int:
+    """Remove the shared memory of a server that has ended. What processes of it use that were killed, and take their
+    time to die, is waited for. Returns how many files there were. Raises StateError."""
+    with system_errors(f"cannot clear {SHARED_MEMORY}"):
+        found = {segment for folder in _folders(sockets) for segment in _left_in(folder)}
+        found = {segment for segment in found | _named(f"{segment_prefix(paths)}*") if _is_there(segment)}
+        give_up_at = time.monotonic() + patience_s
+        while not _remove_segments(found) and time.monotonic() < give_up_at and has_segments(paths):
+            time.sleep(_LOOK_EVERY_S)
+        return len([segment for segment in found if not _is_there(segment)])
+
+
+def has_segments(paths: StatePaths) -> bool:
+    """Whether there is shared memory of the server, which may have ended."""
+    return bool(_named(f"{segment_prefix(paths)}*"))
+
+
+def remove_remains(paths: StatePaths) -> tuple[int, bool]:
+    """Remove what a server has beside statefile and logs, once none of its processes lives. Returns how many files of
+    shared memory there were, and whether there was a run directory. Raises StateError."""
+    segments = clear_segments(paths, sockets_of(paths))
+    return segments, remove_run_directory(paths)
+
+
+def segments_of(pid: int) -> set[Segment]:
+    """Shared memory that the process has mapped or open. Empty if it is gone, or none of ours."""
+    found: set[Segment] = set()
+    with suppress(OSError):
+        maps = (_PROC / str(pid) / "maps").read_text(errors="replace")
+        found.update(Segment(name, int(inode)) for inode, name in _MAPPED.findall(maps))
+    with suppress(OSError):
+        for descriptor in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                if (target := descriptor.readlink()).parent == SHARED_MEMORY:
+                    found.add(Segment(target.name, descriptor.stat().st_ino))
+    return found
+
+
+def _folders(sockets: Sockets) -> Iterator[Path]:
+    with suppress(FileNotFoundError):
+        yield from (path for path in sockets.directory.iterdir() if path.name.isdigit() and not path.is_symlink())
+
+
+def _is_gone(folder: Path) -> bool:
+    owner = _owner_of(folder)
+    if owner is None:
+        # It may be about to say who it is.
+        return not (_PROC / folder.name).exists()
+    return not alive(owner.pid, owner.start_time)
+
+
+def _left_in(folder: Path) -> set[Segment]:
+    owner = _owner_of(folder)
+    recorded: set[Segment] = set()
+    with suppress(FileNotFoundError, msgspec.MsgspecError):
+        recorded.update(msgspec.json.decode((folder / _SEGMENTS).read_bytes(), type=list[Segment]))
+    return recorded if owner is None else recorded | _named(f"dynamo-*-{owner.lease}-*")
+
+
+def _owner_of(folder: Path) -> _Owner | None:
+    with suppress(FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode((folder / _OWNER).read_bytes(), type=_Owner)
+    return None
+
+
+def _named(pattern: str) -> set[Segment]:
+    inodes = {path.name: _inode_of(path) for path in SHARED_MEMORY.glob(pattern)}
+    return {Segment(name, inode) for name, inode in inodes.items() if inode is not None}
+
+
+def _is_there(segment: Segment) -> bool:
+    return _inode_of(SHARED_MEMORY / segment.name) == segment.inode
+
+
+def _inode_of(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _remove_segments(segments: Collection[Segment]) -> bool:
+    """Remove those that are still there. Returns whether none had to be left as it is in use."""
+    left = {segment for segment in segments if _is_there(segment)}
+    if not left:
+        return True
+    used = left & {segment for pid in pids() for segment in segments_of(pid)}
+    for segment in left - used:
+        # One that is recorded may be another user's.
+        with suppress(FileNotFoundError, PermissionError):
+            (SHARED_MEMORY / segment.name).unlink()
+    return not used

@@ -1,0 +1,116 @@
+"""Threads and cores as /proc shows them: who has run, who waits for a core, who may run where."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_local.core.run_queue import Shares, ThreadTimes, shares_between
+from dynamo_local.core.soft_binding import others_of
+
+_PROC = Path("/proc")
+_NS = 1e-9
+_STATE, _CORE = 0, 36  # positions after the command's closing parenthesis in /proc/PID/task/TID/stat
+_BUSY = slice(0, 3)  # user (guests included), nice, system; then idle, iowait
+_INTERRUPTS = slice(5, 7)
+
+
+def times_of(pid: int, thread: int) -> ThreadTimes | None:
+    """None: it is gone, or not ours to look at."""
+    folder = _PROC / str(pid) / "task" / str(thread)
+    try:
+        ran, waited, _ = (folder / "schedstat").read_text().split()
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        # A kernel without these statistics has no such file, or an empty one.
+        return None
+    return ThreadTimes(int(ran) * _NS, int(waited) * _NS, fields[_STATE] == "R", int(fields[_CORE]))
+
+
+def threads_of(pid: int) -> tuple[int, ...]:
+    """By id; no ones if the process is gone."""
+    try:
+        return tuple(int(folder.name) for folder in (_PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return ()
+
+
+def times_of_all(pids: Iterable[int]) -> dict[int, ThreadTimes]:
+    """All threads of the processes, by id."""
+    found = ((thread, times_of(pid, thread)) for pid in pids for thread in threads_of(pid))
+    return {thread: times for thread, times in found if times is not None}
+
+
+def forked_by(pid: int, thread: int) -> tuple[int, ...]:
+    """The children of a process that this thread has forked; no ones on a kernel that does not tell."""
+    try:
+        return tuple(int(child) for child in (_PROC / str(pid) / "task" / str(thread) / "children").read_text().split())
+    except OSError:
+        return ()
+
+
+def family_of(pid: int) -> tuple[int, ...]:
+    """The process and all that it, and these in turn, have forked."""
+    found = [pid]
+    for one in found:
+        found += [child for thread in threads_of(one) for child in forked_by(one, thread)]
+    return tuple(found)
+
+
+def busy_seconds() -> dict[int, float]:
+    """By core, since boot: how long it has done something."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    lines = (line.split() for line in (_PROC / "stat").read_text().splitlines())
+    cores = {name.removeprefix("cpu"): [int(field) for field in fields] for name, *fields in lines if "cpu" in name}
+    return {
+        int(core): (sum(fields[_BUSY]) + sum(fields[_INTERRUPTS])) / ticks for core, fields in cores.items() if core
+    }
+
+
+def cores_of(thread: int) -> frozenset[int]:
+    """Where the thread may run; empty if it is gone."""
+    with suppress(OSError):
+        return frozenset(os.sched_getaffinity(thread))
+    return frozenset()
+
+
+def bind_thread(thread: int, cores: Collection[int]) -> None:
+    """Have it run on these cores, unless it is gone or they are."""
+    with suppress(OSError):
+        os.sched_setaffinity(thread, cores)
+
+
+@dataclass(frozen=True)
+class _Look:
+    at: float
+    own: Mapping[int, ThreadTimes]
+    beside: Mapping[int, ThreadTimes]
+    busy_s: Mapping[int, float]
+
+
+@dataclass
+class CoreWatch:
+    """Tells how processes and others have shared the cores since the look before."""
+
+    cores: frozenset[int]
+    _last: _Look | None = field(default=None, init=False)
+
+    def look(
+        self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
+    ) -> tuple[Shares, dict[int, float]] | None:
+        """What the `own` threads did, and each core's share that neither they nor those `beside` had. None: it is the
+        first look."""
+        now = _Look(time.monotonic(), own, beside or {}, busy_seconds())
+        last, self._last = self._last, now
+        if last is None:
+            return None
+        seconds = now.at - last.at
+        shares = shares_between(last.own, now.own, seconds)
+        also = shares_between(last.beside, now.beside, seconds).ran_s
+        busy = {core: now.busy_s[core] - last.busy_s.get(core, 0.0) for core in now.busy_s.keys() & self.cores}
+        ran = {core: shares.ran_s.get(core, 0.0) + also.get(core, 0.0) for core in busy}
+        return shares, others_of(busy, ran, seconds)

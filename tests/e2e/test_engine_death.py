@@ -1,0 +1,75 @@
+"""vLLM's own processes die under a worker that lives: its streams go on elsewhere, and it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, parent_of, settled
+from tests.e2e.streams import requests
+
+MODEL = "quickstart"
+STREAMS = 4
+TOKENS = 600
+
+WELL_BELOW_THE_DRAIN_S = PATIENCE_S / 2
+"""The workers' drain deadline is `PATIENCE_S`."""
+
+
+def tell(client: openai.OpenAI, number: int, begun: threading.Event) -> str:
+    """A greedy answer, taken as it comes."""
+    stream = client.completions.create(
+        model=MODEL,
+        prompt=f"engine number {number}: ",
+        max_tokens=TOKENS,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = ""
+    for chunk in stream:
+        begun.set()
+        text += chunk.choices[0].text
+    return text
+
+
+@pytest.fixture(scope="module")
+def undisturbed(client: openai.OpenAI) -> list[str]:
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(lambda number: tell(client, number, threading.Event()), range(STREAMS)))
+
+
+def child(parent: int, name: str) -> int:
+    """The child of a process that calls itself so."""
+    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    (found,) = [pid for pid in processes if parent_of(pid) == parent and name in command_of(pid)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("killed", ["EngineCore", "Worker"])
+async def test_streams_go_on_when_a_process_of_an_engine_is_killed(
+    served: LlmServer, client: openai.OpenAI, undisturbed: list[str], killed: str
+) -> None:
+    begun = [threading.Event() for _ in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(tell, client, number, begun[number]) for number in range(STREAMS)]
+        assert all(event.wait(PATIENCE_S) for event in begun)
+        worker = requests(served)[0]["worker"].removeprefix(f"{served.paths.namespace}_")
+        engine_core = child(served.pid(worker), "EngineCore")
+        os.kill(child(engine_core, "Worker") if killed == "Worker" else engine_core, signal.SIGKILL)
+        answers = [stream.result(WELL_BELOW_THE_DRAIN_S) for stream in streams]
+    assert answers == undisturbed
+    await served.until(settled, "the worker whose engine died is not back")

@@ -1,0 +1,59 @@
+"""A worker whose core somebody else uses goes elsewhere, and comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from state.threads import cores_of, family_of, threads_of, times_of_all
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from tests.unit.state.builders import spinning
+
+
+class Worker:
+    """As /proc shows it."""
+
+    def __init__(self, pid: int) -> None:
+        settings = dict(
+            line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if line
+        )
+        self.home = frozenset(int(core) for core in settings["DYN_CPU_CORES"].split(","))
+        self.engine = [one for one in family_of(pid) if "VLLM" in Path(f"/proc/{one}/comm").read_text()]
+
+    @property
+    def ran_s(self) -> float:
+        return sum(times.ran_s for times in times_of_all(self.engine).values())
+
+    def is_on(self, cores: frozenset[int]) -> bool:
+        """All threads of its engine. (None reads KV here.)"""
+        return all(cores_of(thread) == cores for one in self.engine for thread in threads_of(one))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nowhere to go on one core")
+def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: LlmServer, client: openai.OpenAI) -> None:
+    workers = [Worker(row["pid"]) for row in served.ps() if row["role"] == "aggregated"]
+
+    def ask() -> None:
+        client.completions.create(
+            model="quickstart", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
+        )
+
+    def ask_until(met: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not met():
+            assert time.monotonic() < deadline
+            ask()
+
+    before = {worker: worker.ran_s for worker in workers}
+    ask()
+    asked = max(workers, key=lambda worker: worker.ran_s - before[worker])
+    ask_until(lambda: asked.is_on(asked.home))
+    (core,) = asked.home
+    with spinning(core):
+        ask_until(lambda: asked.is_on(frozenset(os.sched_getaffinity(0)) - asked.home))
+    ask_until(lambda: asked.is_on(asked.home))
