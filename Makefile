@@ -4,6 +4,7 @@
 #   make check                      lint and unit tests, side by side: before every commit
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
+#   make soak                       chaos until there were 10,000 faults, or 300 with ENGINE=vllm; goes on where it was
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -16,7 +17,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve check test lint format bench chaos lock
+.PHONY: setup serve check test lint format bench chaos soak lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -45,6 +46,10 @@ bench: setup
 chaos: setup
 	@exec $(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
+soak: setup
+	@exec $(BIN)/python -m tests.chaos.soak $(if $(FAULTS),--faults $(FAULTS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
@@ -16,6 +17,8 @@ _ERROR = b'data: {"error"'
 _USAGE = b'"choices":[]'
 
 READ_TIMEOUT_S = 120.0
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -47,8 +50,15 @@ class Answer:
 
     def text(self) -> str:
         """The whole answer, of events that were kept."""
-        choices = (json.loads(event.removeprefix(b"data: "))["choices"] for event in self.events)
-        return "".join(choice["text"] for (choice,) in choices)
+        return "".join(choice["text"] for choice in self._choices())
+
+    def token_ids(self) -> list[int]:
+        """Those of the events that were kept, if they were asked for (`return_token_ids`)."""
+        return [token for choice in self._choices() for token in choice.get("token_ids") or ()]
+
+    def _choices(self) -> Iterator[dict[str, Any]]:
+        for event in self.events:
+            yield from json.loads(event.removeprefix(b"data: "))["choices"]
 
 
 class ChunkedBody:
@@ -169,12 +179,14 @@ class Connection:
         if self._exchange is not None:
             self._exchange.abandon("closed")
 
-    async def complete(self, prompt: str | list[int], tokens: int, answer: Answer | None = None) -> Answer:
+    async def complete(
+        self, prompt: str | list[int], tokens: int, answer: Answer | None = None, more: Mapping[str, Any] = _NOTHING
+    ) -> Answer:
         """Exactly so many greedy tokens after the prompt (text, or token ids). A failure is told in the answer.
 
-        Pass an `answer` to watch it while it comes.
+        Pass an `answer` to watch it while it comes, and `more` fields of the request.
         """
-        request = self._request(prompt, tokens)
+        request = self._request(prompt, tokens, more)
         answer = answer or Answer(0.0)
         answer.sent_at = time.perf_counter()
         try:
@@ -195,7 +207,7 @@ class Connection:
             )
         return self._exchange
 
-    def _request(self, prompt: str | list[int], tokens: int) -> bytes:
+    def _request(self, prompt: str | list[int], tokens: int, more: Mapping[str, Any]) -> bytes:
         wanted = {
             "model": self._model,
             "prompt": prompt,
@@ -204,6 +216,7 @@ class Connection:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
         body = json.dumps(wanted).encode()
         head = (

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ _begun_at = time.monotonic()
 
 
 def progress(text: str) -> None:
-    """Tell what is going on, with the time since the start."""
-    print(f"[{time.monotonic() - _begun_at:5.0f} s] {text}", flush=True)
+    """Tell what is going on, with the time since the start, beside the tables: on standard error."""
+    print(f"[{time.monotonic() - _begun_at:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -53,7 +54,6 @@ def save(path: Path | None, name: str, figures: Figures) -> None:
     """Write the figures of a run as JSON, if a file was named."""
     if path is not None:
         path.write_text(json.dumps({"benchmark": name, "machine": machine(), **figures}, indent=2) + "\n")
-        progress(f"figures written to {path}")
 
 
 def _version(distribution: str) -> str | None:

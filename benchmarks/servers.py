@@ -143,9 +143,15 @@ def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Serv
 
 
 def start_ours(
-    folder: Path, model: str, graph: str, overrides: Mapping[str, Any], options: Sequence[str] = ()
+    folder: Path,
+    model: str,
+    graph: str,
+    overrides: Mapping[str, Any],
+    options: Sequence[str] = (),
+    project: Path = ROOT,
 ) -> Server:
-    """`dynamo serve` of one of the example graphs ("agg", "agg_router"). `options`: further ones of its own."""
+    """`dynamo serve` of one of the example graphs ("agg", "agg_router"). `options`: further ones of its own. `project`:
+    the checkout whose code serves."""
     port = _free_port()
     argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"examples.llm.graphs.{graph}:Frontend"]
     argv += ["-f", f"examples/llm/configs/{graph}.yaml", "--model", model]
@@ -154,7 +160,7 @@ def start_ours(
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     state_root = folder / "state"
     environ = {**ENGINE_ENVIRONMENT, "DYN_LOCAL_STATE_DIR": str(state_root)}
-    server = _start("ours", argv, environ, folder / "ours.log", port)
+    server = _start("ours", argv, environ, folder / "ours.log", port, project)
     server.state_root = state_root
     return server
 
@@ -196,15 +202,17 @@ def spread_over_cores(servers: list[Server], engine_core: int) -> None:
     os.sched_setaffinity(0, rest)
 
 
-def _start(name: str, argv: list[str], environ: Mapping[str, str], log: Path, port: int) -> Server:
+def _start(
+    name: str, argv: list[str], environ: Mapping[str, str], log: Path, port: int, project: Path = ROOT
+) -> Server:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "NATS_", "VLLM_"))}
     kept = {key: value for key, value in os.environ.items() if key == "DYN_LOCAL_CACHE_DIR"}
     with log.open("wb") as output:
         popen = subprocess.Popen(
             # Of a benchmark that is killed, no server stays behind.
             [sys.executable, "-m", "dynamo_local.runtime.guarded", "--", *argv],
-            cwd=ROOT,
-            env={**inherited, **kept, **environ, "PYTHONPATH": str(ROOT), "DYN_PARENT_PID": str(os.getpid())},
+            cwd=project,
+            env={**inherited, **kept, **environ, "PYTHONPATH": str(project), "DYN_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

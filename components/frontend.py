@@ -205,7 +205,7 @@ class Frontend(Service):
         return samples(self._graph.snapshot(), state)
 
     def _gate(self) -> Any:
-        state = GateState(has_worker=lambda: bool(self._fleet.view.routable()), is_draining=lambda: self._draining)
+        state = GateState(has_worker=lambda: bool(self._fleet.view.ready()), is_draining=lambda: self._draining)
         keys = _read_keys(self._settings.api_key_file)
 
         def gate(app: Any) -> HttpGate:

@@ -22,7 +22,8 @@ from state.model import Owner
 
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")
-_STATE, _PARENT, _START = 0, 1, 19  # positions after the command's closing parenthesis in /proc/PID/stat
+# Positions after the command's closing parenthesis in /proc/PID/stat.
+_STATE, _PARENT, _GROUP, _SESSION, _START, _EXIT = 0, 1, 2, 3, 19, 49
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,31 @@ def start_time(pid: int) -> int | None:
 def alive(pid: int, started: int) -> bool:
     """Whether that very process lives."""
     return start_time(pid) == started
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Pids of a process' parent, and of the leaders of its group and session."""
+
+    parent: int
+    group: int
+    session: int
+
+
+def kin(pid: int) -> Kin | None:
+    """None if the process is gone or a zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] in _DEAD:
+        return None
+    return Kin(int(fields[_PARENT]), int(fields[_GROUP]), int(fields[_SESSION]))
+
+
+def exit_code(pid: int, started: int) -> int | None:
+    """How a process has ended whose parent has not asked yet, negative for a signal; None for any other one."""
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] not in _DEAD or int(fields[_START]) != started:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_EXIT]))
 
 
 def this_process() -> Owner:

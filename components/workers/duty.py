@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from components.workers.absences import GRACE_S, Absences
+from components.workers.exclusivity import Exclusivity
 from components.workers.intake import Intake
 from components.workers.lender import Lender
 from components.workers.puller import PrefixPuller
@@ -28,9 +29,23 @@ from components.workers.tally import Tally
 from components.workers.unacknowledged import TELL_AGAIN_S, Unacknowledged
 from components.workers.watches import EpochWatch, EpochWatches
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, Load, RequestEpoch, Resend, Submit, TokenDelta, Unpin, Work
+from dynamo_local.core.messages import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Fault,
+    Load,
+    RequestEpoch,
+    Resend,
+    Submit,
+    TokenDelta,
+    Unpin,
+    Work,
+)
 from dynamo_local.core.outbox import Outbox
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.runtime.bus import Message
@@ -71,6 +86,7 @@ class EngineDuty:
         self._intake = Intake(context.tasks, engine, self._puller, self._is_open, self._reject)
         self._watches = EpochWatches()
         self._reception = Reception(context, engine, self._puller, self._watches, lambda: len(self._outbox.running()))
+        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._reception.is_warming)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self.abandoned = False
@@ -101,7 +117,7 @@ class EngineDuty:
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
-        been prefilled for others is kept until they have it. At the end, the engine may be closed."""
+        been prefilled for others is kept until they have it."""
         self._draining = True
         self._reception.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
@@ -114,6 +130,9 @@ class EngineDuty:
         for request, frontend in left.items():
             await self._answer(request, frontend, "the worker was shut down", refused=True)
         await self._until(lambda: len(self._outbox) == 0, _LAST_WORDS_S)
+
+    def stop(self) -> None:
+        """Leave the engine alone: it is about to be closed."""
         for task in self._on_duty:
             task.cancel()
 
@@ -143,6 +162,10 @@ class EngineDuty:
                 await self._send_again(work)
             case Unpin():
                 await self._engine.unpin(work.pins)
+            case AskExclusive():
+                self._exclusivity.ask(work)
+            case EndExclusive():
+                self._exclusivity.end(work)
 
     async def take(self, work: Submit) -> EpochWatch:
         """Take a request that did not come over the bus. Tells what becomes of it."""
@@ -155,8 +178,9 @@ class EngineDuty:
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
-        if self._draining:
-            await self._answer(request, work.frontend, "the worker is draining", refused=True)
+        why_not = "the worker is draining" if self._draining else self._exclusivity.refuses(work)
+        if why_not is not None:
+            await self._answer(request, work.frontend, why_not, refused=True)
             return
         if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
@@ -168,10 +192,12 @@ class EngineDuty:
             self._stepped_at = time.monotonic()
         await self._intake.take(work, warm)
 
-    async def _reject(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
+    async def _reject(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
         self._forget([request])
         await self._puller.done([request])
-        await self._answer(request, frontend, why, refused=refused)
+        await self._answer(request, frontend, why, refused=refused, fault=fault)
 
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None
@@ -199,6 +225,7 @@ class EngineDuty:
         self._tally.forgotten(requests)
         self._queue_head.forgotten(requests)
         self._watches.forgotten(requests)
+        self._exclusivity.look()
         self._changed.set()
         return left
 
@@ -257,10 +284,13 @@ class EngineDuty:
         # With its first token, a request has read what it wanted to.
         await self._puller.done(begun)
         await self._reception.begun(begun)
+        self._exclusivity.look()
         self._changed.set()
 
-    async def _answer(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None:
-        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused),))
+    async def _answer(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None:
+        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused, fault=fault),))
 
     async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
         too_large = await self._sender.send(frontend, timestamp, deltas)
@@ -273,7 +303,7 @@ class EngineDuty:
         """Forget requests whose end nobody wants to hear, and guests that do not come. It may have to wait for the
         engine."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             now = time.monotonic()
             await self._unacknowledged.look(now)
             await self._reception.expire(now)
@@ -281,9 +311,10 @@ class EngineDuty:
     async def _watch(self) -> None:
         """Notice an engine that hangs, and one with nothing to do. Raises EngineError."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
             self._tell_idle()
+            self._exclusivity.look()
 
     def _tell_idle(self) -> None:
         """An engine without requests makes no steps, and so tells no load; that it has none is known here."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from components.workers.puller import PrefixPuller
-from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages import RequestEpoch, Submit
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
+from dynamo_local.core.messages import Fault, RequestEpoch, Submit
 from dynamo_local.core.ports import Engine, PulledPrefix
 from dynamo_local.runtime.tasks import TaskGuard
 
@@ -16,9 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 class Reject(Protocol):
-    """What becomes of a request that the engine does not take. `refused`: another worker may."""
+    """What becomes of a request that the engine does not take. `refused`: another worker may; `fault`: see
+    `TokenDelta`."""
 
-    async def __call__(self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False) -> None: ...
+    async def __call__(
+        self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
+    ) -> None: ...
 
 
 class Intake:
@@ -76,6 +79,8 @@ class Intake:
     async def _put(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
         try:
             await self._engine.submit(work, pulled)
+        except BadRequestError as error:
+            await self._reject(request, work.frontend, str(error), fault="request")
         except RequestError as error:
             await self._reject(request, work.frontend, str(error))
         except EngineError as error:

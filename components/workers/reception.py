@@ -38,6 +38,8 @@ LONGEST_ROOM_S = 120.0
 _MOST_COMPUTED_BLOCKS = 2
 """Of a warm request. What is not pulled is better left to the source."""
 
+_SET_APART = "the worker is set apart for one request"
+
 _ONE_TOKEN = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature": 0.0}))
 
 
@@ -67,6 +69,10 @@ class Reception:
     async def start(self) -> None:
         """Answer from now on."""
         await self._context.bus.subscribe(self._context.subjects.moves(self._context.lease), self._on_word)
+
+    def is_warming(self) -> bool:
+        """Whether the engine computes for guests."""
+        return bool(self._in_engine)
 
     def close(self) -> None:
         """Take nobody in any more: the worker drains."""
@@ -126,6 +132,8 @@ class Reception:
         if self._closed:
             return "the worker is draining"
         presence = self._context.announcer.presence
+        if presence.exclusive is not None:
+            return _SET_APART
         engine, load, running = presence.engine, presence.load, self._running()
         if engine is None or load is None or load.kv_usage is None:
             return "its load is not known yet"
@@ -167,6 +175,8 @@ class Reception:
             return MoveAnswer("no room is kept for it")
         if self._warming > MOST_WARMING:
             return MoveAnswer("enough requests are moving there")
+        if self._context.announcer.presence.exclusive is not None:
+            return MoveAnswer(_SET_APART)
         self._warmed += 1
         work = Submit(
             f"warm {word.request_id}",

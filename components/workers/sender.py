@@ -7,7 +7,7 @@ from collections import Counter
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages import RequestEpoch, TokenBatch, TokenDelta
+from dynamo_local.core.messages import Fault, RequestEpoch, TokenBatch, TokenDelta
 from dynamo_local.runtime.context import ServiceContext
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class TokenSender:
             return too_large + await self.send(frontend, timestamp, deltas[middle:])
         request = RequestEpoch(deltas[0].request_id, deltas[0].epoch)
         why = "the log-probabilities asked for are more than can be sent"
-        await self.send(frontend, timestamp, (error_delta(request, why),))
+        await self.send(frontend, timestamp, (error_delta(request, why, fault="request"),))
         return [request]
 
     def forget(self, frontend: str) -> None:
@@ -48,8 +48,6 @@ class TokenSender:
         self._sequence.pop(frontend, None)
 
 
-def error_delta(request: RequestEpoch, why: str, *, refused: bool = False, failed: bool = False) -> TokenDelta:
+def error_delta(request: RequestEpoch, why: str, *, refused: bool = False, fault: Fault | None = None) -> TokenDelta:
     """The end of an epoch that did not go well, see `TokenDelta`."""
-    return TokenDelta(
-        request.request_id, request.epoch, 0, [], finish="error", error=why, refused=refused, failed=failed
-    )
+    return TokenDelta(request.request_id, request.epoch, 0, [], finish="error", error=why, refused=refused, fault=fault)

@@ -59,6 +59,7 @@ class VllmWorker(Service):
         finish, and its processes may not listen."""
         await self._roles.stop()
         await self._duty.drain(self._settings.drain_timeout_s)
+        self._duty.stop()
         await self._engine.close(0.0 if self._duty.abandoned else ENGINE_END_S)
 
 

@@ -86,3 +86,7 @@ class EngineError(DynamoError):
 
 class RequestError(DynamoError):
     """One request cannot be carried on. Never affects another request."""
+
+
+class BadRequestError(RequestError):
+    """What the request's client asks for cannot be done, by whichever worker: the fault is its own."""

@@ -89,6 +89,14 @@ class FleetView:
             changes.append(Change(Happened.UPDATED, presence))
         return changes
 
+    def heard_again(self, lease: str, now: float) -> bool:
+        """Note that a process said what it said last. False if it is not known, or not any more."""
+        member = self._members.get(lease)
+        if member is None:
+            return False
+        member.heard_at = now
+        return True
+
     def revoke(self, lease: str) -> list[Change]:
         """Void a lease, for good."""
         member = None if lease in self._revoked else self._members.get(lease)
@@ -106,6 +114,10 @@ class FleetView:
             del self._members[presence.lease]
         return [Change(Happened.LEFT, presence) for presence in gone]
 
+    def next_expiry(self) -> float:
+        """When the one who has been silent longest is to be forgotten, if it stays so; infinite if nobody is there."""
+        return min((member.heard_at for member in self._members.values()), default=math.inf) + TTL_S
+
     def excuse_silence(self, now: float, seconds: float = math.inf) -> None:
         """Take so much off everybody's silence (all of it by default): it was this process's own deafness."""
         for member in self._members.values():
@@ -121,9 +133,17 @@ class FleetView:
 
     def routable(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
         """Those who may be given requests, ordered by watcher."""
+        return [p for p in self.ready(roles) if p.exclusive is None]
+
+    def ready(self, roles: Iterable[str] = WORKER_ROLES) -> list[Presence]:
+        """The same, and those that are set apart for one request."""
         wanted = frozenset(roles)
         ready = [p for p in self.members() if p.state == "ready" and p.role in wanted]
         return [p for p in ready if p.lease not in self._revoked]
+
+    def exclusive(self) -> list[Presence]:
+        """Workers that are set apart for one request, which are ready and not routable. Ordered by watcher."""
+        return [p for p in self.members() if p.exclusive is not None]
 
     def leaving(self) -> list[Presence]:
         """Those that are there and about to go: they drain, or their lease is revoked. Ordered by watcher."""

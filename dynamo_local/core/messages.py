@@ -5,7 +5,7 @@
     frontend           -> router         AssignRequest   which worker?          (reply: Assignment)
     frontend           -> router         Released        this request has left its worker
     frontend           -> router         Charges         all of its requests that are with workers
-    frontend           -> worker         Submit, Cancel, Ack, Resend
+    frontend           -> worker         Submit, Cancel, Ack, Resend, AskExclusive, EndExclusive
     worker             -> frontend       TokenBatch      one an engine step, with all of that frontend's tokens
     frontend           -> worker         CachedQuestion  how much of this prompt is cached?    (reply: CachedAnswer)
     frontend           -> prefill queue  PrefillJob      somebody prefill this request of mine
@@ -31,6 +31,7 @@ from dynamo_local.core.codec import VERSION
 
 ProcessState = Literal["starting", "ready", "draining", "failed"]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+Fault = Literal["request", "deaths"]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,6 +115,15 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a frontend."""
 
 
+class Exclusive(msgspec.Struct, frozen=True):
+    """A worker is set apart for one request (suspicion.py): it takes no other one, and those that it has leave it."""
+
+    request_id: str
+    frontend: str
+    free: bool
+    """They have left."""
+
+
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process tells of itself, every half second and whenever something changes.
 
@@ -131,6 +141,8 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     load: Load | None = None
     url: str | None = None
     counts: Counts | None = None
+    exclusive: Exclusive | None = None
+    """Of a worker."""
     started_at: float | None = None
     """CLOCK_MONOTONIC, when the process came to be."""
     v: int = VERSION
@@ -194,6 +206,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     `source` is the lease of a worker that has the KV of this context, or most of it, to be pulled. `hold_s` > 0: when
     the request has finished, its full blocks stay for readers until it is cancelled, at most so many seconds.
 
+    `exclusive`: only if the worker is set apart for this request, and free.
+
     `adapter` names a LoRA adapter. What a name stands for is the worker's configuration, and never a client's to say.
     """
 
@@ -210,6 +224,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     reasoning_ended: bool | None = None
     source: str | None = None
     hold_s: float = 0.0
+    exclusive: bool = False
     v: int = VERSION
 
 
@@ -319,6 +334,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """With finish == "error": the worker does not have the request (it drains, or never got it); another one may."""
     failed: bool = False
     """With finish == "error": the worker is at fault, not the request; another one may do better."""
+    fault: Fault | None = None
+    """With finish == "error": "request" if what its client asks for cannot be done, here or elsewhere: it is told so at
+    once, nothing is tried again, and nobody else is to blame. "deaths", from a frontend only: engines died of it.
+    None: neither (its state was lost, or no worker was there), or it is one of the two above."""
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int | None = None
@@ -427,6 +446,23 @@ class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
     v: int = VERSION
 
 
+class AskExclusive(msgspec.Struct, frozen=True, tag="ask_exclusive"):
+    """The worker is to be set apart for this request. It tells so with its presence. Said again and again until the
+    request is submitted: if that ends, so does it."""
+
+    request_id: str
+    frontend: str
+    v: int = VERSION
+
+
+class EndExclusive(msgspec.Struct, frozen=True, tag="end_exclusive"):
+    """The worker need not be set apart for this request any more."""
+
+    request_id: str
+    frontend: str
+    v: int = VERSION
+
+
 class RoleQuestion(msgspec.Struct, frozen=True):
     """Take up this role."""
 
@@ -442,4 +478,4 @@ class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
-Work = Submit | Cancel | Ack | Resend | Unpin
+Work = Submit | Cancel | Ack | Resend | Unpin | AskExclusive | EndExclusive

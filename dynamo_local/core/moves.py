@@ -43,7 +43,7 @@ class Outcome(StrEnum):
     """Cut, and no token has come for a long time. Ordinary recovery looks after it."""
 
 
-REASONS = ("drain", "role", "hand", "rebalance", "room")
+REASONS = ("drain", "role", "hand", "rebalance", "room", "trial")
 """Why moves begin, as they are counted."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dynamo_local.core.messages import RequestEpoch, TokenDelta
+from dynamo_local.core.messages import Fault, RequestEpoch, TokenDelta
 
 
 class Verdict(enum.Enum):
@@ -106,6 +106,6 @@ def continuation(delta: TokenDelta, known: int) -> TokenDelta:
     )
 
 
-def failure(log: RequestLog, why: str) -> TokenDelta:
+def failure(log: RequestLog, why: str, fault: Fault | None = None) -> TokenDelta:
     """The end of a request that cannot go on, for its client."""
-    return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why)
+    return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why, fault=fault)

@@ -5,6 +5,8 @@ A service that has never been ready is given up after a few attempts, or at once
 configuration is wrong: trying again cannot help, and the user is waiting for a word. One that has been ready
 is started again for ever, with a delay that doubles from death to death and starts afresh once it has been
 ready for a while.
+
+circusd, which starts all others, is started again unless it dies too often within a while.
 """
 
 from __future__ import annotations
@@ -23,6 +25,16 @@ class RestartLimits:
     max_delay_s: float = 30.0
     healthy_after_s: float = 60.0
     max_failed_starts: int = 3
+
+
+@dataclass(frozen=True)
+class ArbiterLimits:
+    """circusd is started again at once, then after `first_delay_s`, which doubles from death to death; at more than
+    `max_deaths` within `within_s` it is given up."""
+
+    max_deaths: int = 3
+    within_s: float = 60.0
+    first_delay_s: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,17 @@ def died(
             return GiveUp(f"failed to start {deaths} times"), after
     delay_s = _delay_s(deaths, limits)
     return Restart(now + delay_s, delay_s), after
+
+
+def arbiter_died(
+    deaths: tuple[float, ...], limits: ArbiterLimits, now: float
+) -> tuple[Restart | GiveUp, tuple[float, ...]]:
+    """circusd ended. `deaths`: when it did before. Returns those that still count, too."""
+    recent = (*(death for death in deaths if now - death < limits.within_s), now)
+    if len(recent) > limits.max_deaths:
+        return GiveUp(f"ended {len(recent)} times within {limits.within_s:g} s"), recent
+    delay_s = 0.0 if len(recent) == 1 else limits.first_delay_s * 2.0 ** (len(recent) - 2)
+    return Restart(now + delay_s, delay_s), recent
 
 
 def _delay_s(deaths: int, limits: RestartLimits) -> float:

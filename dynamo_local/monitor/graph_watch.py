@@ -85,7 +85,7 @@ class GraphWatch:
         return Snapshot(
             at=now,
             members=members,
-            routable=frozenset(presence.lease for presence in view.routable({member.role for member in members})),
+            routable=frozenset(presence.lease for presence in view.ready({member.role for member in members})),
             starts=self._starts.copy(),
             queue=self._length,
             planner=self._last_report(now),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, DynamoError, RpcError
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Handler, Message, Subscription
@@ -104,7 +106,7 @@ class CallServer:
     async def run(self) -> None:
         """Tell callers that their calls go on, and end those whose caller is gone, until cancelled."""
         while True:
-            await asyncio.sleep(self._beat_s)
+            await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call in list(self._calls.values()):
                 call.silent_beats += 1
                 if call.silent_beats > SILENT_BEATS:

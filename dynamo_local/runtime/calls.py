@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, RpcError
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message, Subscription
@@ -66,7 +68,7 @@ class CallClient:
     async def run(self) -> None:
         """Tell servers that their callers live, and notice servers that do not, until cancelled."""
         while True:
-            await asyncio.sleep(self._beat_s)
+            await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call_id, call in list(self._open.items()):
                 call.beat()
                 if call.taken:

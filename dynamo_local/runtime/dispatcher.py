@@ -23,7 +23,17 @@ from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Ack, Cancel, RequestEpoch, Resend, TokenBatch, TokenDelta
+from dynamo_local.core.messages import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Fault,
+    RequestEpoch,
+    Resend,
+    TokenBatch,
+    TokenDelta,
+)
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.recovery import Patience, verdict_after_loss
@@ -39,6 +49,7 @@ from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.request_desk import RequestDesk
 from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.runtime.trials import Trials
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +78,10 @@ class BusDispatcher:
         self._tasks = tasks
         self._patience = patience or Patience()
         self._breakers = Breakers()
-        self._placer = Placer(bus, subjects, lease, assigner, self._breakers, self._patience)
+        self._placer = Placer(
+            bus, subjects, lease, assigner, self._breakers, self._patience, lambda: bool(fleet.view.exclusive())
+        )
+        self._trials = Trials(lease, fleet, self._patience, tasks, self._tell, self._is_live)
         self._inquiries = Inquiries(lease, self._patience, tasks, self._tell)
         self._live = LiveRequests()
         self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
@@ -86,6 +100,7 @@ class BusDispatcher:
         if self._desk is not None:
             await self._desk.start()
         self.mover.start()
+        self._trials.start()
         await self._requests.start()
         self._fleet.subscribe(self._on_fleet_change)
         self._tasks.spawn("silences", self._watch_time())
@@ -130,6 +145,9 @@ class BusDispatcher:
             await self._fail(live, "the request could not be prepared for a worker")
 
     async def _try_to_place(self, live: LiveRequest, preferred: str | None) -> None:
+        if live.standing.suspect:
+            await self._try_alone(live)
+            return
         worker = preferred if self._is_routable(preferred) else None
         if worker is None:
             worker = await self._placer.assign(live, lambda: self._is_live(live))
@@ -137,6 +155,17 @@ class BusDispatcher:
             await self._fail(live, "no worker is ready to take the request; try again later")
         elif self._desk is None or not await self._desk.offer(live, worker):
             await self._give(live, worker)
+
+    async def _try_alone(self, live: LiveRequest) -> None:
+        """Give the request a worker of its own. Its prompt is computed there, too, and nothing is pulled."""
+        await self._release_held(live)
+        worker = await self._trials.worker_for(live)
+        if worker is None:
+            why = f"{live.standing.suspicion}, and no worker could be set apart to try it alone; try again later"
+            await self._fail(live, why)
+            return
+        await self._assigner.moved(live.request_id, worker, live.tokens)
+        await self._give(live, worker)
 
     async def _give(self, live: LiveRequest, worker: str) -> None:
         """Hand the request to the worker that is to finish it."""
@@ -160,6 +189,7 @@ class BusDispatcher:
         if self._desk is not None:
             self._desk.leave(live)
         live.stir()
+        self._trials.over(live)
         await self._assigner.release(live.request_id)
         if live.log.worker is not None:
             await self._tell(live.log.worker, Cancel(requests=(live.log.current,)))
@@ -174,7 +204,7 @@ class BusDispatcher:
     def _is_held(self, prefill: RequestEpoch) -> bool:
         return self._desk is not None and self._desk.still_holds(prefill)
 
-    async def _tell(self, worker: str, message: Cancel | Ack | Resend) -> None:
+    async def _tell(self, worker: str, message: Cancel | Ack | Resend | AskExclusive | EndExclusive) -> None:
         """Say something that will be said again if it is lost."""
         try:
             await self._bus.publish(self._subjects.work(worker), codec.encode(message))
@@ -211,7 +241,8 @@ class BusDispatcher:
                 self._breakers.failure(worker, now)
             self._tasks.spawn(f"replace {delta.request_id}", self._lose(live, delta.epoch))
             return None
-        if self._desk is not None and delta.finish is not None and live.at_prefill_worker:
+        # What no worker can do, the decode worker cannot do either.
+        if self._desk is not None and delta.finish is not None and live.at_prefill_worker and delta.fault is None:
             return self._desk.take(live, delta)
         return self._accept(live, delta, now)
 
@@ -223,10 +254,12 @@ class BusDispatcher:
         if verdict is not Verdict.ACCEPTED:
             return None
         live.accepted(now)
+        if not live.standing.suspect:
+            self._trials.over(live)
         if live.held is not None:
             self._tasks.spawn(f"taken over {live.request_id}", self._release_held(live))
         if delta.finish == "error":
-            return failure(live.log, delta.error or "the worker gave no reason")
+            return failure(live.log, delta.error or "the worker gave no reason", delta.fault)
         return continuation(delta, known) if known or continued else delta
 
     def _dismiss(self, worker: str, delta: TokenDelta) -> None:
@@ -252,6 +285,7 @@ class BusDispatcher:
             if self._desk is not None:
                 self._desk.withdraw_overdue(now)
             if self._bus.connected:
+                await self._trials.tidy()
                 await self._inquiries.about_silence(self._live.values(), now)
 
     # Losses
@@ -266,7 +300,7 @@ class BusDispatcher:
                 if live.held is not None and live.held.worker == lost:
                     # It may only be unheard, and keep the blocks for nobody.
                     self._tasks.spawn(f"lost source of {live.request_id}", self._release_held(live))
-                if live.log.worker == lost:
+                if live.loses(change.presence):
                     self._tasks.spawn(f"replace {live.request_id}", self._lose(live, live.log.epoch))
 
     async def _lose(self, live: LiveRequest, epoch: int) -> None:
@@ -276,6 +310,7 @@ class BusDispatcher:
             return
         live.lost(worker)
         live.stir()
+        self._trials.over(live)
         # A prefill worker that is lost is no reason to change the decode worker.
         decode = live.decode if live.job is not None else None
         if self._desk is not None:
@@ -283,17 +318,19 @@ class BusDispatcher:
         # It may only be unheard, and at work.
         await self._tell(worker, Cancel(requests=(RequestEpoch(live.request_id, epoch),)))
         why = verdict_after_loss(live.log.position, live.request.survival, live.fruitless, self._patience)
-        if why is None:
+        if live.standing.guilty:
+            await self._fail(live, live.standing.charge, "deaths")
+        elif why is None:
             await self._place(live, decode)
         else:
             await self._fail(live, why)
 
-    async def _fail(self, live: LiveRequest, why: str) -> None:
+    async def _fail(self, live: LiveRequest, why: str, fault: Fault | None = None) -> None:
         if not self._is_live(live):
             return
         del self._live[live.request_id]
         _log.warning("request %s failed: %s", live.request_id, why)
-        self._outputs.put_nowait(Outputs(time.monotonic(), (failure(live.log, why),)))
+        self._outputs.put_nowait(Outputs(time.monotonic(), (failure(live.log, why, fault),)))
         await self._leave_worker(live)
 
     def _is_live(self, live: LiveRequest) -> bool:

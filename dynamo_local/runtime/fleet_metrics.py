@@ -59,7 +59,7 @@ class FleetMetrics:
             # Looked at after the others: the connection may have been lost while they were waited for.
             claims=claims if self._bus.connected else None,
             members=view.members(),
-            routable=view.routable(ENGINE_ROLES),
+            routable=view.ready(ENGINE_ROLES),
             queue=queue,
             templates=self._templates,
             inventory=self._inventory,

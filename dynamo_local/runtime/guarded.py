@@ -1,20 +1,20 @@
-"""`python -m dynamo_local.runtime.guarded -- COMMAND ARG...`: run a foreign program that dies with its parent."""
+"""`python -m dynamo_local.runtime.guarded -- COMMAND ARG...`: run a foreign program that dies with its parent, or
+with its server (processes.py)."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.processes import die_as_environment_says
 
 
 def main(argv: list[str]) -> int:
-    """Set the parent-death signal, then become COMMAND."""
+    """Tie this process to the other one, then become COMMAND."""
     if len(argv) < 2 or argv[0] != "--":
         print("usage: python -m dynamo_local.runtime.guarded -- COMMAND ARG...", file=sys.stderr)
         return 2
-    die_with_parent_from_environment()
-    os.environ.pop(PARENT_PID_ENV, None)
+    die_as_environment_says(across_exec=True)
     try:
         os.execvp(argv[1], argv[1:])
     except OSError as error:

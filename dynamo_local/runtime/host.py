@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.runtime.placement import Placement, read_placement
-from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.processes import die_as_environment_says
 from dynamo_local.runtime.service_process import report, run_service
 
 LOG_ENV = "DYN_LOG"
@@ -33,12 +33,10 @@ _EXIT_DEADLINE_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one service until it ends. Returns the exit status."""
     try:
-        die_with_parent_from_environment()
+        die_as_environment_says()
     except DynamoError as error:
         report(error)
         return error.exit_code
-    # Children of this process have another parent.
-    os.environ.pop(PARENT_PID_ENV, None)
     return run(argv)
 
 

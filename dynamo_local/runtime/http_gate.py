@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_local.core.admission import Limits, Refusal, examine
+from dynamo_local.runtime.early_errors import with_early_errors
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -128,7 +129,7 @@ class HttpGate:
             )
         self._under_way += judged.sequences
         try:
-            await self._app(scope, _replay(body, receive), send)
+            await self._app(scope, _replay(body, receive), with_early_errors(send))
         finally:
             self._under_way -= judged.sequences
         return None

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
 _DRAINING = "the frontend is draining"
+_TRIAL = "trial"
 
 _GAPS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _GAPS_STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0)
@@ -144,6 +145,8 @@ class Mover:
             return f"the state of {because_of} would be lost" if because_of else "its state would be lost"
         if live.moving is not None:
             return "it is being moved"
+        if live.standing.suspect:
+            return "engines died of it or beside it: it is to be tried alone"
         return None
 
     def has_turn(self, live: LiveRequest) -> bool:
@@ -203,11 +206,18 @@ class Mover:
         """The leases of workers that are to be left, and why."""
         view = self._fleet.view
         turned = {presence.lease: "role" for presence in view.routable((PREFILL_ROLE,))}
-        return turned | {presence.lease: "drain" for presence in view.leaving()}
+        set_apart = {presence.lease: _TRIAL for presence in view.exclusive()}
+        return turned | set_apart | {presence.lease: "drain" for presence in view.leaving()}
 
     def _leave(self, live: LiveRequest, reason: str) -> None:
         """Have a request leave its worker, if there is another one and its turn has come."""
+        if live.standing.suspect:
+            # Where it is, nobody else is.
+            return
         anew = live.log.position == 0 and live.job is None and live.held is None
+        if reason == _TRIAL and self._may_wait(live):
+            self._put_elsewhere(live)
+            return
         if not anew and (self.why_not(live) is not None or not self.has_turn(live)):
             return
         destination = self._destination(live, None)
@@ -215,6 +225,13 @@ class Mover:
             self._put_elsewhere(live)
         elif destination is not None:
             self.begin(live, destination, reason)
+
+    def _may_wait(self, live: LiveRequest) -> bool:
+        """Whether a request is taken off its worker and waits for any: it cannot be moved with its KV (it has none,
+        there is nowhere to go, or that has failed), and it loses nothing but time."""
+        stuck = live.log.position == 0 or live.stayed > 0 or self._destination(live, None) is None
+        survives = live.log.position == 0 or live.request.survival.fidelity is not Fidelity.NONE
+        return stuck and survives and live.job is None
 
     def _begin_wanted(self, request_id: str, wanted: _Wanted) -> None:
         live = self.live.get(request_id)

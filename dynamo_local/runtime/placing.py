@@ -12,12 +12,13 @@ import msgspec
 
 from dynamo_local.core import codec
 from dynamo_local.core.breaker import Breakers
-from dynamo_local.core.messages import AssignRequest, Progress, RequestEpoch, Submit
+from dynamo_local.core.messages import AssignRequest, Presence, Progress, RequestEpoch, Submit
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.pace import Pace
 from dynamo_local.core.ports import Request
 from dynamo_local.core.recovery import Patience, backoff_s
 from dynamo_local.core.request_log import RequestLog
+from dynamo_local.core.suspicion import Standing
 from dynamo_local.runtime.assigner import Assigner
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.moving import Moving
@@ -63,6 +64,8 @@ class LiveRequest:
     turned_down: str | None = None
     """The worker that it was to move to last, if it stayed."""
     pace: Pace = field(default_factory=Pace)
+    standing: Standing = field(default_factory=Standing)
+    """What engines that died under it make of it."""
 
     @property
     def request_id(self) -> str:
@@ -77,6 +80,16 @@ class LiveRequest:
         """Whether a prefill worker is at it now, under the current epoch."""
         return self.job is not None and self.job.granted == self.log.current and self.log.worker is not None
 
+    def is_with(self, worker: str) -> bool:
+        """Whether that worker's engine has anything of it to compute."""
+        return self.log.worker == worker or (self.moving is not None and self.moving.destination == worker)
+
+    def loses(self, gone: Presence) -> bool:
+        """Note that a worker is gone. Returns whether the request is to be taken up elsewhere for that."""
+        if gone.state == "failed" and self.is_with(gone.lease):
+            self.standing = self.standing.after_death()
+        return self.log.worker == gone.lease or (self.standing.suspect and self.is_with(gone.lease))
+
     @property
     def tokens(self) -> int:
         """Of its context: the prompt, and what was accepted."""
@@ -85,6 +98,7 @@ class LiveRequest:
     def accepted(self, now: float) -> None:
         """Note that tokens of it were accepted."""
         self.pace.note(now)
+        self.standing = self.standing.after_tokens(self.log.position - self.epoch_start)
         if self.moving is not None:
             self.moving.note_token(now)
 
@@ -123,10 +137,17 @@ class LiveRequests(dict[str, LiveRequest]):
 
 
 class Placer:
-    """Places the requests of one frontend."""
+    """Places the requests of one frontend. `is_held_up`: whether a worker is there that takes requests again soon."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, lease: str, assigner: Assigner, breakers: Breakers, patience: Patience
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        lease: str,
+        assigner: Assigner,
+        breakers: Breakers,
+        patience: Patience,
+        is_held_up: Callable[[], bool],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -134,6 +155,7 @@ class Placer:
         self._assigner = assigner
         self._breakers = breakers
         self._patience = patience
+        self._is_held_up = is_held_up
         self._fleet_changed = asyncio.Event()
         """Set at the next change of the fleet, and then replaced."""
 
@@ -145,13 +167,14 @@ class Placer:
     async def assign(self, live: LiveRequest, is_wanted: Callable[[], bool]) -> str | None:
         """The worker to take the request; None if none became routable in time, or nobody wants it any more."""
         await asyncio.sleep(backoff_s(live.fruitless))
-        patience_s = self._patience.placement_s if live.log.epoch == 0 else self._patience.recovery_s
-        deadline = time.monotonic() + patience_s
+        begin = time.monotonic()
         while True:
             # Taken before asking, so that no change between the answer and the wait is missed.
             changed = self._fleet_changed
             worker = await self._assigner.assign(self._question(live))
-            remaining = deadline - time.monotonic()
+            first = live.log.epoch == 0 and not self._is_held_up()
+            patience_s = self._patience.placement_s if first else self._patience.recovery_s
+            remaining = begin + patience_s - time.monotonic()
             if worker is not None or remaining <= 0 or not is_wanted():
                 return worker
             with suppress(TimeoutError):
@@ -185,6 +208,7 @@ class Placer:
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             reasoning_ended=request.reasoning_ended,
+            exclusive=live.standing.suspect,
         )
 
     def _question(self, live: LiveRequest) -> AssignRequest:

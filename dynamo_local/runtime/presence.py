@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core import codec
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import TTL_S, Change, FleetView
 from dynamo_local.core.messages import Counts, LeaseRevoked, Load, Presence
@@ -28,14 +30,17 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 TICK_S = INTERVAL_S / 2
-"""How often the silent are looked for."""
+"""From a look at who is silent to the next one, at least: what has come is read in between."""
+
+_EXPIRED_S = 0.001
+"""After the moment until which nobody is missed."""
 
 _LOOKED_AT_AFTER_S = TTL_S / 2
 """Of silence, who is silent is looked at: whether it waits for a core."""
 
 
 class Announcer:
-    """Publishes this process's presence: every half second, on every change, and when probed."""
+    """Publishes this process's presence: every half second (core/beats.py), on every change, and when probed."""
 
     def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = INTERVAL_S) -> None:
         self._bus = bus
@@ -82,10 +87,10 @@ class Announcer:
         while True:
             self._changed.clear()
             await self.announce()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
-            except TimeoutError:
-                continue
+            # (wait_for of Python 3.11 forgets to be cancelled when something has changed at the same time.)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_beat(time.monotonic(), self._interval_s)):
+                    await self._changed.wait()
 
 
 class FleetWatch:
@@ -97,7 +102,10 @@ class FleetWatch:
         self._subjects = subjects
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
-        self._ticked_at: float | None = None
+        self.due_at = math.inf
+        """When the silent are looked for next."""
+        self._said: dict[str, tuple[bytes, str]] = {}
+        """By subject, what came there last, and of which lease."""
         self._starvation = Starvation()
         self._echo = bus.inbox()
         self._echoed = asyncio.Event()
@@ -118,7 +126,7 @@ class FleetWatch:
         while True:
             await self._hear_the_bus()
             self.tick()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(max(0.0, self.due_at - self._clock()))
 
     async def _hear_the_bus(self) -> None:
         """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
@@ -133,14 +141,15 @@ class FleetWatch:
         self._echoed.set()
 
     def tick(self) -> None:
-        """Expire the silent. Silence while this process was deaf says nothing about the others.
+        """Expire the silent, and see when to look again: with the next beat, or when somebody is to be missed before
+        that. Silence while this process was deaf says nothing about the others.
 
         It is deaf while the bus is down, and while its event loop stands still: what has arrived meanwhile
         lies unread in the socket.
         """
         now = self._clock()
-        late_s = 0.0 if self._ticked_at is None else now - self._ticked_at - TICK_S
-        self._ticked_at = now
+        late_s = now - self.due_at
+        self.due_at = now + until_beat(now, INTERVAL_S)
         if not self._bus.connected:
             self.view.excuse_silence(now)
             return
@@ -148,14 +157,20 @@ class FleetWatch:
             self.view.excuse_silence(now, late_s)
         starved = self._starvation.look(self.view.silent(now, _LOOKED_AT_AFTER_S))
         self._tell(self.view.expire(now, starved))
+        self.due_at = max(now + TICK_S, min(self.due_at, self.view.next_expiry() + _EXPIRED_S))
 
     async def _on_presence(self, message: Message) -> None:
+        now = self._clock()
+        said = self._said.get(message.subject)
+        if said is not None and said[0] == message.data and self.view.heard_again(said[1], now):
+            return
         try:
             presence = codec.decode(message.data, Presence)
         except DecodeError as error:
             _log.warning("presence on %s ignored: %s", message.subject, error)
             return
-        self._tell(self.view.observe(presence, self._clock()))
+        self._said[message.subject] = message.data, presence.lease
+        self._tell(self.view.observe(presence, now))
 
     async def _on_revoked(self, message: Message) -> None:
         try:

@@ -3,6 +3,9 @@
 A process that is SIGKILLed cannot tell anybody, so every process asks the kernel beforehand to be killed when its
 parent dies: prctl(2), PR_SET_PDEATHSIG. The setting is kept across execve and lost across fork, hence the two
 functions. The signal comes when the *thread* that forked ends: fork from the main thread.
+
+A watcher's process is tied to `dynamo serve` instead, by a death pipe (death_pipe.py): its parent is circusd, whose
+death it survives.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import os
 import signal
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.runtime.death_pipe import DEATH_PIPE_ENV, die_with_holder
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 PARENT_PID_ENV = "DYN_PARENT_PID"
-"""Names the process that must be the parent. Set by whoever starts a watcher's process."""
+"""Names the process that must be the parent. Set by who starts a process that is to end with its parent."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -27,17 +32,33 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     The parent may have died before the request was made: then `parent_pid` (what the parent said of itself) is no
     longer the parent, and this process ends here, with status 1.
     """
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise SupervisorError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(code)}")
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
         os._exit(1)
 
 
-def die_with_parent_from_environment() -> None:
-    """`die_with_parent` with the parent named by $DYN_PARENT_PID; without it, with whoever is the parent now."""
-    parent = os.environ.get(PARENT_PID_ENV)
-    die_with_parent(int(parent) if parent else None)
+def survive_parent() -> None:
+    """Take back `die_with_parent`."""
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, 0)
+
+
+def die_as_environment_says(*, across_exec: bool = False) -> None:
+    """Tie this process to the one that its environment names, and remove the name: this process' children have
+    others.
+
+    $DYN_DEATH_PIPE names the server of a watcher's process, else $DYN_PARENT_PID the parent; without either it is
+    whoever is the parent now. `across_exec`: this process is about to become another program.
+    """
+    pipe, parent = os.environ.pop(DEATH_PIPE_ENV, None), os.environ.pop(PARENT_PID_ENV, None)
+    if pipe is not None:
+        die_with_holder(pipe, across_exec=across_exec)
+    else:
+        die_with_parent(int(parent) if parent else None)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent dies, instead of the system's first process."""
+    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def prepare_forks() -> None:
@@ -76,3 +97,8 @@ def let_forks_lead_sessions() -> None:
             os.setsid()
 
     os.register_at_fork(after_in_child=lead)
+
+
+def _prctl(name: str, option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise SupervisorError(f"prctl({name}) failed: {os.strerror(ctypes.get_errno())}")

@@ -23,6 +23,7 @@ from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
 from dynamo_local.supervisor.roles import change_role
 from dynamo_local.supervisor.running import bus_of
+from dynamo_local.supervisor.silence import Silence
 from dynamo_local.supervisor.turns import turn_at
 from dynamo_local.supervisor.watchers import CircusWatchers, Placing
 from state.locks import LockTimeoutError
@@ -30,6 +31,8 @@ from state.paths import StatePaths
 from state.store import StateStore
 
 _RETRY_S = 0.1
+_CIRCUS_DEADLINE_S = 30.0
+"""For a circusd that is starved, or being started again."""
 
 
 @asynccontextmanager
@@ -50,8 +53,9 @@ async def open_actuator(
         state = await asyncio.to_thread(store.read)
         await asyncio.to_thread(check_reachable, paths, state)
         fleet = BusFleet(bus, Subjects(paths.namespace))
-        placing = Placing(paths, blueprint.arbiter_pid, Path(blueprint.working_dir))
-        async with CircusClient(state.circus_endpoint) as circus, fleet.watched():
+        placing = Placing(paths, blueprint.death_pipe, Path(blueprint.working_dir))
+        circusd = CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S, silence=Silence(report))
+        async with circusd as circus, fleet.watched():
             world = World(
                 books=store,
                 watchers=CircusWatchers(circus, placing, StateRegister(store).pid_of, report),
@@ -89,7 +93,7 @@ class BusFleet:
 
     def is_ready(self, lease: str) -> bool:
         presence = self._watch.view.get(lease)
-        return presence is not None and presence in self._watch.view.routable((presence.role,))
+        return presence is not None and presence in self._watch.view.ready((presence.role,))
 
     async def revoke(self, lease: str) -> None:
         await self._bus.publish(self._revoked, codec.encode(LeaseRevoked(lease)))

@@ -1,4 +1,5 @@
-"""circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its parent."""
+"""circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its parent. What it has
+started outlives it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dynamo_local.core.errors import SupervisorError
 from dynamo_local.runtime.processes import PARENT_PID_ENV
 from dynamo_local.supervisor.private_files import open_log, write_private
 
@@ -31,6 +31,19 @@ class ArbiterFiles:
     config: Path
     log: Path
 
+    def of_next(self) -> ArbiterFiles:
+        """Those of another circusd, which is not to be found at the endpoints yet."""
+        return replace(self, endpoint=f"{self.endpoint}{_NEXT}", pubsub_endpoint=f"{self.pubsub_endpoint}{_NEXT}")
+
+    def put_next_in_place(self) -> None:
+        """From now on the endpoints are those of the other one."""
+        for endpoint in (self.pubsub_endpoint, self.endpoint):
+            path = Path(endpoint.removeprefix(_IPC))
+            path.with_name(f"{path.name}{_NEXT}").replace(path)
+
+
+_IPC = "ipc://"
+_NEXT = ".new"
 
 _ENDPOINT_ENV = "DYN_CIRCUS_ENDPOINT"
 _PUBSUB_ENV = "DYN_CIRCUS_PUBSUB"
@@ -81,20 +94,19 @@ class Arbiter:
 
     @property
     def pid(self) -> int:
-        """Parent of all watchers' processes."""
+        """Parent of the processes that it starts."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
         return self._process.returncode is None
 
-    async def died(self) -> None:
-        """Wait until circusd has ended, then raise SupervisorError."""
-        code = await self._process.wait()
-        raise SupervisorError(f"circusd ended unexpectedly ({describe_exit(code)})", f"its log is {self.files.log}")
+    async def wait(self) -> str:
+        """Wait until circusd has ended. Returns how, in words."""
+        return describe_exit(await self._process.wait())
 
     async def end(self, deadline_s: float) -> None:
-        """Wait for circusd to end; kill it at the deadline. Its children then die with it."""
+        """Wait for circusd to end; kill it at the deadline."""
         try:
             await asyncio.wait_for(self._process.wait(), deadline_s)
         except TimeoutError:
@@ -102,7 +114,7 @@ class Arbiter:
             await self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL circusd, and with it its children. Harmless when it is gone."""
+        """SIGKILL circusd. Harmless when it is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
 

@@ -21,10 +21,10 @@ from state.paths import Sockets, StatePaths
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`arbiter_pid`: parent of every watcher's process. `ready_deadline_s`: for a worker that is added.
-    `drain_deadline_s`: for one that is told to end."""
+    """`death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker
+    that is added. `drain_deadline_s`: for one that is told to end."""
 
-    arbiter_pid: int
+    death_pipe: str
     working_dir: str
     inventory: Inventory
     templates: tuple[ServiceTemplate, ...]
@@ -44,13 +44,18 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         known = ", ".join(template.service for template in self.workers) or "none"
         raise UsageError(f"{service!r} is not a service of workers", f"those of this graph are: {known}")
 
-    def restartable(self, service: str) -> ServiceTemplate:
-        """The template of a service whose processes may be restarted. Raises UsageError for those that own clients'
-        connections, and for what is no service."""
+    def template(self, service: str) -> ServiceTemplate:
+        """The template of that name. Raises UsageError for what is no service."""
         found = {template.service: template for template in self.templates}
         template = found.get(service)
         if template is None:
             raise UsageError(f"there is no service {service!r}", f"those of this graph are: {', '.join(found)}")
+        return template
+
+    def restartable(self, service: str) -> ServiceTemplate:
+        """The template of a service whose processes may be restarted. Raises UsageError for those that own clients'
+        connections, and for what is no service."""
+        template = self.template(service)
         if HTTP_PORT_ENV in template.environment:
             raise UsageError(
                 f"{service} holds the clients' connections, which a restart would cut",

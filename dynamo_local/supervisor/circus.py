@@ -3,11 +3,15 @@
 circusd runs one state-changing command at a time and refuses others meanwhile (errno 5 without a traceback):
 commands are serialised here and repeated until their deadline. It answers "ok" to an `add` whose program
 cannot be started: whether a process runs is seen in its status alone.
+
+A circusd that is silent is waited for. When it dies, another one takes its place, with all its watchers and at the same
+endpoint (arbiter_keeping.py); a command that was under way is sent again to that one. Commands may be repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,10 +25,15 @@ import zmq
 import zmq.asyncio
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.supervisor.adopted import living_process
+from dynamo_local.supervisor.silence import Silence
 
 _CONFLICT_ERRNO = 5
 _CONFLICT_PAUSE_S = 0.05
 _RECONNECT_MS = 20
+_LOOK_EVERY_S = 0.5
+"""Whether circusd is another one, or has been silent for long."""
+_IPC = "ipc://"
 _GRACEFUL_TIMEOUT_S = 5.0
 """How long circusd itself waits when it has to stop a process. The drain has done so before."""
 
@@ -46,13 +55,13 @@ class WatcherSpec:
     working_dir: Path
     log: Path
 
-    def properties(self) -> dict[str, Any]:
+    def properties(self, start: bool) -> dict[str, Any]:
         """The properties of an `add` command."""
         return {
             "name": self.name,
             "cmd": "/bin/sh",
             "args": ["-c", _LOG_AND_EXEC, "sh", str(self.log), *self.argv],
-            "start": True,
+            "start": start,
             "waiting": True,
             "options": {
                 "singleton": True,
@@ -90,11 +99,15 @@ class _Reply(msgspec.Struct):
 
 
 class CircusClient:
-    """One connection to circusd. Use as an async context manager."""
+    """One connection to circusd, whichever runs. Use as an async context manager.
 
-    def __init__(self, endpoint: str, *, deadline_s: float = 10.0) -> None:
+    `deadline_s`: for each command; None waits for ever. `silence` hears how long circusd has not answered.
+    """
+
+    def __init__(self, endpoint: str, *, deadline_s: float | None = 10.0, silence: Silence | None = None) -> None:
         self._endpoint = endpoint
         self._deadline_s = deadline_s
+        self._silence = silence
         self._lock = asyncio.Lock()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -116,26 +129,31 @@ class CircusClient:
         return (await self._ask("status")).statuses
 
     async def pids(self, name: str) -> tuple[int, ...]:
-        """Processes of a watcher that run now; none if there is no such watcher."""
-        reply = await self._ask("list", absent_ok=True, name=name)
-        return tuple(reply.pids)
+        """Processes of a watcher that run now; none if there is no such watcher. What was adopted goes by its own
+        pid."""
+        return tuple(living_process(pid) for pid in await self.children(name))
+
+    async def children(self, name: str) -> tuple[int, ...]:
+        """Processes of a watcher that circusd itself has started, and that run now; none if there is no such
+        watcher."""
+        return tuple((await self._ask("list", absent_ok=True, name=name)).pids)
 
     async def add(self, spec: WatcherSpec) -> None:
         """Register and start a watcher. One that is registered already is left as it is, and started."""
-        await self._ask("add", duplicate_ok=True, **spec.properties())
+        await self._ask("add", duplicate_ok=True, **spec.properties(start=True))
         statuses = await self.statuses()
         if spec.name not in statuses:
             raise SupervisorError(f"circus did not register {spec.name}")
         if statuses[spec.name] == STOPPED:
             await self.start(spec.name)
 
+    async def register(self, spec: WatcherSpec) -> None:
+        """Register a watcher without starting it. Harmless if there is one."""
+        await self._ask("add", duplicate_ok=True, **spec.properties(start=False))
+
     async def start(self, name: str) -> None:
         """Start the process of a stopped watcher. Harmless while it runs, and when there is no such watcher."""
         await self._ask("start", absent_ok=True, name=name, waiting=True)
-
-    async def signal(self, name: str, signum: int) -> None:
-        """Send a signal to the process of a watcher. Harmless when it is gone."""
-        await self._ask("signal", absent_ok=True, name=name, signum=signum)
 
     async def remove(self, name: str) -> None:
         """Forget a watcher, stopping its process if it still runs. Harmless when there is no such watcher."""
@@ -148,7 +166,7 @@ class CircusClient:
     async def _ask(
         self, command: str, *, absent_ok: bool = False, duplicate_ok: bool = False, **properties: Any
     ) -> _Reply:
-        give_up_at = time.monotonic() + self._deadline_s
+        give_up_at = time.monotonic() + (math.inf if self._deadline_s is None else self._deadline_s)
         async with self._lock:
             while True:
                 reply = await self._exchange(command, properties, give_up_at)
@@ -162,21 +180,52 @@ class CircusClient:
 
     async def _exchange(self, command: str, properties: dict[str, Any], give_up_at: float) -> _Reply:
         call_id = uuid.uuid4().hex
-        message = {"id": call_id, "command": command, "properties": properties}
+        message = msgspec.json.encode({"id": call_id, "command": command, "properties": properties})
         try:
-            async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
-                await self._socket.send(msgspec.json.encode(message))
-                while True:
-                    reply = msgspec.json.decode(await self._socket.recv(), type=_Reply)
-                    # An answer to a command that was abandoned may still arrive.
-                    if reply.id == call_id:
-                        return reply
+            reply = None
+            while reply is None:
+                listener = self._listener()
+                await self._socket.send(message)
+                reply = await self._reply(call_id, listener, give_up_at)
+                if self._silence is not None:
+                    self._silence.ends()
+            return reply
         except TimeoutError as error:
             raise SupervisorError(
-                f"circus did not answer {_describe(command, properties)} within {self._deadline_s:g} s"
+                f"circus did not answer {_describe(command, properties)} within {self._deadline_s:g} s",
+                "it may be stopped, or starved by other programs; try again",
             ) from error
         except (zmq.ZMQError, msgspec.DecodeError) as error:
             raise SupervisorError(f"circus failed at {_describe(command, properties)}: {error}") from error
+
+    async def _reply(self, call_id: str, listener: int | None, give_up_at: float) -> _Reply | None:
+        """The answer; None once another circusd listens, which does not know of the call. Raises TimeoutError."""
+        asked_at = time.monotonic()
+        while (answer := await self._received(call_id, min(_LOOK_EVERY_S, give_up_at - time.monotonic()))) is None:
+            now = time.monotonic()
+            if now >= give_up_at:
+                raise TimeoutError
+            if self._listener() not in (listener, None):
+                return None
+            if self._silence is not None:
+                self._silence.lasts(now - asked_at)
+        return answer
+
+    async def _received(self, call_id: str, within_s: float) -> _Reply | None:
+        """The answer to that call, or None. Answers to commands that were abandoned may still arrive."""
+        until = time.monotonic() + within_s
+        while await self._socket.poll(max(0, int(1000 * (until - time.monotonic())))):
+            reply = msgspec.json.decode(await self._socket.recv(), type=_Reply)
+            if reply.id == call_id:
+                return reply
+        return None
+
+    def _listener(self) -> int | None:
+        """What tells one circusd at the endpoint from the next: its socket."""
+        try:
+            return Path(self._endpoint.removeprefix(_IPC)).stat().st_ino
+        except FileNotFoundError:
+            return None
 
 
 def _describe(command: str, properties: Mapping[str, Any]) -> str:

@@ -7,15 +7,16 @@ The watcher is removed once its process and whatever that left behind in its pro
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.runtime.process_groups import kill_group, members
-from dynamo_local.supervisor.circus import CircusClient
 from dynamo_local.supervisor.report import Report
 from state.processes import start_time
 
@@ -24,12 +25,25 @@ _KILL_DEADLINE_S = 10.0
 """How long a killed process may take to be gone: one that frees much memory, or hangs in a driver."""
 
 
+class Watched(Protocol):
+    """Watchers that are to stop: circus' (circus.CircusClient), or what is left without circus (orphans.Orphans)."""
+
+    async def statuses(self) -> Mapping[str, str]:
+        """All that there are, by name."""
+
+    async def pids(self, name: str) -> tuple[int, ...]:
+        """Processes of a watcher that run now."""
+
+    async def remove(self, name: str) -> None:
+        """Forget a watcher whose processes have ended."""
+
+
 @dataclass(frozen=True)
 class Drain:
     """How to stop. `hurry`, once set, cuts every wait short. `registered` tells the pid by which a watcher's process
     has registered, which is not the one that circus knows if it was forked (runtime/zygote); None if it has not."""
 
-    circus: CircusClient
+    circus: Watched
     report: Report
     hurry: asyncio.Event
     deadline_s: float
@@ -52,7 +66,9 @@ class Drain:
         pids = await self.circus.pids(name)
         registered = await asyncio.to_thread(self.registered, name) if pids else None
         if pids and not self.hurry.is_set():
-            await self.circus.signal(name, signal.SIGTERM)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
             if not await self._ended(pids, self.deadline_s):
                 self.report.step(f"{name}  does not end by itself, killing it")
         groups = {*pids, registered or pids[0]} if pids else set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.report import Report
@@ -27,7 +29,7 @@ class Janitor:
         """Until cancelled."""
         store = StateStore(self.paths)
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             try:
                 state = await asyncio.to_thread(store.read)
             except (NotRunningError, StateError):

@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import shlex
+import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -14,28 +15,33 @@ from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import BUS_SERVICE, NAMESPACE_ENV, Subjects, Watcher
+from dynamo_local.core.patience import Patience
 from dynamo_local.core.restarts import RestartLimits
 from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.runtime.death_pipe import DeathPipe
 from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.runtime.processes import adopt_orphans
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.supervisor import logs
-from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
+from dynamo_local.supervisor.arbiter_keeping import ArbiterKeeping
 from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.circus import CircusClient
 from dynamo_local.supervisor.core_keeping import CoreKeeping
-from dynamo_local.supervisor.drain import Drain
+from dynamo_local.supervisor.drain import Drain, Watched
 from dynamo_local.supervisor.events import EventStream
 from dynamo_local.supervisor.janitor import Janitor
 from dynamo_local.supervisor.keeper import Keeper
 from dynamo_local.supervisor.launch import Launch, shown_url
 from dynamo_local.supervisor.listening import answers
 from dynamo_local.supervisor.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.orphans import Reaper
 from dynamo_local.supervisor.plan import WatcherPlan, plan_bus, stop_order
 from dynamo_local.supervisor.private_files import write_private
 from dynamo_local.supervisor.progress import Progress
 from dynamo_local.supervisor.provisions import Provisions
 from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
+from dynamo_local.supervisor.succession import Succession
 from dynamo_local.supervisor.upkeep import Upkeep
 from dynamo_local.supervisor.watchers import Placing
 from state.files import make_run_directory, make_sockets
@@ -57,13 +63,15 @@ _SURVIVOR_KILL_S = 10.0
 class ServerSettings:
     """`bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model
     loads for minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for
-    circusd. `restart_delay_max_s`: a service that dies again and again waits no longer than this."""
+    circusd. `restart_delay_max_s`: a service that dies again and again waits no longer than this.
+    `circus_patience`: with a circusd that does not answer."""
 
     bus_deadline_s: float = 15.0
     ready_deadline_s: float = 600.0
     drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
     restart_delay_max_s: float = RestartLimits.max_delay_s
+    circus_patience: Patience = field(default_factory=Patience)
 
 
 @dataclass
@@ -88,6 +96,7 @@ class Server:
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
         self._provisions = Provisions(launch.graph, report)
         self._tasks = TaskGuard()
+        self._death_pipe = DeathPipe()
 
     async def run(self, stop: StopRequest) -> None:
         """Bring the graph up and keep it until a stop is wanted. Leaves nothing behind, however it ends.
@@ -100,7 +109,7 @@ class Server:
             watchers = self._planned()
             await self._enter_state(stack, sockets, watchers)
             arbiter = await self._enter_arbiter(stack, sockets)
-            circus = await stack.enter_async_context(CircusClient(sockets.circus_endpoint))
+            circus = await stack.enter_async_context(arbiter.client())
             events = await stack.enter_async_context(EventStream(sockets.circus_pubsub_endpoint))
             if isinstance(self._bus, BusAddress):
                 # Once all services have ended. A NATS server of our own takes everything with it.
@@ -111,7 +120,7 @@ class Server:
             keeper = self._keeper(circus)
             upkeep = Upkeep(self._paths, sockets, self._lock, self._report)
             self._tasks.spawn("upkeep", upkeep.run())
-            self._tasks.spawn("arbiter", arbiter.died())
+            self._tasks.spawn("arbiter", arbiter.run())
             self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events, upkeep))
             self._tasks.spawn("log rotation", self._rotate_logs())
             await self._until(stop.wanted)
@@ -169,29 +178,27 @@ class Server:
         }
         return recorded_environment(os.environ) | own
 
-    async def _enter_arbiter(self, stack: AsyncExitStack, sockets: Sockets) -> Arbiter:
-        files = ArbiterFiles(
-            sockets.circus_endpoint,
-            sockets.circus_pubsub_endpoint,
-            self._paths.circus_config,
-            self._paths.log_file(logs.ARBITER_LOG),
-        )
-        arbiter = await Arbiter.spawn(files, os.environ)
+    async def _enter_arbiter(self, stack: AsyncExitStack, sockets: Sockets) -> ArbiterKeeping:
+        adopt_orphans()
+        stack.callback(self._death_pipe.close)
+        patience = self._settings.circus_patience
+        arbiter = await ArbiterKeeping.start(self._paths, sockets, self._report, patience)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: arbiter.pid).look)
         stack.push_async_callback(arbiter.end, self._settings.quit_deadline_s)
         return arbiter
 
     # Bring-up, then the steady state.
 
     async def _operate(
-        self, arbiter: Arbiter, circus: CircusClient, keeper: Keeper, events: EventStream, upkeep: Upkeep
+        self, arbiter: ArbiterKeeping, circus: CircusClient, keeper: Keeper, events: EventStream, upkeep: Upkeep
     ) -> None:
         await circus.statuses()
         self._tasks.spawn("exits", keeper.listen(events))
         self._tasks.spawn("keeper", keeper.run())
         if self._launch.zygote is not None:
             # First of all, for it takes longest; nothing waits for it but those that are forked from it.
-            await circus.add(self._placing(arbiter).spec(self._launch.zygote))
-        address = await self._bus_address(arbiter, circus)
+            await circus.add(self._placing().spec(self._launch.zygote))
+        address = await self._bus_address(circus)
         await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
         try:
@@ -203,10 +210,10 @@ class Server:
             self._keep_cores(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
-            placing = self._placing(arbiter)
+            placing = self._placing()
             for plan in self._launch.services:
                 await circus.add(placing.spec(plan))
-            await self._allow_changes(placing)
+            await self._allow_changes(arbiter, placing)
             await self._await_ready(progress)
             await expiry
         finally:
@@ -220,24 +227,25 @@ class Server:
         watch.subscribe(keeping.on_change)
         self._tasks.spawn("cores", keeping.run())
 
-    async def _bus_address(self, arbiter: Arbiter, circus: CircusClient) -> BusAddress:
+    async def _bus_address(self, circus: CircusClient) -> BusAddress:
         if isinstance(self._bus, BusAddress):
             self._report.step(f"using the NATS server at {shown_url(self._bus)}")
             return self._bus
         plan = self._bus_plan(self._bus)
-        spec = self._placing(arbiter).spec(plan)
+        spec = self._placing().spec(plan)
         address, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
         lease = secrets.token_hex(8)
         await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
         return address
 
-    def _placing(self, arbiter: Arbiter) -> Placing:
-        return Placing(self._paths, arbiter.pid, Path.cwd())
+    def _placing(self) -> Placing:
+        return Placing(self._paths, self._death_pipe.address, Path.cwd())
 
-    async def _allow_changes(self, placing: Placing) -> None:
-        """From now on workers may be added and removed. What is left half done by whoever does so is finished here."""
+    async def _allow_changes(self, arbiter: ArbiterKeeping, placing: Placing) -> None:
+        """From now on workers may be added and removed. What is left half done by whoever does so is finished here.
+        circusd may die, too."""
         blueprint = Blueprint(
-            placing.arbiter_pid,
+            placing.death_pipe,
             str(placing.working_dir),
             self._launch.inventory,
             self._launch.templates,
@@ -246,6 +254,8 @@ class Server:
         )
         await asyncio.to_thread(blueprint.write, self._paths.blueprint_file)
         self._tasks.spawn("janitor", Janitor(self._paths, self._report).run())
+        machinery = {plan.name: plan for plan in self._planned() if plan not in self._launch.services}
+        arbiter.succession = Succession(self._store, blueprint, placing, machinery)
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
@@ -279,17 +289,14 @@ class Server:
 
     # The way down.
 
-    async def _drain(self, arbiter: Arbiter, circus: CircusClient, hurry: asyncio.Event) -> None:
+    async def _drain(self, arbiter: ArbiterKeeping, circus: CircusClient, hurry: asyncio.Event) -> None:
         await asyncio.to_thread(self._paths.blueprint_file.unlink, missing_ok=True)
-        if not arbiter.running:
-            return
-        drain = Drain(circus, self._report, hurry, self._settings.drain_deadline_s, self._register.pid_of)
-        try:
-            await drain.stop_all(stop_order(self._launch.graph))
-            await circus.quit()
-        except SupervisorError as error:
-            self._report.step(f"stopping in order failed, killing what is left: {error}")
-            arbiter.kill()
+        deadline_s, registered = self._settings.drain_deadline_s, self._register.pid_of
+
+        def drain(watched: Watched) -> Drain:
+            return Drain(watched, self._report, hurry, deadline_s, registered)
+
+        await arbiter.stop(drain, circus, stop_order(self._launch.graph))
 
     def _end_survivors(self) -> None:
         """Whatever has slipped through: a process that left its group, or a child of a killed circusd."""

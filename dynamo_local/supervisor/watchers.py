@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.runtime.death_pipe import DEATH_PIPE_ENV
 from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.supervisor.adopted import adoption
 from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
 from dynamo_local.supervisor.drain import Drain
 from dynamo_local.supervisor.plan import WatcherPlan
 from dynamo_local.supervisor.report import Report
 from state.paths import StatePaths
+from state.processes import Process
 
 
 @dataclass(frozen=True)
 class Placing:
-    """What every watcher of a server has in common. `arbiter_pid`: the parent of its process."""
+    """What every watcher of a server has in common. `death_pipe`: address of the pipe on whose end its process ends."""
 
     paths: StatePaths
-    arbiter_pid: int
+    death_pipe: str
     working_dir: Path
 
     def spec(self, plan: WatcherPlan) -> WatcherSpec:
         """What circus is told of a watcher that is planned."""
-        environment = {**plan.environment, PARENT_PID_ENV: str(self.arbiter_pid)}
+        environment = {**plan.environment, DEATH_PIPE_ENV: self.death_pipe}
         return WatcherSpec(plan.name, plan.argv, environment, self.working_dir, self.paths.log_file(plan.name))
+
+    def adopting(self, plan: WatcherPlan, process: Process, arbiter_pid: int) -> WatcherSpec:
+        """What the circusd of that pid is told of a watcher whose process runs already."""
+        spec = self.spec(plan)
+        return replace(
+            spec,
+            argv=adoption(process.pid, process.start_time, plan.argv),
+            environment={**spec.environment, PARENT_PID_ENV: str(arbiter_pid)},
+        )
 
 
 @dataclass(frozen=True)

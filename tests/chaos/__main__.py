@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,21 +17,35 @@ from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers
 from tests.chaos.run_vllm import ON_DISAGG_VLLM, ON_VLLM, run_on_vllm
 from tests.chaos.settings import ON_DISAGG, ChaosSettings
+from tests.chaos.surroundings import private
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    print(f"seed {options.seed}", flush=True)
     directory = Path(options.keep) if options.keep else Path(tempfile.mkdtemp(prefix="chaos-"))
     directory.mkdir(parents=True, exist_ok=True)
+    why_not = "it is not wanted" if options.shared_disk else private.why_not()
+    if why_not is None and not private.is_private():
+        seed, keep = f"--seed={options.seed}", f"--keep={directory}"
+        return private.enter(directory / "disk", "tests.chaos", [*arguments, seed, keep])
+    print(f"seed {options.seed}", flush=True)
+    if why_not is not None:
+        print(f"neither a disk nor /dev/shm is filled up: {why_not}", file=sys.stderr)
     # What the product's parts in this process say, beside the logs of the server.
     logging.basicConfig(
         filename=directory / "frontend.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
-    report = _run(options, directory)
+    report = _run(options, private.disk() or directory)
     print(json.dumps(report.as_dict(), indent=2) if options.json else report.as_text())
+    if (disk := private.disk()) is not None:
+        # It is gone with this process.
+        shutil.copytree(disk, directory / "logs", ignore=_not_logs, dirs_exist_ok=True)
     print(f"logs: {directory}", file=sys.stderr)
     return 1 if report.defects else 0
+
+
+def _not_logs(folder: str, names: list[str]) -> list[str]:
+    return [] if folder.endswith(".logs") else [name for name in names if not name.endswith((".logs", "state"))]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -49,15 +65,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--faults-per-s", type=float, default=None, help="as long as workers are left to be hit")
     parser.add_argument("--moves-per-s", type=float, default=None, help="orders to move a request, at most")
     parser.add_argument("--least-moves", type=int, default=None, help="go on until so many have been moved")
-    parser.add_argument("--only", nargs="+", choices=[kind.name for kind in Kind], help="kinds of faults")
+    kinds = [kind.name for kind in Kind]
+    parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}")
+    parser.add_argument("--without", nargs="+", choices=kinds, metavar="KIND", help="all but these")
+    parser.add_argument("--most-faults", type=int, default=None, help="end when so many were done")
+    parser.add_argument("--gap-slack-s", type=float, default=None, help="for a machine that has other things to do")
+    parser.add_argument("--settle-s", type=float, default=None, help="until all is idle, once the faults are over")
+    parser.add_argument("--shared-disk", action="store_true", help="no file systems of its own: none is filled up")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--keep", help="directory for the logs, if another than a new temporary one")
     return parser.parse_args(arguments)
 
 
 def _run(options: argparse.Namespace, directory: Path) -> Report:
-    names = ("seconds", "seed", "workers", "prefill_workers", "streams", "faults_per_s", "moves_per_s", "least_moves")
-    given = {name: getattr(options, name) for name in (*names, "only") if getattr(options, name) is not None}
+    names = {field.name for field in dataclasses.fields(ChaosSettings)}
+    given = {name: value for name, value in vars(options).items() if name in names and value is not None}
     if options.engine == "vllm":
         preset = ON_DISAGG_VLLM if options.graph == "disagg" else ON_VLLM
         return run_on_vllm(ChaosSettings(**{**preset, **given}), directory / "state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import struct
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ class Outcome(enum.Enum):
     LEFT = "client left, right so far"
     REFUSED = "invalid, refused"
     STATE_LOST = "state lost, said so"
+    ENGINES_DIED = "engines died under it, said so"
     WRONG = "WRONG TOKENS"
     ERROR = "ERROR"
     FORGOTTEN = "FORGOTTEN"
@@ -28,6 +30,14 @@ REFUSAL = "max_tokens must be at least 1"
 STATE_LOST = "the worker that generated the answer was lost"
 """Documented errors: the beginnings of what clients are told."""
 
+_ENGINES_DIED = re.compile(r"(\d+) engines died while they worked on this request")
+
+
+def engines_died(reason: str) -> int | None:
+    """How many engines are said to have died while they worked on a request; None: that is not what is said."""
+    said = _ENGINES_DIED.search(reason)
+    return None if said is None else int(said[1])
+
 
 @dataclass
 class Answer:
@@ -38,6 +48,8 @@ class Answer:
     news_at: float = field(init=False)
     longest_silence_s: float = 0.0
     received: int = 0
+    deaths: int = 0
+    """Engines that were killed while they worked on it."""
     outcome: Outcome | None = None
     reason: str = ""
 
@@ -67,6 +79,8 @@ class Answer:
             self.end(Outcome.REFUSED)
         elif not self.task.survives and self.received and reason.startswith(STATE_LOST):
             self.end(Outcome.STATE_LOST)
+        elif (died := engines_died(reason)) is not None and died <= self.deaths:
+            self.end(Outcome.ENGINES_DIED)
         else:
             self.end(Outcome.ERROR, reason)
 

@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +26,9 @@ from dynamo_local.runtime.presence import Announcer, FleetWatch
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.runtime.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
-from tests.chaos.settings import BLOCK_SIZE
+from tests.chaos.faults import DEADLY, OF_WORKERS, Done
+from tests.chaos.gaps import GapWatch, waits_of
+from tests.chaos.settings import BLOCK_SIZE, ChaosSettings
 from tests.chaos.tally import Tally
 from tests.chaos.tasks import Task, draw_task
 
@@ -42,6 +45,7 @@ class LoggedDispatcher(BusDispatcher):
     """The product's, which here also says which workers requests lose, and when, and counts hand-overs."""
 
     hand_overs: Counter[str]
+    on_lost: Callable[[LiveRequest], None]
 
     def _accept(self, live: LiveRequest, delta: TokenDelta, now: float) -> TokenDelta | None:
         if live.held is not None and delta.cached_tokens is not None:
@@ -56,6 +60,7 @@ class LoggedDispatcher(BusDispatcher):
             *(live.request_id, epoch, live.log.worker, live.log.position, live.epoch_start, live.fruitless),
             "known" if live.log.worker and self._fleet.view.get(live.log.worker) else "unknown",
         )
+        self.on_lost(live)
         await super()._lose(live, epoch)
 
 
@@ -71,9 +76,16 @@ class ChaosFrontend:
     """Put together as components/frontend.py does, and announced as a frontend."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, watcher: str, stall_s: float, max_local_prefill_length: int | None = None
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        watcher: str,
+        stall_s: float,
+        max_local_prefill_length: int | None = None,
+        gap_slack_s: float = ChaosSettings.gap_slack_s,
     ) -> None:
-        """With a length, longer prompts are for the prefill workers of the graph."""
+        """With a length, longer prompts are for the prefill workers of the graph. `gap_slack_s`: how much longer a gap
+        of its streams may be than the faults account for that it is told of."""
         self.lease = secrets.token_hex(8)
         self.tasks = TaskGuard()
         self.fleet = FleetWatch(bus, subjects)
@@ -87,10 +99,12 @@ class ChaosFrontend:
             bus, subjects, self.lease, self.fleet, router, self.tasks, remote=self._remote
         )
         self.dispatcher.hand_overs = Counter()
+        self.dispatcher.on_lost = self._lost
         self._tally = Tally()
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)
         self._stall_s = stall_s
+        self._gaps = GapWatch(gap_slack_s)
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = itertools.count(1)
         self._over = asyncio.Event()
@@ -101,7 +115,9 @@ class ChaosFrontend:
         """What became of the requests so far."""
         decisions = self._remote.outcomes if self._remote is not None else Counter[str]()
         moves = {" by ".join(ended): count for ended, count in self.dispatcher.mover.outcomes.items()}
-        return msgspec.structs.replace(self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves)
+        return msgspec.structs.replace(
+            self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves, gaps=self._gaps.gaps
+        )
 
     async def start(self) -> None:
         """Be there, and know who else is."""
@@ -150,6 +166,11 @@ class ChaosFrontend:
                 found[f"source, {when}"] += 1
         return found
 
+    def strike(self, fault: Done) -> None:
+        """A fault was done just now: the gaps of the streams that it meets may be as long as it accounts for."""
+        leases = {member.lease for member in self.fleet.view.members() if member.watcher == fault.target}
+        self._gaps.strike(fault.what, time.monotonic(), fault.seconds, leases if fault.what in OF_WORKERS else None)
+
     async def _ask_on_and_on(self, rng: random.Random) -> None:
         while not self._over.is_set():
             # A frontend has ids of its own, like the OpenAI server.
@@ -167,6 +188,7 @@ class ChaosFrontend:
             await self.dispatcher.cancel([task.request_id])
         # What was accepted before the client left may lie in the queue: it is judged and passed over.
         del self._waiting[task.request_id]
+        self._gaps.over(task.request_id)
         what = f"{answer}; {circumstances}"
         self._tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
 
@@ -194,9 +216,26 @@ class ChaosFrontend:
             for delta in outputs.deltas:
                 waiting = self._waiting.get(delta.request_id)
                 if waiting is not None:
+                    self._judge_gap(waiting.answer, delta, now)
                     waiting.answer.take(delta, now)
                     if waiting.answer.outcome is not None or delta.position == 0:
                         waiting.news.set()
+
+    def _judge_gap(self, answer: Answer, delta: TokenDelta, now: float) -> None:
+        # How long a first token takes beside prefill workers is up to their queue.
+        if answer.received or self._remote is None:
+            request_id = answer.task.request_id
+            live = self.dispatcher._live.get(request_id)
+            place = None if live is None else live.log.worker
+            self._gaps.ended(request_id, place, answer.news_at, now, waits_of(delta))
+
+    def _lost(self, live: LiveRequest) -> None:
+        waiting = self._waiting.get(live.request_id)
+        if waiting is None or live.log.worker is None:
+            return
+        fruitless = live.log.position == live.epoch_start
+        kind = self._gaps.lost(live.request_id, live.log.worker, waiting.answer.news_at if fruitless else None)
+        waiting.answer.deaths += kind in DEADLY
 
     def _circumstances(self, request_id: str) -> str:
         live = self.dispatcher._live.get(request_id)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 from components import router
-from components.workers import VllmWorker
-from dynamo_local.sdk import endpoint, service
+from dynamo_local.sdk import depends, endpoint, service
+from tests.chaos.fleet import VllmWorker
 
 
 @service(role="router")
 class Router(router.Router):
     """The router, which here also tells what is charged in its ledger."""
+
+    workers = depends(VllmWorker)
 
     @endpoint()
     async def charges(self) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.workers import PrefillWorker, VllmWorker
 from dynamo_local.sdk import depends, service
 from tests.chaos import graph
+from tests.chaos.fleet import PrefillWorker, VllmWorker
 
 
 @service(role="router")

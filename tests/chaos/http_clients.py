@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from tests.chaos.answers import Outcome
+from tests.chaos.answers import Outcome, engines_died
+from tests.chaos.faults import DEADLY, Done
+from tests.chaos.gaps import GapWatch
 from tests.chaos.tally import Tally
 
 MODEL = "quickstart"
@@ -46,6 +48,7 @@ class Question:
 class _Got:
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
+    asked_at: float = field(default_factory=time.monotonic)
     news_at: float = field(default_factory=time.monotonic)
     longest_silence_s: float = 0.0
 
@@ -53,8 +56,11 @@ class _Got:
 class HttpClients:
     """Asks over HTTP, streaming, and compares token for token."""
 
-    def __init__(self, url: str, seed: int, stall_s: float) -> None:
+    def __init__(self, url: str, seed: int, stall_s: float, gap_slack_s: float) -> None:
         self.tally = Tally()
+        self._gaps = GapWatch(gap_slack_s)
+        self._deaths: list[float] = []
+        """When faults were done that are deadly for an engine."""
         self._http = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(stall_s))
         self._seed = seed
         self._stall_s = stall_s
@@ -100,10 +106,17 @@ class HttpClients:
         """What became of the requests, and what the frontend counts of remote prefills and moves."""
         metrics = (await self._http.get("/metrics")).text
         prefills, moves = _counters(metrics, "dynamo_prefills_total"), _counters(metrics, "dynamo_moves_total")
-        return msgspec.structs.replace(self.tally, prefills=dict(prefills), moves=dict(moves))
+        return msgspec.structs.replace(self.tally, prefills=dict(prefills), moves=dict(moves), gaps=self._gaps.gaps)
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    def strike(self, fault: Done) -> None:
+        """A fault was done just now. Which streams were at its place is not known here: it accounts for gaps of all."""
+        now = time.monotonic()
+        self._gaps.strike(fault.what, now, fault.seconds, None)
+        if fault.what in DEADLY:
+            self._deaths.append(now)
 
     async def _ask_on_and_on(self, rng: random.Random) -> None:
         questions = list(self._answers)
@@ -123,6 +136,9 @@ class HttpClients:
             outcome, reason = Outcome.FORGOTTEN, f"nothing for {self._stall_s:g} s"
         except (httpx.HTTPError, RuntimeError) as error:
             outcome, reason = Outcome.ERROR, f"{type(error).__name__} {error}"
+            died = engines_died(reason)
+            if died is not None and died <= sum(at >= got.asked_at for at in self._deaths):
+                outcome = Outcome.ENGINES_DIED
         what = f"{question.prompt[:14]!r}, {question.sampling}, {len(got.tokens)} of {question.max_tokens} tokens"
         self.tally.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
 
@@ -161,6 +177,7 @@ class HttpClients:
             async for event in events:
                 now = time.monotonic()
                 got.longest_silence_s = max(got.longest_silence_s, now - got.news_at)
+                self._gaps.ended(question.prompt[:14], None, got.news_at, now)
                 got.news_at = now
                 for choice in event.get("choices", ()):
                     got.tokens += choice.get("token_ids") or []

@@ -10,14 +10,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dynamo_local.core.fleet import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.runtime.presence import FleetWatch
 from state.processes import Process
 from tests.chaos.cut import Wire
-from tests.chaos.faults import OF_ENGINES, OF_THE_BUS, OF_WORKERS, PASSING, Draw, Kind, draw_fault
-from tests.chaos.processes import ServerProcesses, children, descendants, send
+from tests.chaos.engines import engine_processes, order, until_gone
+from tests.chaos.faults import (
+    OF_SERVICES,
+    OF_THE_BUS,
+    OF_THE_MACHINERY,
+    ORDERED,
+    PASSING,
+    Done,
+    Draw,
+    Kind,
+    draw_fault,
+    wanted,
+)
+from tests.chaos.machinery import Machinery, resume
+from tests.chaos.processes import ServerProcesses, descendants, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.chaos.turning import Turning
 from tests.chaos.victim import Victim
@@ -33,7 +47,10 @@ _log = logging.getLogger(__name__)
 _NO_TARGET_PAUSE_S = 0.05
 _AT_MOST = 10
 """Times as long as was set."""
-_BUS = "bus"
+_BUS, _MACHINERY = "bus", "machinery"
+
+_OF_ENGINES = frozenset({Kind.KILL_ENGINE, Kind.KILL_ENGINE_WORKER, Kind.STOP_ENGINE, Kind.HANG_ENGINE})
+_OF_LAUNCHERS = frozenset({Kind.KILL_LAUNCHER, Kind.STOP_LAUNCHER})
 
 
 @dataclass(frozen=True)
@@ -48,18 +65,9 @@ class Rules:
     least_prefill_workers: int = 1
 
 
-@dataclass(frozen=True)
-class Done:
-    """A fault that was done, `at` seconds after the start."""
-
-    at: float
-    kind: str
-    target: str
-    seconds: float
-
-
 class Injector:
-    """Faults in one running server. Without a wire, a victim and roles, those that need them find no target."""
+    """Faults in one running server. Without a wire, a victim and roles, those that need them find no target. `orders`:
+    the folder where mockers are ordered to fail; None: the engines are vLLM's."""
 
     def __init__(
         self,
@@ -71,6 +79,8 @@ class Injector:
         victim: Victim | None = None,
         turning: Turning | None = None,
         on_fault: Callable[[Done], None] = lambda _: None,
+        machinery: Machinery | None = None,
+        orders: Path | None = None,
     ) -> None:
         self.done: list[Done] = []
         self.passed_over = 0
@@ -82,11 +92,14 @@ class Injector:
         self._victim = victim
         self._turning = turning
         self._on_fault = on_fault
+        self._machinery = machinery
+        self._orders = orders
         self._rng = random.Random(f"{settings.seed} faults")
-        only = [Kind[name] for name in settings.only]
-        self._weights = {kind: weight for kind, weight in rules.weights.items() if not only or kind in only}
+        self._weights = {
+            kind: weight for kind, weight in rules.weights.items() if wanted(kind, settings.only, settings.without)
+        }
         self._busy: set[str] = set()
-        """Watchers that a lasting fault has its hands on, and `_BUS` while one of those is under way."""
+        """Watchers that a lasting fault has its hands on; `_BUS` and `_MACHINERY` while one of those is under way."""
         self._lasting: set[asyncio.Task[None]] = set()
         self._errors: list[BaseException] = []
 
@@ -94,12 +107,11 @@ class Injector:
     def counts(self) -> dict[str, int]:
         return dict(Counter(fault.kind for fault in self.done))
 
-    async def run(self, enough: Callable[[], bool] = lambda: True) -> None:
-        """Faults for as long as is set, and until there were enough; returns when the last of them is over. Raises what
-        went wrong with undoing some."""
+    async def run(self, enough: Callable[[], bool] = lambda: True, served: Callable[[], bool] = lambda: True) -> None:
+        """Faults for as long as is set, and until there were enough, but no longer than the server lives; returns when
+        the last of them is over. Raises what went wrong with undoing some."""
         begun = time.monotonic()
-        seconds = self._settings.seconds
-        while (passed := time.monotonic() - begun) < seconds or (not enough() and passed < _AT_MOST * seconds):
+        while served() and not self._over(time.monotonic() - begun, enough):
             draw = draw_fault(self._rng, self._settings.faults_per_s, self._weights)
             await asyncio.sleep(draw.pause_s)
             target = self._do(draw)
@@ -110,7 +122,7 @@ class Injector:
                 kind = draw.kind.value
                 if target.startswith(FIRST_PREFILL_WORKER):
                     kind = f"prefill {kind}"
-                self.done.append(done := Done(time.monotonic() - begun, kind, target, draw.seconds))
+                self.done.append(done := Done(time.monotonic() - begun, kind, target, draw.seconds, draw.kind))
                 self._on_fault(done)
                 _log.info("%s: %s (%.1f s)", target, draw.kind.value, draw.seconds)
         while self._lasting:
@@ -118,14 +130,23 @@ class Injector:
         if self._errors:
             raise BaseExceptionGroup("faults that could not be undone", self._errors)
 
+    def _over(self, passed_s: float, enough: Callable[[], bool]) -> bool:
+        settings = self._settings
+        if settings.most_faults is not None and len(self.done) >= settings.most_faults:
+            return True
+        return passed_s >= settings.seconds and (enough() or passed_s >= _AT_MOST * settings.seconds)
+
     def _do(self, draw: Draw) -> str | None:
         """Returns what it was done to; None if there is nothing that it may be done to now."""
         if draw.kind in OF_THE_BUS:
             return None if _BUS in self._busy else self._trouble_the_bus(draw)
         if draw.kind is Kind.KILL_FRONTEND:
             return "second frontend" if self._victim is not None and self._victim.kill() else None
+        if draw.kind in OF_THE_MACHINERY:
+            return None if _MACHINERY in self._busy else self._trouble_the_machinery(draw)
         processes = self._processes.by_watcher()
-        target = self._worker(draw, processes) if draw.kind in OF_WORKERS else ROUTER
+        once = f"{NAMESPACE}_{OF_SERVICES[draw.kind]}" if draw.kind in OF_SERVICES else None
+        target = self._worker(draw, processes) if once is None else once
         if target is None or target in self._busy or target not in processes:
             return None
         if draw.kind is Kind.TURN_WORKER:
@@ -137,6 +158,14 @@ class Injector:
             return None
         self._last(self._turning.turn(target, seconds), target)
         return target
+
+    def _trouble_the_machinery(self, draw: Draw) -> str | None:
+        begun = self._machinery.begin(draw) if self._machinery is not None else None
+        if begun is None:
+            return None
+        if begun.lasting is not None:
+            self._last(begun.lasting, _MACHINERY)
+        return begun.target
 
     def _trouble_the_bus(self, draw: Draw) -> str | None:
         if draw.kind in (Kind.KILL_BUS, Kind.STOP_BUS):
@@ -167,15 +196,28 @@ class Injector:
         return {name for name, process in processes.items() if (name, process.pid) in ready} - self._busy
 
     def _hit(self, draw: Draw, process: Process, busy: str) -> bool:
-        targets = children(process.pid) if draw.kind in OF_ENGINES else [process]
-        if draw.kind is Kind.STOP_WORKER:
-            targets += descendants(process.pid)
+        if draw.kind in ORDERED and self._orders is not None:
+            self._last(order(self._orders, process, draw.kind), busy)
+            return True
+        targets = self._targets(draw.kind, process, busy)
         number = signal.SIGTERM if draw.kind is Kind.DRAIN_WORKER else signal.SIGKILL
-        if draw.kind in PASSING:
+        if draw.kind in PASSING or draw.kind is Kind.HANG_ENGINE:
             number = signal.SIGSTOP
-            self._last(_resume(targets, draw.seconds), busy)
         # All of them, not until the first that is there.
-        return sum(send(target, number) for target in targets) > 0
+        hit = sum(send(target, number) for target in targets) > 0
+        if hit and draw.kind in PASSING:
+            self._last(resume(targets, draw.seconds), busy)
+        elif hit and draw.kind is Kind.HANG_ENGINE:
+            self._last(until_gone(process), busy)
+        return hit
+
+    def _targets(self, kind: Kind, process: Process, watcher: str) -> list[Process]:
+        if kind in _OF_ENGINES:
+            return engine_processes(process, kind)
+        if kind in _OF_LAUNCHERS:
+            launcher = self._processes.launchers().get(watcher)
+            return [] if launcher is None else [launcher]
+        return [process, *descendants(process.pid)] if kind is Kind.STOP_WORKER else [process]
 
     def _last(self, fault: Coroutine[Any, Any, None], busy: str) -> None:
         """Let a fault go on, and touch what it is about no more until it is over."""
@@ -195,11 +237,3 @@ class Injector:
         self._lasting.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._errors.append(error)
-
-
-async def _resume(processes: list[Process], seconds: float) -> None:
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        for process in processes:
-            send(process, signal.SIGCONT)

@@ -11,8 +11,9 @@ from state.paths import StatePaths
 from state.processes import Process, ProcFs, alive, start_time
 from state.reconcile import leftovers
 
-_HELPERS = (b"dynamo_local.runtime.zygote.launcher", b"multiprocessing.resource_tracker")
-"""Had a service forked, or clear up after it when it is dead: neither is what a fault is for."""
+_LAUNCHER = b"dynamo_local.runtime.zygote.launcher"
+_HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.adopted", b"multiprocessing.resource_tracker")
+"""Had a service forked, stand for it, or clear up after it when it is dead: none of them is what a fault is for."""
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -35,12 +36,22 @@ class ServerProcesses:
                 found[watcher] = process
         return found
 
+    def launchers(self) -> dict[str, Process]:
+        """Those of the watchers' services that were forked."""
+        processes = leftovers(self._paths, ProcFs().snapshot())
+        return {each.environ[WATCHER_ENV]: each for each in processes if _LAUNCHER in command_of(each.pid)}
+
+
+def command_of(pid: int) -> bytes:
+    """Command line of a process, as it is in /proc; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
 
 def _is_helper(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    command = command_of(pid)
     return any(helper in command for helper in _HELPERS)
 
 

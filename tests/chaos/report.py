@@ -52,6 +52,8 @@ class Report:
             "unmoved": self.unmoved,
             "struck": self.struck,
             "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
+            "longest_gap_s": self.tally.gaps.longest_s,
+            "gaps_too_long": self.tally.gaps.too_long_count,
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
             "failures": self.tally.failures,
             "defects": self.defects,
@@ -71,6 +73,11 @@ class Report:
             "",
             *_table("longest silence", _silences(tally)),
             "",
+            *(
+                [*_seconds("longest gap that it had a part in", self.tally.gaps.longest_s), ""]
+                if self.tally.gaps.longest_s
+                else []
+            ),
             *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
             *([*_table("moves", tally.moves), ""] if tally.moves else []),
             *([*_table(f"orders to move ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
@@ -86,6 +93,7 @@ class Report:
         if tally.reasons:
             lines += ["", *_table("failures, by reason", tally.reasons)]
         lines += ["", *(f"FAILED  {failure}" for failure in tally.failures)]
+        lines += [f"GAP     {gap}" for gap in self.tally.gaps.too_long]
         lines += [f"DEFECT  {defect}" for defect in self.defects]
         lines += [f"{'good' if not self.defects else 'NOT GOOD'}: seed {self.seed}"]
         return "\n".join(lines)
@@ -94,6 +102,11 @@ class Report:
 def _table(title: str, counts: dict[str, int]) -> list[str]:
     rows = sorted(counts.items(), key=lambda row: -row[1])
     return [f"{title:<44}{'count':>10}", *(f"  {name:<42}{count:>10}" for name, count in rows)]
+
+
+def _seconds(title: str, values: dict[str, float]) -> list[str]:
+    rows = sorted(values.items(), key=lambda row: -row[1])
+    return [f"{title:<44}{'seconds':>10}", *(f"  {name:<42}{value:>10.1f}" for name, value in rows)]
 
 
 _BOUNDS_S = (1, 2, 3, 5, 10, 20, 60)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import BusError, DynamoError
@@ -21,34 +21,46 @@ from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.complaints import complaints_here, complaints_in
 from tests.chaos.cut import Wire
-from tests.chaos.faults import WEIGHTS
+from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done, Kind, wanted
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
-from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Done, Injector, Rules
+from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
+from tests.chaos.machinery import Machinery, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
 from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import BLOCK_SIZE, NAMESPACE, ChaosSettings
+from tests.chaos.surroundings.clock import SteppedClock, stepped_clock
 from tests.chaos.turning import Turning
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
 
 RESTART_BACKOFF_MAX_S = 0.5
+DRAIN_TIMEOUT_S = 8.0
+"""So long that it would show if a dead engine were drained."""
 RULES = Rules(WEIGHTS, least_workers=2, pinned=True)
 _LASTING = (FIRST_WORKER, FIRST_PREFILL_WORKER, ROUTER, BUS)
 _LOOK_EVERY_S = 0.1
+WITHOUT_SERVER_S = 5.0
+"""Nobody answers any more."""
 
 
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("mocker", settings.seed, settings.seconds)
-    with complaints_here() as complaints, ServerProcess(root, NAMESPACE, _arguments(settings)) as server:
+    orders = root.parent / "orders"
+    orders.mkdir(exist_ok=True)
+    with (
+        complaints_here() as complaints,
+        clock_for(settings, root.parent) as clock,
+        ServerProcess(root, NAMESPACE, _arguments(settings, orders)) as server,
+    ):
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
-        run = _Run(settings, server, report, sockets)
+        run = _Run(settings, server, report, sockets, machinery_of(server.process.pid, server.paths, clock), orders)
         asyncio.run(run.run())
         report.seconds = time.monotonic() - begun
         if server.process.poll() is not None:
@@ -60,11 +72,17 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
         report.defects += files_left(server, sockets) + run.shared.left()
         report.defects += complaints + complaints_in(server.paths.logs_dir)
-    report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
+    report.defects += report.tally.defects
     return report
 
 
-def _arguments(settings: ChaosSettings) -> list[str]:
+def clock_for(settings: ChaosSettings, folder: Path) -> AbstractContextManager[SteppedClock | None]:
+    """A clock to be stepped, if it is to be."""
+    step = wanted(Kind.STEP_CLOCK, settings.only, settings.without)
+    return stepped_clock(folder) if step else nullcontext()
+
+
+def _arguments(settings: ChaosSettings, orders: Path) -> list[str]:
     workers = {"VllmWorker": settings.workers}
     graph = "tests.chaos.graph:Router"
     if settings.graph == "disagg":
@@ -73,15 +91,17 @@ def _arguments(settings: ChaosSettings) -> list[str]:
     return [
         *("-m", "dynamo_local.cli.main", "serve", graph, f"--namespace={NAMESPACE}", "--port=0"),
         *(f"--cpu-slots={sum(workers.values())}", f"--restart-backoff-max={RESTART_BACKOFF_MAX_S}"),
-        *(argument for name, count in workers.items() for argument in _worker_arguments(name, count, settings)),
+        *(argument for name, count in workers.items() for argument in _worker_arguments(name, count, settings, orders)),
     ]
 
 
-def _worker_arguments(name: str, count: int, settings: ChaosSettings) -> list[str]:
+def _worker_arguments(name: str, count: int, settings: ChaosSettings, orders: Path) -> list[str]:
     keys = {
         "ServiceArgs.workers": count,
         "engine": "mocker",
-        "drain-timeout-s": 2,
+        "drain-timeout-s": DRAIN_TIMEOUT_S,
+        "stall-timeout-s": STALL_TIMEOUT_S,
+        "mocker-orders": orders,
         "mocker-step-base-ms": settings.step_ms,
         # Little, so that blocks are evicted and requests preempted when few workers are left.
         "mocker-kv-blocks": 512,
@@ -100,11 +120,21 @@ def _worker_arguments(name: str, count: int, settings: ChaosSettings) -> list[st
 class _Run:
     """What happens while the server runs."""
 
-    def __init__(self, settings: ChaosSettings, server: ServerProcess, report: Report, sockets: Path) -> None:
+    def __init__(
+        self,
+        settings: ChaosSettings,
+        server: ServerProcess,
+        report: Report,
+        sockets: Path,
+        machinery: Machinery,
+        orders: Path,
+    ) -> None:
         self._settings = settings
         self._server = server
         self._sockets = sockets
         self._report = report
+        self._machinery = machinery
+        self._orders = orders
         self._processes = ServerProcesses(server.paths)
         self._victim = Victim(server.paths.bus_file, settings)
         self._memory = MemoryWatch()
@@ -114,8 +144,9 @@ class _Run:
         subjects = Subjects(NAMESPACE)
         async with Wire(BusAddress.load(self._server.paths.bus_file)) as wire:
             bus = await Bus.connect(wire.address, name="chaos")
+            settings, name = self._settings, f"{NAMESPACE}_Frontend"
             frontend = ChaosFrontend(
-                bus, subjects, f"{NAMESPACE}_Frontend", self._settings.stall_s, self._settings.longest_local_prefill
+                bus, subjects, name, settings.stall_s, settings.longest_local_prefill, settings.gap_slack_s
             )
             await frontend.start()
             watching = asyncio.create_task(self._watch_memory())
@@ -123,7 +154,8 @@ class _Run:
             try:
                 await self._under_fire(frontend, wire, bus, subjects)
                 self._check_alive(failed)
-                await self._settle(frontend, bus, subjects)
+                if self._served():
+                    await self._settle(frontend, bus, subjects)
             finally:
                 watching.cancel()
                 failed.cancel()
@@ -134,16 +166,28 @@ class _Run:
             f"{name} grows: {growth}" for name, growth in self._report.memory.items() if not growth.bounded
         ]
 
+    def _served(self) -> bool:
+        """Whether the server is there. One that has ended is a defect of its own."""
+        return self._server.process.poll() is None
+
     async def _under_fire(self, frontend: ChaosFrontend, wire: Wire, bus: Bus, subjects: Subjects) -> None:
         settings = self._settings
         struck: Counter[str] = Counter()
 
         def on_fault(fault: Done) -> None:
+            frontend.strike(fault)
+            self._victim.tell(fault)
             for what, number in frontend.moves_at(fault.target).items():
                 struck[f"{fault.kind}: {what}"] += number
 
         turning = Turning(bus, subjects, frontend.fleet) if settings.graph == "disagg" else None
-        injector = Injector(settings, RULES, self._processes, frontend.fleet, wire, self._victim, turning, on_fault)
+        injector = Injector(
+            settings,
+            RULES,
+            self._processes,
+            frontend.fleet,
+            *(wire, self._victim, turning, on_fault, self._machinery, self._orders),
+        )
         workers = settings.workers + settings.prefill_workers
         await self._until(lambda: len(frontend.fleet.view.routable(ALL_ROLES)) == workers, lambda: "all ready")
         victim = asyncio.create_task(self._victim.run())
@@ -152,14 +196,16 @@ class _Run:
         moves = RandomMoves(bus, subjects, frontend.fleet, moving, settings)
         moves.start()
         try:
-            await injector.run(lambda: moves.done >= settings.least_moves)
+            await injector.run(lambda: moves.done >= settings.least_moves, self._served)
         finally:
             await moving.close()
             self._report.orders, self._report.unmoved = dict(moves.orders), dict(moves.whys)
             self._report.struck = dict(struck)
             self._victim.end()
-            unanswered = await frontend.close_streams(settings.stall_s + settings.settle_s)
-            await asyncio.wait_for(victim, settings.stall_s + settings.settle_s)
+            patience_s = settings.stall_s + settings.settle_s if self._served() else WITHOUT_SERVER_S
+            unanswered = await frontend.close_streams(patience_s)
+            with nullcontext() if self._served() else suppress(TimeoutError):
+                await asyncio.wait_for(victim, patience_s)
             self._report.faults = injector.counts
             self._report.passed_over = injector.passed_over
             self._report.tally = frontend.tally.plus(self._victim.tally)
@@ -241,8 +287,8 @@ class _Run:
             found = await asyncio.to_thread(self._processes.by_watcher)
             pids = {name: found[name].pid for name in _LASTING if name in found}
             pids |= {"the harness's frontend": os.getpid(), "dynamo serve": serve}
-            with suppress(AssertionError, OSError):
-                pids["circusd"] = self._server.arbiter_pid()
+            if (circusd := self._machinery.circusd()) is not None:
+                pids["circusd"] = circusd.pid
             self._memory.sample(pids)
             self.shared.sample(process.pid for process in descendants(serve))
             await asyncio.sleep(EVERY_S)

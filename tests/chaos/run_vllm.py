@@ -14,14 +14,16 @@ from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
-from tests.chaos.faults import WEIGHTS_ON_VLLM
+from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import PROMPTS, HttpClients
 from tests.chaos.injector import ALL_ROLES, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
+from tests.chaos.machinery import Machinery, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
 from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
+from tests.chaos.run import WITHOUT_SERVER_S, clock_for
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.integration.server_process import eventually
@@ -33,6 +35,7 @@ ON_VLLM: dict[str, Any] = {
     "moves_per_s": 2.0,
     "stall_s": 180.0,
     "settle_s": 240.0,
+    "gap_slack_s": 5.0,
 }
 ON_DISAGG_VLLM = {**ON_VLLM, "graph": "disagg", "prefill_workers": 2}
 """Settings of a run unless others are given: a worker takes half a minute to start."""
@@ -45,14 +48,18 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("vllm", settings.seed, settings.seconds)
     shared = SharedMemoryWatch()
-    with LlmServer(root, NAMESPACE, _options(settings)) as server:
+    with clock_for(settings, root.parent) as clock, LlmServer(root, NAMESPACE, _options(settings)) as server:
         server.await_ready()
+        machinery = machinery_of(server.process.pid, server.paths, clock)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
         begun = time.monotonic()
-        asyncio.run(_run(settings, server, report, shared))
+        asyncio.run(_run(settings, server, report, shared, machinery))
         report.seconds = time.monotonic() - begun
         tree = server.tree()
-        server.signal(signal.SIGTERM)
+        if _served(server):
+            server.signal(signal.SIGTERM)
+        else:
+            report.defects.append(f"the server ended by itself: {server.process.returncode}")
         code = server.end()
         if code != 0:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
@@ -61,7 +68,7 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
         except AssertionError:
             report.defects.append(f"processes left: {tree}")
         report.defects += files_left(server, sockets) + shared.left()
-    report.defects += [f"{report.tally.failed} requests failed"] if report.tally.failures else []
+    report.defects += report.tally.defects
     return report
 
 
@@ -73,6 +80,7 @@ def _options(settings: ChaosSettings) -> list[str]:
         f"--cpu-slots={settings.workers + settings.prefill_workers}",
         f"--VllmWorker.ServiceArgs.workers={settings.workers}",
         "--VllmWorker.dtype=float32",
+        f"--VllmWorker.stall-timeout-s={STALL_TIMEOUT_S:g}",
         f"--VllmWorker.kv-transfer={'true' if settings.moves_per_s > 0 else 'false'}",
         "--restart-backoff-max=0.5",
     ]
@@ -80,12 +88,19 @@ def _options(settings: ChaosSettings) -> list[str]:
         options += [
             f"--PrefillWorker.ServiceArgs.workers={settings.prefill_workers}",
             "--PrefillWorker.dtype=float32",
+            f"--PrefillWorker.stall-timeout-s={STALL_TIMEOUT_S:g}",
             f"--Frontend.max-local-prefill-length={settings.max_local_prefill_length}",
         ]
     return options
 
 
-async def _run(settings: ChaosSettings, server: LlmServer, report: Report, shared: SharedMemoryWatch) -> None:
+def _served(server: LlmServer) -> bool:
+    return server.process.poll() is None
+
+
+async def _run(
+    settings: ChaosSettings, server: LlmServer, report: Report, shared: SharedMemoryWatch, machinery: Machinery
+) -> None:
     tasks = TaskGuard()
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="chaos")
     fleet = FleetWatch(bus, Subjects(NAMESPACE))
@@ -93,24 +108,26 @@ async def _run(settings: ChaosSettings, server: LlmServer, report: Report, share
     tasks.spawn("fleet", fleet.run())
     processes, memory = ServerProcesses(server.paths), MemoryWatch()
     tasks.spawn("memory", _watch_memory(server, processes, memory, shared))
-    clients = HttpClients(server.url, settings.seed, settings.stall_s)
+    clients = HttpClients(server.url, settings.seed, settings.stall_s, settings.gap_slack_s)
     try:
         known = await clients.learn_answers()
         report.notes.append(f"{known} of {PROMPTS} questions have one answer and are asked")
-        injector = Injector(settings, RULES, processes, fleet)
+        injector = Injector(settings, RULES, processes, fleet, on_fault=clients.strike, machinery=machinery)
         clients.open_streams(settings.streams)
         moving = TaskGuard()
         moves = RandomMoves(bus, Subjects(NAMESPACE), fleet, moving, settings)
         moves.start()
-        await injector.run(lambda: moves.done >= settings.least_moves)
+        await injector.run(lambda: moves.done >= settings.least_moves, lambda: _served(server))
         await moving.close()
         report.faults, report.passed_over = injector.counts, injector.passed_over
         report.orders, report.unmoved = dict(moves.orders), dict(moves.whys)
-        unanswered = await clients.close_streams(settings.stall_s + settings.settle_s)
-        report.tally = await clients.counted()
+        served = _served(server)
+        unanswered = await clients.close_streams(settings.stall_s + settings.settle_s if served else WITHOUT_SERVER_S)
+        report.tally = await clients.counted() if served else clients.tally
         if unanswered:
             report.defects.append(f"{unanswered} requests got no answer")
-        await _settle(settings, fleet, report)
+        if served:
+            await _settle(settings, fleet, report)
     finally:
         await clients.close()
         report.memory = memory.growth()

@@ -29,10 +29,16 @@ class ChaosSettings:
     """The run goes on until so many orders have had a request moved, but ten times as long at most."""
     only: Sequence[str] = ()
     """Kinds of faults, by their names in `faults.Kind`; all of them if there are none."""
+    without: Sequence[str] = ()
+    """Kinds of faults that are left out."""
+    most_faults: int | None = None
+    """The run ends when so many were done."""
     step_ms: float = 25.0
     """Time of a mocker's step: many workers share few cores."""
     stall_s: float = 60.0
     """A request without a token for so long has been forgotten."""
+    gap_slack_s: float = 3.0
+    """How much longer a stream may go without a token than the faults that it has met account for."""
     settle_s: float = 60.0
     """For the requests under way to end and the workers to be idle, once the faults have stopped."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from tests.chaos.answers import FAILURES, Outcome
+from tests.chaos.gaps import Gaps
 
 _DETAILS = 50
 """Failures told one by one."""
@@ -25,6 +26,8 @@ class Tally(msgspec.Struct):
     """What the frontends decided about remote prefill, and what became of it."""
     moves: dict[str, int] = {}
     """How moves ended, and why they began."""
+    gaps: Gaps = msgspec.field(default_factory=Gaps)
+    """Between the tokens of streams."""
 
     def add(self, outcome: Outcome, tokens: int, longest_silence_s: float, reason: str, what: str) -> None:
         """Count a request. `what` describes it, for a failure."""
@@ -47,6 +50,7 @@ class Tally(msgspec.Struct):
             dict(Counter(self.silences) + Counter(other.silences)),
             dict(Counter(self.prefills) + Counter(other.prefills)),
             dict(Counter(self.moves) + Counter(other.moves)),
+            self.gaps.plus(other.gaps),
         )
 
     @property
@@ -56,6 +60,13 @@ class Tally(msgspec.Struct):
     @property
     def failed(self) -> int:
         return sum(self.outcomes.get(outcome.value, 0) for outcome in FAILURES)
+
+    @property
+    def defects(self) -> list[str]:
+        """What may not be, in words."""
+        found = [f"{self.failed} requests failed"] if self.failures else []
+        too_long = self.gaps.too_long_count
+        return found + ([f"{too_long} gaps were longer than the faults account for"] if too_long else [])
 
     @property
     def right(self) -> int:

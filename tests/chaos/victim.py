@@ -15,6 +15,7 @@ from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.processes import die_with_parent
 from state.processes import Process
+from tests.chaos.faults import Done
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.processes import identity_of, send
 from tests.chaos.settings import NAMESPACE, ChaosSettings
@@ -38,6 +39,7 @@ class Victim:
         self._settings = settings
         self._identity: Process | None = None
         self._told = Tally()
+        self._told_to: asyncio.StreamWriter | None = None
         self._ending = False
 
     def kill(self) -> bool:
@@ -59,6 +61,7 @@ class Victim:
             number += 1
             settings = self._settings
             arguments = [str(self._bus_file), str(settings.stall_s), f"{settings.seed} victim {number}"]
+            arguments.append(str(settings.gap_slack_s))
             if settings.longest_local_prefill is not None:
                 arguments.append(str(settings.longest_local_prefill))
             process = await asyncio.create_subprocess_exec(
@@ -66,12 +69,14 @@ class Victim:
                 "-m",
                 "tests.chaos.victim",
                 *arguments,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 cwd=Path(__file__).parents[2],
                 limit=_LINE_LIMIT,
             )
             self._identity = identity_of(process.pid)
             assert process.stdout is not None
+            self._told_to = process.stdin
             while line := await process.stdout.readline():
                 with suppress(msgspec.DecodeError):
                     self._told = msgspec.json.decode(line, type=Tally)
@@ -85,6 +90,11 @@ class Victim:
             if not self._ending:
                 await asyncio.sleep(_START_AGAIN_S)
 
+    def tell(self, fault: Done) -> None:
+        """Of a fault that was done just now. One that is dead hears nothing."""
+        if self._told_to is not None and self._identity is not None and not self._told_to.is_closing():
+            self._told_to.write(msgspec.json.encode(fault) + b"\n")
+
     def end(self) -> None:
         """Have it answer what is under way, then end."""
         self._ending = True
@@ -95,13 +105,16 @@ class Victim:
         self.tally, self._told = self.tally.plus(self._told), Tally()
 
 
-async def _main(bus_file: Path, stall_s: float, seed: str, max_local_prefill_length: int | None = None) -> None:
+async def _main(
+    bus_file: Path, stall_s: float, seed: str, gap_slack_s: float, max_local_prefill_length: int | None = None
+) -> None:
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     bus = await Bus.connect(BusAddress.load(bus_file), name=WATCHER, deadline_s=60)
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s, max_local_prefill_length)
+    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s, max_local_prefill_length, gap_slack_s)
     await frontend.start()
     frontend.open_streams(STREAMS, seed)
+    frontend.tasks.spawn("faults", _hear_of_faults(frontend))
     failed = asyncio.create_task(frontend.tasks.failed())
     while not ending.is_set():
         with suppress(TimeoutError):
@@ -118,6 +131,14 @@ async def _main(bus_file: Path, stall_s: float, seed: str, max_local_prefill_len
     await bus.close()
 
 
+async def _hear_of_faults(frontend: ChaosFrontend) -> None:
+    """A line each on standard input."""
+    loop, lines = asyncio.get_running_loop(), asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        frontend.strike(msgspec.json.decode(line, type=Done))
+
+
 def _tell(tally: Tally) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
     sys.stdout.buffer.flush()
@@ -126,4 +147,4 @@ def _tell(tally: Tally) -> None:
 if __name__ == "__main__":
     die_with_parent()
     logging.basicConfig(level=logging.ERROR)
-    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))
+    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4]), *map(int, sys.argv[5:])))

@@ -29,9 +29,16 @@ class Worker:
     def ran_s(self) -> float:
         return sum(times.ran_s for times in times_of_all(self.engine).values())
 
-    def is_on(self, cores: frozenset[int]) -> bool:
-        """All threads of its engine. (None reads KV here.)"""
-        return all(cores_of(thread) == cores for one in self.engine for thread in threads_of(one))
+    def is_home(self) -> bool:
+        """With all threads of its engine. (None reads KV here.)"""
+        return all(cores == self.home for cores in self._cores())
+
+    def is_away(self) -> bool:
+        """With all threads."""
+        return all(cores.isdisjoint(self.home) for cores in self._cores())
+
+    def _cores(self) -> list[frozenset[int]]:
+        return [cores_of(thread) for one in self.engine for thread in threads_of(one)]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nowhere to go on one core")
@@ -52,8 +59,8 @@ def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: Ll
     before = {worker: worker.ran_s for worker in workers}
     ask()
     asked = max(workers, key=lambda worker: worker.ran_s - before[worker])
-    ask_until(lambda: asked.is_on(asked.home))
+    ask_until(asked.is_home)
     (core,) = asked.home
     with spinning(core):
-        ask_until(lambda: asked.is_on(frozenset(os.sched_getaffinity(0)) - asked.home))
-    ask_until(lambda: asked.is_on(asked.home))
+        ask_until(asked.is_away)
+    ask_until(asked.is_home)

@@ -51,7 +51,7 @@ def test_an_engine_computes_in_a_session_of_its_own(served: LlmServer) -> None:
     models = {pid for pid in tree if _is_model(pid)}
     assert len({os.getsid(pid) for pid in models}) == len(models) == 2
     assert {os.getsid(pid) for pid in models} == {parent_of(pid) for pid in models}
-    assert {os.getsid(pid) for pid in hosts} == {served.arbiter_pid()}
+    assert not {os.getsid(pid) for pid in hosts} & {os.getsid(pid) for pid in models}
 
 
 def test_a_model_has_one_group_of_processes(served: LlmServer) -> None:
@@ -108,6 +108,28 @@ def test_a_forked_worker_uses_as_many_threads_as_it_holds_cores(served: LlmServe
         allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", status)
         assert allowed is not None
         assert allowed[1].isdigit(), f"not bound to its one core: {allowed[1]}"
+
+
+def test_no_process_and_no_stream_notices_the_death_of_circusd(served: LlmServer, client: openai.OpenAI) -> None:
+    """The last test here: afterwards circusd is not the parent of what it runs."""
+    served.await_workers(2)
+    before = {name: component.pid for name, component in served.state().components.items()}
+    circusd = served.arbiter_pid()
+    stream = client.completions.create(
+        model="quickstart", prompt="hello", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = [next(stream)]
+    os.kill(circusd, signal.SIGKILL)
+    chunks += stream
+    assert chunks[-1].choices[0].finish_reason == "length"
+    served.line("another circusd runs and has")
+    assert {name: component.pid for name, component in served.state().components.items()} == before
+    assert served.arbiter_pid() != circusd
+    # What it did not start itself is started again as ever.
+    os.kill(before[WORKER] or 0, signal.SIGKILL)
+    eventually(lambda: worker_of(served) not in (before[WORKER], None), "the worker was not started again", PATIENCE_S)
+    served.await_workers(2)
+    assert says_something(client)
 
 
 def _is_model(pid: int) -> bool:

@@ -12,8 +12,11 @@ import msgspec
 from dynamo_local.core import codec
 from dynamo_local.core.fleet import Change
 from dynamo_local.core.messages import (
+    AskExclusive,
     CachedAnswer,
     Cancel,
+    EndExclusive,
+    Exclusive,
     LeaseRevoked,
     Presence,
     ProcessState,
@@ -67,6 +70,9 @@ class FakeWorker:
         self.lease = lease
         self.cached = 0
         """What it tells that it has cached, of whatever prompt."""
+        self.ends = 0
+        """How often it was told that it need not be set apart any more."""
+        self.deaf_to_ends = 0
         self._role = role
         self._bus = bus
         self._subjects = subjects
@@ -83,12 +89,24 @@ class FakeWorker:
         return self
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
-        presence = Presence(self._watcher, "VllmWorker", self._role, lease or self.lease, 1, state)
+        await self._publish(Presence(self._watcher, "VllmWorker", self._role, lease or self.lease, 1, state))
+
+    async def is_set_apart(self, exclusive: Exclusive) -> None:
+        """Announce that."""
+        presence = Presence(self._watcher, "VllmWorker", self._role, self.lease, 1, "ready", exclusive=exclusive)
+        await self._publish(presence)
+
+    async def _publish(self, presence: Presence) -> None:
         await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
 
     async def vanish(self) -> None:
         """Let everybody know that this process is gone: its watcher has started another one."""
         await self.announce("starting", lease=f"after {self.lease}")
+
+    async def die(self) -> None:
+        """Let everybody know that its engine has died, and vanish."""
+        await self.announce("failed")
+        await self.vanish()
 
     async def keep_quiet_about_the_cache(self) -> None:
         await self._answering.unsubscribe()
@@ -136,6 +154,12 @@ class FakeWorker:
         elif isinstance(work, Resend):
             for progress in work.progress:
                 self._asked_again.put_nowait(progress)
+        elif isinstance(work, AskExclusive):
+            await self.is_set_apart(Exclusive(work.request_id, work.frontend, free=True))
+        elif isinstance(work, EndExclusive):
+            self.ends += 1
+            if self.ends > self.deaf_to_ends:
+                await self.announce("ready")
 
 
 @dataclass

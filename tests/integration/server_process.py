@@ -84,7 +84,10 @@ class ServerProcess:
         """Wait for a line that contains all parts."""
         deadline = time.monotonic() + within_s
         while True:
-            line = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
+            try:
+                line = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty as error:
+                raise AssertionError(f"no line with {parts} in time:\n{self.output}") from error
             if line is None:
                 raise AssertionError(f"ended without a line with {parts}:\n{self.output}")
             self.lines.append(line)
@@ -118,16 +121,34 @@ class ServerProcess:
         """Those that lie among temporary files, because its state lies too deep."""
         return list(Path(self._temporary.name).glob("dynamo-*"))
 
-    def arbiter_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+    def arbiter_pid(self, within_s: float = PATIENCE_S) -> int:
+        """circusd among the children of `dynamo serve`, which are more once one has died. Waits until there is
+        one."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [int(pid) for pid in children.read_text().split() if _is_circusd(int(pid))]
+            return bool(found)
+
+        eventually(is_there, "there is no circusd", within_s)
+        (arbiter,) = found
+        return arbiter
 
     def assert_nothing_left(self) -> None:
         """No process, statefile, lock, runtime directory or socket; logs stay."""
         assert self.processes() == ()
         assert self.socket_directories() == []
         assert {path.name for path in self.paths.root.iterdir()} == {self.paths.logs_dir.name}
+
+
+def _is_circusd(pid: int) -> bool:
+    """Whether it is one, or about to become one."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+    return command.startswith("circusd") or "dynamo_local.supervisor.circusd\0" in command
 
 
 def eventually(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:

@@ -21,7 +21,7 @@ from tests.integration.nats_process import NatsProcess
 pytestmark = pytest.mark.integration
 
 DEADLINE_S = 60.0
-NEVER_S = 3600.0
+NEVER_S = 1e9
 """Between beats, so that what is published has another cause."""
 
 
@@ -195,6 +195,40 @@ async def test_a_process_that_stood_still_does_not_blame_the_others(
     assert observer.routable() == ["a1"]
     observer.pass_time(TTL_S - 1.0 + 2 * TICK_S)
     assert observer.routable() == []
+
+
+async def test_who_says_the_same_again_is_not_missed_and_who_was_missed_is_back(
+    observer: Observer, announcer: Callable[[str], Announcer], bus: Bus
+) -> None:
+    worker = announcer("a1")
+    worker.update(state="ready")
+    for _ in range(3):
+        await worker.announce()
+        await bus.flush()
+        await until(lambda: observer.watch.view.next_expiry() == observer.now + TTL_S)
+        observer.pass_time(TTL_S - TICK_S)
+    assert [change.what for change in observer.changes] == [Happened.APPEARED]
+    observer.pass_time(3 * TICK_S)
+    await worker.announce()
+    await observer.until_routable("a1")
+    assert [change.what for change in observer.changes] == [Happened.APPEARED, Happened.LEFT, Happened.APPEARED]
+
+
+async def test_who_falls_silent_is_missed_as_soon_as_it_may_be(
+    observer: Observer, announcer: Callable[[str], Announcer]
+) -> None:
+    """By a watch that looks when it says that it will."""
+    worker = announcer("a1")
+    worker.update(state="ready")
+    await worker.announce()
+    await observer.until_routable("a1")
+    observer.now += 0.1  # not at a beat
+    silent_at = observer.watch.view.next_expiry()
+    while observer.routable():
+        observer.watch.tick()
+        assert observer.now <= silent_at + TICK_S
+        observer.now = observer.watch.due_at
+    assert silent_at < observer.now
 
 
 async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, subjects: Subjects) -> None:

@@ -156,14 +156,6 @@ def test_a_second_server_in_the_namespace_is_refused_and_harms_nothing(root: Pat
         assert server.end() == 0
 
 
-def test_the_end_of_circusd_ends_the_server_and_its_services(root: Path) -> None:
-    with started(root) as server:
-        os.kill(server.arbiter_pid(), signal.SIGKILL)
-        assert server.end() == 1
-        assert server.lines[-1].startswith("error: circusd ended unexpectedly (killed by SIGKILL)")
-        server.assert_nothing_left()
-
-
 def test_a_signal_while_services_come_up_leaves_nothing(root: Path) -> None:
     with Tiny(root, "Back=slow", "Front=") as server:
         server.line("tiny_Back  starting: warming up")

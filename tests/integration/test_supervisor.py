@@ -139,7 +139,6 @@ async def test_adding_again_and_removing_again_do_no_harm(box: Box) -> None:
     assert len(await box.circus.pids("ns_A")) == 1
     for _ in range(2):
         await box.circus.remove("ns_A")
-    await box.circus.signal("ns_A", signal.SIGTERM)
 
 
 async def test_many_commands_at_once_all_get_through(box: Box) -> None:

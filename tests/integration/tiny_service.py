@@ -15,7 +15,7 @@ from dynamo_local.core.messages import Presence
 from dynamo_local.core.names import Subjects, parse_watcher
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import Announcer
-from dynamo_local.runtime.processes import die_with_parent_from_environment
+from dynamo_local.runtime.processes import die_as_environment_says
 from state.paths import StatePaths
 from state.store import StateStore
 from state.transitions import set_lease
@@ -49,7 +49,7 @@ async def main(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent_from_environment()
+    die_as_environment_says()
     mode = os.environ.get("TINY", "")
     if mode == "misconfigured":
         print("error: no such model; name another", file=sys.stderr)

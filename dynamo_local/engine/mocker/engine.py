@@ -16,6 +16,7 @@ from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.mocker import scheduler, sequence
 from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.logprobs import logprobs_of
+from dynamo_local.engine.mocker.orders import Order, Orders
 from dynamo_local.engine.mocker.outcome import Outcome
 from dynamo_local.engine.mocker.process import EngineProcess, process_died
 from dynamo_local.engine.mocker.pulling import fingerprint, plan_pull
@@ -83,6 +84,9 @@ class MockerEngine:
         self._in_flight: _InFlight | None = None
         self._load_untold = False
         """Something has changed it since the last step told it."""
+        self._orders = Orders(Path(settings.mocker_orders)) if settings.mocker_orders else None
+        self._ordered: Order | None = None
+        """It stays: an engine that has failed does not recover."""
         self._closed = False
         self._wake = asyncio.Event()
         self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
@@ -166,6 +170,7 @@ class MockerEngine:
 
     async def step(self) -> Step:
         """As the port says. A cancelled call loses nothing: the next one goes on with the same step."""
+        await self._obey()
         while self._in_flight is None:
             self._check_open()
             self._settle()
@@ -198,11 +203,21 @@ class MockerEngine:
         if self._process is not None:
             await self._process.end()
 
+    async def _obey(self) -> None:
+        """Fail as ordered, if anything is."""
+        if self._orders is not None and self._ordered is None:
+            self._ordered = self._orders.take()
+        if self._ordered == "hang":
+            await asyncio.get_running_loop().create_future()
+        self._check_open()
+
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the mocker engine is closed")
         if self._process is not None and self._process.dead:
             raise process_died()
+        if self._ordered == "raise":
+            raise EngineError("the mocker engine was ordered to fail")
 
     def _full_blocks(self, token_ids: Sequence[int]) -> int:
         """How many blocks of a context can be cached. The last token is in none: it is always computed."""

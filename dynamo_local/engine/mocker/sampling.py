@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.errors import RequestError
+from dynamo_local.core.errors import BadRequestError, RequestError
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -37,11 +37,11 @@ def read_sampling(encoded: bytes | msgspec.Raw, vocab_size: int) -> Sampling:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the sampling parameters cannot be read: {error}") from error
     if sampling.n != 1:
-        raise RequestError(f"one output a request is supported, not {sampling.n}")
+        raise BadRequestError(f"one output a request is supported, not {sampling.n}")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise RequestError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        raise BadRequestError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
     if sampling.logprobs is not None and not -1 <= sampling.logprobs <= vocab_size:
-        raise RequestError(f"logprobs must be -1 to {vocab_size}, not {sampling.logprobs}")
+        raise BadRequestError(f"logprobs must be -1 to {vocab_size}, not {sampling.logprobs}")
     if sampling.prompt_logprobs is not None:
-        raise RequestError("the mocker has no prompt_logprobs")
+        raise BadRequestError("the mocker has no prompt_logprobs")
     return sampling

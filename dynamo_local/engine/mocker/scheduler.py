@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence as Seq
 
-from dynamo_local.core.errors import RequestError
+from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages import Load
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, root_hash
@@ -70,7 +70,7 @@ class Scheduler:
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Sequence:
-        """Queue a request. Raises RequestError if it could never run."""
+        """Queue a request. Raises BadRequestError if it could never run."""
         limit = self._settings.context_limit
         _check_prompt(token_ids, limit)
         end = limit if sampling.max_tokens is None else min(limit, len(token_ids) + sampling.max_tokens)
@@ -257,8 +257,8 @@ class Scheduler:
 
 def _check_prompt(token_ids: Seq[int], limit: int) -> None:
     if not token_ids:
-        raise RequestError("the prompt is empty")
+        raise BadRequestError("the prompt is empty")
     if len(token_ids) >= limit:
-        raise RequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
+        raise BadRequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
     if min(token_ids) < 0 or max(token_ids) >= _TOKEN_IDS:
-        raise RequestError("the prompt has a token id out of range")
+        raise BadRequestError("the prompt has a token id out of range")

@@ -57,9 +57,12 @@ class MockerSettings:
     mocker_process: bool = _setting(
         False, "depend on a process of its own, as vLLM does: kill or stop it to see what becomes of the requests"
     )
+    mocker_orders: str = _setting("", "folder in which tests order failures of running engines")
 
     def __post_init__(self) -> None:
         for spec in fields(self):
+            if isinstance(getattr(self, spec.name), str):
+                continue
             _check(spec.name, getattr(self, spec.name), **{key: spec.metadata[key] for key in _LIMITS})
         if self.mocker_kv_blocks * self.mocker_block_size < 2:
             raise ConfigError("the KV cache holds no request", "raise mocker-kv-blocks or mocker-block-size")

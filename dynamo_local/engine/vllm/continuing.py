@@ -6,18 +6,20 @@ engine has no output, and vLLM offers no way to say otherwise. So three of its f
 makes state of a request's parameters:
 
 - `Request.from_engine_core_request`, in the engine core: the request, as the scheduler has it;
-- `StructuredOutputManager._create_grammar`, there too: its grammar, which the output has taken further;
+- `StructuredOutputManager._create_grammar`, there too: its grammar, which the output has taken further (and
+  `accept_tokens` beside it: whose fault it is if a grammar fails, of whatever request; faults.py);
 - `CachedRequestState.__post_init__`, in the workers of vLLM's first model runner: the request, as it is sampled. (The
   second one takes it from the scheduler, as after a preemption.)
 
-They go by an extra argument that only wire.py sets. Without it they change nothing, except the generators of draws.py.
+They go by an extra argument that only wire.py sets. Without it they change nothing, except the generators of draws.py
+and what faults.py notes.
 Contract tests hold all this to the pinned vLLM.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,6 +33,7 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from dynamo_local.engine.vllm.draws import Draws
+from dynamo_local.engine.vllm.faults import blame, blame_for_grammar, blame_for_token
 from dynamo_local.engine.vllm.wire import ACCEPTED
 
 
@@ -42,7 +45,9 @@ def install() -> None:
     grammars: Any = StructuredOutputManager
     state: Any = CachedRequestState
     request.from_engine_core_request = classmethod(_with_output(request.from_engine_core_request.__func__))
-    grammars._create_grammar = _taken_further(grammars._create_grammar)
+    compiled = grammars._create_grammar
+    grammars._create_grammar = _taken_further(compiled)
+    grammars.accept_tokens = _looked_into(grammars.accept_tokens, compiled)
     state.__post_init__ = _begun(state.__post_init__)
 
 
@@ -84,30 +89,74 @@ def _taken_further(
     compiled: Callable[[StructuredOutputManager, Request], StructuredOutputGrammar],
 ) -> Callable[[StructuredOutputManager, Request], StructuredOutputGrammar]:
     def create_grammar(manager: StructuredOutputManager, request: Request) -> StructuredOutputGrammar:
-        grammar = compiled(manager, request)
+        try:
+            grammar = compiled(manager, request)
+        except Exception as error:
+            blame_for_grammar(manager, request, error)
+            raise
         if request.num_output_tokens:
-            _replay(manager, request, grammar)
+            try:
+                ended = _replay(manager, request, request.output_token_ids, grammar)
+            except _NotAllowedError as error:
+                blame(request, "lost", str(error))
+                raise
+            structured = request.structured_output_request
+            assert structured is not None
+            structured.reasoning_ended, structured.reasoner = ended.reasoning_ended, ended.reasoner
         return grammar
 
     return create_grammar
 
 
-def _replay(manager: StructuredOutputManager, request: Request, grammar: StructuredOutputGrammar) -> None:
-    """Take the grammar, and what is known of the reasoning before it, to the end of the output.
+def _looked_into(
+    accept: Callable[[StructuredOutputManager, Any, list[int]], bool],
+    compiled: Callable[[StructuredOutputManager, Request], StructuredOutputGrammar],
+) -> Callable[[StructuredOutputManager, Any, list[int]], bool]:
+    def accept_tokens(manager: StructuredOutputManager, request: Any, new_token_ids: list[int]) -> bool:
+        if accept(manager, request, new_token_ids):
+            return True
+        # Of several tokens, it is not known which one it is.
+        if isinstance(request, Request) and len(new_token_ids) == 1:
+            before = list(request.output_token_ids)[:-1]
+            blame_for_token(manager, request, before, lambda output: _grammar_after(manager, request, output, compiled))
+        return False
+
+    return accept_tokens
+
+
+def _grammar_after(
+    manager: StructuredOutputManager,
+    request: Request,
+    output: Sequence[int],
+    compiled: Callable[[StructuredOutputManager, Request], StructuredOutputGrammar],
+) -> StructuredOutputGrammar:
+    grammar = compiled(manager, request)
+    _replay(manager, request, output, grammar)
+    return grammar
+
+
+class _NotAllowedError(ValueError):
+    """The grammar does not allow what the request has brought."""
+
+
+def _replay(
+    manager: StructuredOutputManager, request: Request, output: Sequence[int], grammar: StructuredOutputGrammar
+) -> StructuredOutputRequest:
+    """Take the grammar, and what is known of the reasoning before it, to the end of `output`. Returns the latter.
 
     Token by token, as they were generated: with a reasoning parser, which of them are the grammar's is found out by the
-    way. Raises ValueError for output that the grammar does not allow.
+    way. Raises _NotAllowedError for output that the grammar does not allow.
     """
     structured, prompt = request.structured_output_request, request.prompt_token_ids
     assert structured is not None
     assert prompt is not None
     ours = dataclasses.replace(structured, _grammar=grammar)
     so_far = _Replay(request.request_id, prompt, list(prompt), ours)
-    for token in request.output_token_ids:
+    for token in output:
         so_far.all_token_ids.append(token)
         if not manager.accept_tokens(so_far, [token]):  # type: ignore[arg-type]
-            raise ValueError(f"the grammar does not allow what {request.request_id} has brought so far")
-    structured.reasoning_ended, structured.reasoner = ours.reasoning_ended, ours.reasoner
+            raise _NotAllowedError("the grammar does not allow what the request has brought so far")
+    return ours
 
 
 def _begun(initialise: Callable[[CachedRequestState], None]) -> Callable[[CachedRequestState], None]:

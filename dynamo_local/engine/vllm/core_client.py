@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from dynamo_local.core.errors import RequestError
+from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages import TokenDelta
 from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.wire import core_output_of, request_of
@@ -48,7 +48,7 @@ class DispatchedCore(EngineCoreClient):
         self._dispatcher = dispatcher
         self._lora = lora
         self._prompt_tokens: dict[str, int] = {}
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, Exception] = {}
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
         return ("generate",)
@@ -56,8 +56,8 @@ class DispatchedCore(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         try:
             ours = request_of(request, lora=self._lora)
-        except RequestError as error:
-            raise GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from error
+        except BadRequestError as error:
+            raise VLLMClientError(str(error)) from error
         self._prompt_tokens[request.request_id] = len(ours.prompt_token_ids)
         await self._dispatcher.submit(ours)
 
@@ -81,15 +81,15 @@ class DispatchedCore(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to end: the workers are not this process's."""
 
-    def take_failure(self, request_id: str) -> str | None:
-        """Why a request failed, told once."""
+    def take_failure(self, request_id: str) -> Exception | None:
+        """What a request's client is told of its failure, given once."""
         return self._failures.pop(request_id, None)
 
     def _translate(self, delta: TokenDelta) -> EngineCoreOutput:
         if delta.finish is None:
             return core_output_of(delta, self._prompt_tokens.get(delta.request_id, 0))
         if delta.finish == "error":
-            self._failures[delta.request_id] = delta.error or "the request failed"
+            self._failures[delta.request_id] = _exception_of(delta)
         return core_output_of(delta, self._prompt_tokens.pop(delta.request_id, 0))
 
 
@@ -127,21 +127,32 @@ def _isolate_failures(processor: OutputProcessor, core: DispatchedCore) -> None:
     def process_each(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         to_abort: list[str] = []
         for output in outputs:
-            why = core.take_failure(output.request_id)
-            if why is None:
+            failure = core.take_failure(output.request_id)
+            if failure is None:
                 try:
                     to_abort += process([output], *args, **kwargs).reqs_to_abort
                     continue
                 except Exception:  # noqa: BLE001  # vLLM promises nothing about what it raises here
                     _log.exception("output of request %s could not be processed", output.request_id)
                     why = "the answer of the engine could not be processed"
-            to_abort += _end_with_error(processor, output.request_id, why)
+                    failure = GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE)
+            to_abort += _end_with_error(processor, output.request_id, failure)
         return OutputProcessorOutput(request_outputs=[], reqs_to_abort=to_abort)
 
     processor.process_outputs = process_each  # type: ignore[method-assign,assignment]
 
 
-def _end_with_error(processor: OutputProcessor, request_id: str, why: str) -> list[str]:
+def _exception_of(delta: TokenDelta) -> Exception:
+    """What vLLM's server makes the right answer of: 400, 500 or 503, and the cause."""
+    why = delta.error or "the request failed"
+    if delta.fault == "request":
+        return VLLMClientError(why)
+    # Not to be sent again as it is, which 503 says of what may do better a little later.
+    died = delta.fault == "deaths"
+    return GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR if died else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _end_with_error(processor: OutputProcessor, request_id: str, failure: Exception) -> list[str]:
     """Forget a request, with its siblings if it is one of n, and raise in its `generate`.
 
     Returns the ids of those that workers may still be busy with.
@@ -152,5 +163,5 @@ def _end_with_error(processor: OutputProcessor, request_id: str, why: str) -> li
     family = request_id if state.parent_req is None else state.parent_req.request_id
     aborted = processor.abort_requests([family], internal=True)
     # Put last: an exception replaces the "abort" outputs that abort_requests has just put.
-    state.queue.put(GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
+    state.queue.put(failure)
     return aborted

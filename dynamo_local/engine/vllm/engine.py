@@ -15,27 +15,17 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
-from dynamo_local.engine.vllm.adapters import AdapterSettings
-from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
-from dynamo_local.engine.vllm.environment import (
-    compile_nothing,
-    leave_memory_where_it_is,
-    prepare_environment,
-    settle_threads,
-)
+from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.launch import launch
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.shared_memory import note_segments
-from dynamo_local.engine.vllm.torch_groups import share_process_groups
-from dynamo_local.engine.vllm.transfer import HOST_PID, Warm
-from dynamo_local.engine.vllm.wakeups import wait_without_spinning
-from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
+from dynamo_local.engine.vllm.transfer import Warm
 from dynamo_local.runtime.tasks import TaskGuard
-from dynamo_local.sdk.schema import build_settings
 
 _GONE_S = 5.0
 """For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
@@ -111,8 +101,8 @@ class VllmEngine:
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))
-            launch = partial(_launch, self._config, self._kv_transfer, self._threads, self._binding, progress)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, launch)
+            launched = partial(launch, self._config, self._kv_transfer, self._threads, self._binding, progress)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, launched)
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         await self._add(work, pulled)
@@ -143,10 +133,10 @@ class VllmEngine:
         from dynamo_local.engine.vllm.wire import core_request_of
 
         if len(work.token_ids) >= self._max_model_len:
-            # The frontend goes by the model's configuration; an engine may have settled for less, by its memory.
-            raise RequestError(
-                f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
-            )
+            # The frontend goes by the model's configuration; an engine may have settled for less, by its memory. (If it
+            # is to prefill for another one, or comes from another one, that one has more.)
+            why = f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
+            raise RequestError(why) if work.hold_s > 0 or work.position > 0 else BadRequestError(why)
         transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
         request = core_request_of(work, transfer, self._forgotten, adapters=self._adapters, stays=stays)
         current = RequestEpoch(work.request_id, work.epoch)
@@ -210,15 +200,21 @@ class VllmEngine:
         return await asyncio.to_thread(self._threads.waited_s)
 
     async def close(self, deadline_s: float) -> None:
+        if self._binding is not None:
+            self._binding.close()
+        if self._processes is not None:
+            self._processes.forget()
         if self._pull is not None:
             self._pull.close()
-        if self._processes is not None:
-            if deadline_s <= 0:
-                await self._processes.kill(_GONE_S)
-            self._processes.close()
         if self._core is not None:
             core, self._core = self._core, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s)
+            # Longer than what follows takes: in the end vLLM would kill the resource trackers, too.
+            ending = asyncio.get_running_loop().run_in_executor(self._thread, core.shutdown, deadline_s + _GONE_S)
+            if self._processes is not None:
+                await asyncio.wait((ending,), timeout=deadline_s)
+                await self._processes.kill(_GONE_S)
+                self._processes.close()
+            await ending
         self._thread.shutdown(wait=False)
 
     def _load(self, stats: Any) -> Load | None:
@@ -249,80 +245,6 @@ class VllmEngine:
         self._held = {other: end for other, end in self._held.items() if end > now}
         self._held[name] = now + hold_s
         pull.watch(now + hold_s)
-
-
-def _launch(
-    config: dict[str, Any], kv_transfer: bool, threads: EngineThreads, binding: SoftBinding | None, progress: Progress
-) -> tuple[Any, Any, Any]:
-    """Import vLLM, start its engine core, and wait until that has loaded the model. Returns vLLM's client of it, its
-    configuration and its adapters."""
-    progress("importing vLLM")
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.core_client import EngineCoreClient
-    from vllm.v1.executor.abstract import Executor
-
-    from dynamo_local.engine.vllm.continuing import install
-    from dynamo_local.engine.vllm.lora import Adapters
-
-    progress("reading the model's configuration")
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
-    configured = build_settings(AdapterSettings, "the engine", config).adapters
-    adapters = Adapters(configured, enabled=bool(args.enable_lora))
-    if current_platform.is_cpu():
-        adapters.make_room(args)
-    if kv_transfer:
-        args.kv_transfer_config = _transfer_config(args.kv_transfer_config)
-    vllm_config = args.create_engine_config()
-    if current_platform.is_cpu():
-        # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
-        # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        leave_memory_where_it_is()
-        wait_without_spinning()
-        share_process_groups()
-        if vllm_config.model_config.enforce_eager:
-            compile_nothing()
-        if binding is not None:
-            # Of the engine's processes, which are forked from here: vLLM binds spawned ones only.
-            binding.bind_forks()
-            # Who computes without a pause, and who is awake for moments: the kernel is to tell them apart.
-            let_forks_lead_sessions()
-    # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
-    settle_threads(os.environ)
-    prepare_forks()
-    threads.forked_here()
-    # For processes that are forked; those that are spawned load plugin.py.
-    install()
-    progress("loading the model")
-    core = EngineCoreClient.make_async_mp_client(
-        vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
-    )
-    return core, vllm_config, adapters
-
-
-def _transfer_config(configured: Any) -> Any:
-    """Of vLLM, for prefix pull. Raises EngineError."""
-    from vllm.config import KVTransferConfig
-
-    if configured is not None:
-        raise EngineError("kv-transfer and kv-transfer-config exclude each other", "leave one of them out")
-    # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
-    return KVTransferConfig(
-        kv_connector="PrefixPullConnector",
-        kv_connector_module_path="dynamo_local.engine.vllm.pull_connector",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config={
-            # What is known of engines that nobody has read from for so long, dead ones mostly, is forgotten.
-            "engine_ttl": 300.0,
-            # Threads that share the work of many small reads: more than there is, on one machine.
-            "num_threads": 0,
-            HOST_PID: os.getpid(),
-        },
-    )
 
 
 def _info(vllm_config: Any, pull: PrefixPull | None) -> EngineInfo:

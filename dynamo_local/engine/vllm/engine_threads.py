@@ -71,6 +71,7 @@ class SoftBinding:
         self._watch = watch
         self._busy = busy
         self._starting = False
+        self._looking: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._binding = Binding(home, home)
         self._away: set[frozenset[int]] = set()
@@ -93,13 +94,17 @@ class SoftBinding:
         """From now on it looks, and all the time in this context."""
         self._starting = True
         self.wake()
-        tasks.spawn("cores", self._run())
+        self._looking = tasks.spawn("cores", self._run())
         yield
         self._starting = False
 
     def wake(self) -> None:
         """The engine has something to do."""
         self._wanted.set()
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
 
     async def _run(self) -> None:
         while True:

@@ -40,7 +40,7 @@ class EngineProcesses:
     async def kill(self, deadline_s: float) -> None:
         """End them at once, and wait until they are gone with what they hold. Their children are spared: resource
         trackers among them remove the shared memory of the dead."""
-        self._forget()
+        self.forget()
         for descriptor in self._descriptors:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -50,18 +50,19 @@ class EngineProcesses:
                     await self._gone(descriptor)
 
     def close(self) -> None:
-        """Watch no more."""
-        self._forget()
+        """Let go of them."""
+        self.forget()
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Tell of no end any more."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
 
     def _ended(self) -> None:
-        self._forget()
+        self.forget()
         self._on_end()
 
     async def _gone(self, descriptor: int) -> None:

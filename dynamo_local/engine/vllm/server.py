@@ -21,6 +21,7 @@ from dynamo_local.core.errors import ConfigError, EngineError
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
 from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.http_ticks import Ending
 from dynamo_local.sdk.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _SAFE_DEFAULTS = {
 class _Serving:
     llm: Any
     server: Any
+    ending: Ending
     task: asyncio.Task[None]
 
 
@@ -79,7 +81,7 @@ class OpenAIServer:
         if self._serving is None:
             return
         serving, self._serving = self._serving, None
-        serving.server.should_exit = True
+        serving.ending.tell()
         _, late = await asyncio.wait({serving.task}, timeout=deadline_s)
         if late:
             _log.warning("requests were still under way after %g s and are cut off", deadline_s)
@@ -127,8 +129,9 @@ class OpenAIServer:
             h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
         )
         server = NoSignalServer(config)
+        ending = Ending(server)
         task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="http")
-        return _Serving(llm, server, task)
+        return _Serving(llm, server, ending, task)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:

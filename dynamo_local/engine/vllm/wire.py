@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import (
     EngineCoreEvent,
@@ -23,11 +24,12 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from dynamo_local.core.errors import RequestError
+from dynamo_local.core.errors import BadRequestError, RequestError
 from dynamo_local.core.fidelity import Fidelity
 from dynamo_local.core.messages import Array, Load, Logprobs, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.messages import FinishReason as Finish
 from dynamo_local.core.ports import Request, Sampling
+from dynamo_local.engine.vllm.faults import told
 from dynamo_local.engine.vllm.fidelity import is_of_context, survival_of
 from dynamo_local.engine.vllm.lora import NO_ADAPTERS, Adapters
 from dynamo_local.engine.vllm.transfer import Counts
@@ -52,14 +54,14 @@ _FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _F
 
 def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Request:
     """What vLLM's OpenAI server asks for, as a request of ours. `lora`: the engines can have LoRA adapters. Raises
-    RequestError for what cannot be carried."""
+    BadRequestError for what cannot be carried."""
     params = core_request.sampling_params
     if params is None or core_request.prompt_token_ids is None or core_request.prompt_embeds is not None:
-        raise RequestError("only generation from token prompts is supported")
+        raise BadRequestError("only generation from token prompts is supported")
     if core_request.mm_features:
-        raise RequestError("multimodal prompts are not supported")
+        raise BadRequestError("multimodal prompts are not supported")
     if params.prompt_logprob_token_ids is not None:
-        raise RequestError("prompt_logprob_token_ids is not supported")
+        raise BadRequestError("prompt_logprob_token_ids is not supported")
     if lora:
         _check_beside_adapters(params)
     return Request(
@@ -111,6 +113,8 @@ def core_request_of(
     """
     try:
         params = _sampling_decoder.decode(work.sampling)
+    except VLLMClientError as error:
+        raise BadRequestError(str(error)) from error
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the sampling parameters cannot be read: {error}") from error
     if adapters.enabled:
@@ -141,10 +145,10 @@ def core_request_of(
 
 
 def _check_beside_adapters(params: SamplingParams) -> None:
-    """Raises RequestError for what ends a vLLM engine that can have LoRA adapters: it takes the positions of a prompt
-    for as many requests, and finds no adapter for them."""
+    """Raises BadRequestError for what ends a vLLM engine that can have LoRA adapters: it takes the positions of a
+    prompt for as many requests, and finds no adapter for them."""
     if params.prompt_logprobs is not None:
-        raise RequestError("log-probabilities of the prompt are not supported where LoRA is enabled")
+        raise BadRequestError("log-probabilities of the prompt are not supported where LoRA is enabled")
 
 
 def can_grow(sampling: bytes) -> bool:
@@ -167,6 +171,7 @@ def _continue(params: SamplingParams, accepted: Sequence[int], forgotten: Collec
 def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> TokenDelta:
     """One request's share of an engine step, stamped. `position` is that of its first new token."""
     finish = None if output.finish_reason is None else _FINISH_NAMES[output.finish_reason]
+    cause, why = told(output.trace_headers)
     prompt_logprobs = output.new_prompt_logprobs_tensors
     return TokenDelta(
         request_id=current.request_id,
@@ -175,8 +180,9 @@ def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> 
         token_ids=output.new_token_ids,
         finish=finish,
         stop_reason=output.stop_reason,
-        error="the engine failed the request" if finish == "error" else None,
-        failed=finish == "error",
+        error=why if finish == "error" else None,
+        failed=finish == "error" and cause is None,
+        fault="request" if finish == "error" and cause == "request" else None,
         logprobs=None if output.new_logprobs is None else pack_logprobs(*output.new_logprobs[:3]),
         prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(_numpy, prompt_logprobs[:3])),
         cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,

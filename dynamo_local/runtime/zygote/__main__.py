@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dynamo_local.runtime import host
-from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.processes import die_as_environment_says
 from dynamo_local.runtime.zygote import wire
 from dynamo_local.runtime.zygote.child import live
 from dynamo_local.runtime.zygote.inscription import inscribe
@@ -20,8 +20,7 @@ from state.paths import StatePaths
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Ends by a signal, or as one of the processes that it has forked."""
-    die_with_parent_from_environment()
-    os.environ.pop(PARENT_PID_ENV, None)
+    die_as_environment_says()
     arguments = _parse(argv)
     # Before the import, which may add handlers of its own: as in a service that imports by itself.
     host.configure_log(os.environ)

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from dynamo_local.runtime import host
+from dynamo_local.runtime.death_pipe import die_with_writer
 from dynamo_local.runtime.zygote import leash, wire
 from dynamo_local.runtime.zygote.inscription import inscribe
 from dynamo_local.runtime.zygote.nursery import Birth
@@ -22,7 +23,7 @@ def live(birth: Birth, preloaded: Preloaded) -> int:
     # Leader of a group of its own, as circus' own children are: what it forks is found by its pid. Its session is the
     # one of all of them (supervisor/circusd.py).
     os.setpgid(0, 0)
-    leash.put_on(collar)
+    die_with_writer(collar)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     environ = preloaded.environ_for(birth.order.environ)

@@ -7,8 +7,6 @@ one ends: with its exit code, or by its signal. When no nursery forks, this proc
 from __future__ import annotations
 
 import os
-import resource
-import select
 import signal
 import socket
 import sys
@@ -19,8 +17,9 @@ from typing import NoReturn
 
 from dynamo_local.core.errors import DecodeError, SupervisorError
 from dynamo_local.core.names import NAMESPACE_ENV
+from dynamo_local.runtime.following import end_like, follow
 from dynamo_local.runtime.process_groups import kill_group
-from dynamo_local.runtime.processes import PARENT_PID_ENV, die_with_parent_from_environment
+from dynamo_local.runtime.processes import die_as_environment_says
 from dynamo_local.runtime.zygote import wire
 from dynamo_local.runtime.zygote.leash import Leash
 from state.paths import StatePaths
@@ -35,7 +34,6 @@ _STATUS_DEADLINE_S = 2.0
 """For the nursery to tell how its child ended, which it does at once if it is there."""
 
 _LOOK_EVERY_S = 0.01
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _NoNurseryError(SupervisorError):
@@ -53,17 +51,7 @@ class Fork:
 
     def follow(self) -> int:
         """Pass signals on until it has ended. Returns its exit code, negative for a signal."""
-        arrived, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake)
-        for passed_on in _PASSED_ON:
-            signal.signal(passed_on, lambda *_: None)
-        poller = select.poll()
-        poller.register(arrived, select.POLLIN)
-        poller.register(self._pidfd, select.POLLIN)
-        while all(descriptor != self._pidfd for descriptor, _ in poller.poll()):
-            for number in os.read(arrived, 64):
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, number)
+        follow(self._pidfd)
         # What it has forked would hold on to its devices. (Its group cannot be another's: it was its leader.)
         kill_group(self._pid)
         return self._code()
@@ -79,7 +67,8 @@ class Fork:
 
 def main() -> NoReturn:
     """Live as long as the service's process."""
-    die_with_parent_from_environment()
+    environ = dict(os.environ)
+    die_as_environment_says()
     arguments = tuple(sys.argv[1:])
     # Told to end before there is anything to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -89,18 +78,18 @@ def main() -> NoReturn:
     except _NoNurseryError as error:
         print(f"warning: {error}; this process imports by itself", file=sys.stderr, flush=True)
         command = (sys.executable, "-m", "dynamo_local.runtime.host", *arguments)
-        os.execv(command[0], command)
-    _end_like(fork.follow())
+        # As it was: this process is tied anew by what it becomes.
+        os.execve(command[0], command, environ)
+    end_like(fork.follow())
 
 
 def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
     """Raises _NoNurseryError."""
-    environ = {name: value for name, value in os.environb.items() if name != PARENT_PID_ENV.encode()}
     leash = Leash.make()
     try:
         connection = _connect()
         connection.settimeout(_BIRTH_DEADLINE_S)
-        wire.send(connection, wire.Order(arguments, environ, str(Path.cwd())), (0, 1, 2, *leash.childs))
+        wire.send(connection, wire.Order(arguments, dict(os.environb), str(Path.cwd())), (0, 1, 2, *leash.childs))
         answer, received = wire.receive(connection, wire.Answer, 1)
     except TimeoutError as error:
         raise _NoNurseryError(f"the nursery forks nothing within {_BIRTH_DEADLINE_S:g} s") from error
@@ -123,17 +112,6 @@ def _connect() -> socket.socket:
             if time.monotonic() >= give_up_at:
                 raise
             time.sleep(_LOOK_EVERY_S)
-
-
-def _end_like(code: int) -> NoReturn:
-    if code >= 0:
-        sys.exit(code)
-    # The service has left a core file already, if it left any.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
-    sys.exit(128 - code)
 
 
 if __name__ == "__main__":

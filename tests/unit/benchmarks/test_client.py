@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.client import Answer, ChunkedBody
-from benchmarks.recovery import Stream
 
 EVENTS = [b'data: {"choices":[{"text":"a"}]}', b"data: x", b"data: [DONE]"]
 
@@ -43,12 +42,10 @@ def test_tokens_of_a_time_are_a_share_of_all() -> None:
     assert answer.ttft_s == 1.0
 
 
-def test_recovery_ends_with_the_longest_silence_after_the_kill() -> None:
-    # Killed at 10: one token was on its way, the next came from another worker.
-    stream = Stream("", Answer(0.0, times=[2.0, 9.9, 10.1, 12.5, 12.6]))
-    assert stream.recovery_s(10.0) == 2.5
-    assert Stream("", Answer(0.0, times=[1.0, 9.9])).recovery_s(10.0) is None
-
-
 def test_the_text_of_kept_events() -> None:
     assert Answer(0.0, events=[b'data: {"choices":[{"text":"a"}]}', b'data: {"choices":[{"text":"b"}]}']).text() == "ab"
+
+
+def test_the_tokens_of_kept_events() -> None:
+    events = [b'data: {"choices":[{"text":"a","token_ids":[1,2]}]}', b'data: {"choices":[{"text":"b"}]}']
+    assert Answer(0.0, events=events).token_ids() == [1, 2]

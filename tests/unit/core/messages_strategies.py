@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dynamo_local.core.messages import (
     Ack,
     Array,
+    AskExclusive,
     Assignment,
     AssignRequest,
     CachedAnswer,
@@ -20,7 +21,9 @@ from dynamo_local.core.messages import (
     Charges,
     Counts,
     Ended,
+    EndExclusive,
     EngineInfo,
+    Exclusive,
     LeaseRevoked,
     Load,
     Logprobs,
@@ -95,6 +98,7 @@ deltas = st.builds(
     error=st.none() | text,
     refused=st.booleans(),
     failed=st.booleans(),
+    fault=st.sampled_from([None, "request", "deaths"]),
     logprobs=st.none() | logprobs(),
     prompt_logprobs=st.none() | logprobs(),
     cached_tokens=st.none() | counts,
@@ -142,6 +146,7 @@ presences = st.builds(
     load=st.none() | loads,
     url=st.none() | text,
     counts=st.none() | told_counts,
+    exclusive=st.none() | st.builds(Exclusive, request_id=text, frontend=text, free=st.booleans()),
     started_at=st.none() | finite,
 )
 submits = st.builds(
@@ -159,12 +164,16 @@ submits = st.builds(
     reasoning_ended=st.none() | st.booleans(),
     source=st.none() | text,
     hold_s=st.floats(0, 1e9),
+    exclusive=st.booleans(),
 )
 progress = st.lists(st.builds(Progress, request_id=text, epoch=counts, position=counts), max_size=4).map(tuple)
 acks = st.builds(Ack, progress=progress)
 resends = st.builds(Resend, frontend=text, progress=progress)
 cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
 unpins = st.builds(Unpin, pins=texts)
+exclusive_words = st.builds(AskExclusive, request_id=text, frontend=text) | st.builds(
+    EndExclusive, request_id=text, frontend=text
+)
 role_reports = st.builds(
     RoleReport,
     role=text,
@@ -235,7 +244,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     Assignment: st.builds(Assignment, worker=st.none() | text),
     Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
-    Work: submits | cancels | acks | resends | unpins,
+    Work: submits | cancels | acks | resends | unpins | exclusive_words,
     TokenBatch: st.builds(
         TokenBatch,
         worker=text,

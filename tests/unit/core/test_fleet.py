@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -73,6 +74,13 @@ class FleetMachine(RuleBasedStateMachine):
         self.void |= gone
 
     @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"))
+    def hear_again(self, watcher: int, incarnation: str) -> None:
+        lease = f"{watcher}{incarnation}"
+        assert self.view.heard_again(lease, self.now) == (lease in self.known)
+        if lease in self.known:
+            self.known[lease].heard_at = self.now
+
+    @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"))
     def revoke(self, watcher: int, incarnation: str) -> None:
         lease = f"{watcher}{incarnation}"
         self.note(self.view.revoke(lease))
@@ -100,6 +108,11 @@ class FleetMachine(RuleBasedStateMachine):
     def members_are_those_who_have_not_left(self) -> None:
         assert {member.lease for member in self.view.members()} == set(self.known)
         assert all((self.view.get(lease) is None) == (lease not in self.known) for lease in self.left)
+
+    @invariant()
+    def nobody_expires_before_it_is_said(self) -> None:
+        first = min((known.heard_at for known in self.known.values()), default=math.inf)
+        assert self.view.next_expiry() == first + TTL_S
 
 
 TestFleetAgainstAModel = FleetMachine.TestCase

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.restarts import (
     USAGE_EXIT_CODE,
+    ArbiterLimits,
     GiveUp,
     LifeRecord,
     Restart,
     RestartLimits,
+    arbiter_died,
     became_ready,
     died,
 )
@@ -74,3 +76,26 @@ def test_a_service_that_never_was_ready_is_given_up_after_a_few_starts() -> None
 
 def test_the_exit_code_of_a_usage_error_is_the_one_that_is_final() -> None:
     assert UsageError.exit_code == USAGE_EXIT_CODE
+
+
+def test_circusd_is_started_again_at_once_then_later_and_later_and_given_up() -> None:
+    limits = ArbiterLimits(max_deaths=3, within_s=60, first_delay_s=0.5)
+    deaths: tuple[float, ...] = ()
+    delays_s = []
+    for now in (0.0, 10.0, 20.0):
+        decision, deaths = arbiter_died(deaths, limits, now)
+        assert isinstance(decision, Restart)
+        delays_s.append(decision.delay_s)
+    assert delays_s == [0, 0.5, 1]
+    assert arbiter_died(deaths, limits, 59.9)[0] == GiveUp("ended 4 times within 60 s")
+
+
+@given(st.lists(st.floats(20.1, 1000), max_size=50))
+def test_deaths_of_circusd_that_are_far_apart_never_end_a_server(intervals: list[float]) -> None:
+    now = 0.0
+    deaths: tuple[float, ...] = ()
+    for interval in intervals:
+        now += interval
+        decision, deaths = arbiter_died(deaths, ArbiterLimits(), now)
+        assert isinstance(decision, Restart)
+        assert len(deaths) <= ArbiterLimits.max_deaths

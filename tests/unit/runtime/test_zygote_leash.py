@@ -17,8 +17,8 @@ from dynamo_local.runtime.zygote.leash import Leash, say
 
 ON_A_LEASH = """
 import sys, time
-from dynamo_local.runtime.zygote.leash import put_on
-put_on(int(sys.argv[1]))
+from dynamo_local.runtime.death_pipe import die_with_writer
+die_with_writer(int(sys.argv[1]))
 print("on", flush=True)
 time.sleep(600)
 """

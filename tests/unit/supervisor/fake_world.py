@@ -42,7 +42,7 @@ def blueprint(slots: int = 4, devices: int = 1) -> Blueprint:
         template("Router", "router", 0),
         ServiceTemplate("Frontend", "frontend", ("run", "Frontend"), {HTTP_PORT_ENV: "8000"}, 0, 1),
     )
-    return Blueprint(77, "/", cpu_slots(range(slots), slots), templates, READY_S, 30.0)
+    return Blueprint("77:3:1", "/", cpu_slots(range(slots), slots), templates, READY_S, 30.0)
 
 
 @dataclass

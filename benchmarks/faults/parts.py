@@ -1,0 +1,122 @@
+"""A running server from outside: its processes by what they are, its statefile, and what `dynamo ps` says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accounting import Process, descendants
+from benchmarks.servers import NAMESPACE, Server
+
+Row = dict[str, Any]
+"""Of `dynamo ps --json`."""
+
+WORKER_ROLES = ("aggregated", "decode", "prefill")
+_LAUNCHER = "dynamo_local.runtime.zygote.launcher"
+_WORKER = "--service VllmWorker"
+_PS_WITHIN_S = 30.0
+
+_PARTS = {
+    "worker host": "host",
+    "EngineCore": "engine-core",
+    "Worker": "engine-worker",
+    "router": "router",
+    "frontend": "frontend",
+    "planner": "planner",
+    "nats": "nats",
+    "circusd": "circusd",
+    "zygote": "nursery",
+    "dynamo serve": "serve",
+}
+"""What accounting calls a process, and what it is called here. Launchers share their services' names there."""
+
+
+class Parts:
+    """The processes of one server. `project`: the checkout whose `dynamo` is asked."""
+
+    def __init__(self, server: Server, project: Path) -> None:
+        self._server = server
+        self._project = project
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has, by itself."""
+        return self._server.popen.poll() is not None
+
+    def processes(self) -> dict[str, list[Process]]:
+        """By part; of launchers, those of workers."""
+        found: dict[str, list[Process]] = {}
+        for process in descendants(self._server.popen.pid):
+            part = _part_of(process)
+            if part:
+                found.setdefault(part, []).append(process)
+        return found
+
+    def counts(self) -> Counter[str]:
+        """How many there are of each part."""
+        return Counter({part: len(found) for part, found in self.processes().items()})
+
+    def segments(self) -> set[Path]:
+        """Shared memory that its processes map."""
+        found: set[str] = set()
+        for process in descendants(self._server.popen.pid):
+            with suppress(OSError):
+                found.update(
+                    re.findall(r"/dev/shm/psm_\S+", Path(f"/proc/{process.pid}/maps").read_text(errors="replace"))
+                )
+        return set(map(Path, found))
+
+    async def rows(self) -> list[Row] | None:
+        """What `dynamo ps` says; None if it fails."""
+        environ = {**os.environ, "PYTHONPATH": str(self._project), "DYN_LOCAL_STATE_DIR": str(self._server.state_root)}
+        asked = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dynamo_local.cli.main", "ps", "--json", f"--namespace={NAMESPACE}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=self._project,
+            env=environ,
+        )
+        try:
+            async with asyncio.timeout(_PS_WITHIN_S):
+                output, _ = await asked.communicate()
+        except TimeoutError:
+            asked.kill()
+            await asked.wait()
+            return None
+        if asked.returncode != 0:
+            return None
+        rows: list[Row] = json.loads(output)
+        return rows
+
+
+def all_ready(rows: Sequence[Row] | None) -> bool:
+    """Whether each process says so."""
+    return rows is not None and bool(rows) and all(row["state"] in ("ready", "stopped") for row in rows)
+
+
+def running(rows: Sequence[Row] | None) -> list[int]:
+    """Requests that each ready worker runs."""
+    workers = [row for row in rows or () if row["role"] in WORKER_ROLES and row["state"] == "ready"]
+    return [(row["load"] or {}).get("running") or 0 for row in workers]
+
+
+def _part_of(process: Process) -> str | None:
+    command = _command(process.pid)
+    if _LAUNCHER in command:
+        return "launcher" if _WORKER in command else None
+    return _PARTS.get(process.role)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

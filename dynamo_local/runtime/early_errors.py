@@ -1,0 +1,67 @@
+"""Errors of streams that have brought nothing yet, as the HTTP errors that they are.
+
+The OpenAI server begins a stream with status 200 before anybody has looked at the request. What goes wrong before the
+first token is then an error in a stream that was called a success. Here the beginning waits for the first event: if
+that is an error, the client is answered with its status, as if it had not asked for a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Event = MutableMapping[str, Any]
+Send = Callable[[Event], Awaitable[None]]
+
+_DATA = b"data: "
+
+
+def with_early_errors(send: Send) -> Send:
+    """An ASGI `send` for one answer."""
+    start: Event | None = None
+    answered = False
+
+    async def send_on(event: Event) -> None:
+        nonlocal start, answered
+        if answered:
+            return
+        if event["type"] == "http.response.start" and _is_stream(event):
+            start = event
+            return
+        if start is not None:
+            body = event.get("body", b"")
+            if not body and event.get("more_body", False):
+                return
+            if (error := _error_in(body)) is not None:
+                answered = True
+                await _answer(send, *error)
+                return
+            beginning, start = start, None
+            await send(beginning)
+        await send(event)
+
+    return send_on
+
+
+def _is_stream(start: Event) -> bool:
+    types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
+    return start["status"] == 200 and any(value.startswith(b"text/event-stream") for value in types)
+
+
+def _error_in(body: bytes) -> tuple[int, bytes] | None:
+    """The status and the body of the error that the first event is, if it is one."""
+    if not body.startswith(_DATA + b'{"error"'):
+        return None
+    line = body.partition(b"\n")[0].removeprefix(_DATA)
+    try:
+        code = json.loads(line)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (code, line) if isinstance(code, int) and 400 <= code <= 599 else None
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,24 @@
+"""Who asks for the time of day. It may be set at any moment: nothing is waited for or given up by it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|\butcnow\(|CLOCK_REALTIME")
+
+KNOWN = {
+    "dynamo_local/runtime/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
+    "dynamo_local/supervisor/circusd.py": "where circusd's own clock begins",
+}
+
+
+def test_nobody_else_does() -> None:
+    found = {
+        str(file.relative_to(ROOT))
+        for folder in ("dynamo_local", "components", "state")
+        for file in (ROOT / folder).rglob("*.py")
+        if ASKS.search(file.read_text())
+    }
+    assert found == KNOWN.keys()
