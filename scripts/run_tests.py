@@ -39,7 +39,9 @@ LINT: dict[str, tuple[str, ...]] = {
 CORES = len(os.sched_getaffinity(0))
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": ("tests/unit", f"--numprocesses={min(CORES, 8)}"),
-    "integration": ("tests/integration",),
+    # They wait more than they compute. Stolen from the end of a queue, tests of one module stay together mostly, and
+    # share its server.
+    "integration": ("tests/integration", f"--numprocesses={min(CORES + 1, 6)}", "--dist=worksteal"),
     "e2e": ("tests/e2e",),
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""

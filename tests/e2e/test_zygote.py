@@ -54,14 +54,14 @@ def test_an_engine_computes_in_a_session_of_its_own(served: LlmServer) -> None:
     assert not {os.getsid(pid) for pid in hosts} & {os.getsid(pid) for pid in models}
 
 
-def test_a_model_has_one_group_of_processes(served: LlmServer) -> None:
-    """Each has a thread that wakes up a hundred times a second."""
+def test_a_model_has_no_thread_of_a_process_group(served: LlmServer) -> None:
+    """It would wake up a hundred times a second (tests/e2e/test_lone_process_group.py)."""
     served.await_workers(2)
     models = [pid for pid in served.tree() if _is_model(pid)]
     assert models
     for pid in models:
         threads = [(task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()]
-        assert threads.count("gloo_tcp_loop") == 1
+        assert "gloo_tcp_loop" not in threads
 
 
 def test_a_worker_dies_with_its_launcher_and_the_next_one_serves(served: LlmServer, client: openai.OpenAI) -> None:

@@ -51,6 +51,9 @@ def test_flaky():
     ran_before = marker.exists()
     marker.touch()
     assert ran_before
+
+def test_bad():
+    assert False
 """
 
 
@@ -65,6 +68,7 @@ def run(project: Path, text: str, *arguments: str) -> tuple[int, list[str]]:
     after = arguments[len(before) :]
     command = [sys.executable, "-m", "scripts.run_tests", *before, "e2e", "--", "test_it.py", *after]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines()
 
@@ -75,42 +79,45 @@ def test_every_folder_with_tests_is_run() -> None:
     assert folders == {arguments[0] for arguments in SUITES.values()}
 
 
-@pytest.mark.parametrize("workers", [(), ("--numprocesses=2",)], ids=["one process", "side by side"])
-def test_every_test_is_counted_once(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    code, lines = run(tmp_path, TESTS, *workers)
+def test_every_test_is_counted_once(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, TESTS, "-p", "xdist", "--numprocesses=2")
     assert code == 1
     assert lines[-1] == "1 passed, 3 failed, 1 skipped"
     failed = [line.removeprefix("failed: test_it.py::") for line in lines if line.startswith("failed: ")]
     assert sorted(failed) == ["test_bad", "test_without_set_up", "test_without_tear_down"]
 
 
-def test_a_failed_test_is_repeated_alone_and_called_flaky(tmp_path: Path) -> None:
+def test_failed_tests_are_repeated_and_called_flaky_if_they_pass(tmp_path: Path) -> None:
     code, lines = run(tmp_path, FLAKY, "--repeat-failed")
-    assert code == 0
-    assert lines[-1] == "1 passed, 0 failed, 0 skipped"
-    assert lines[-2].startswith("flaky: test_it.py::test_flaky ")
-
-
-def test_one_that_fails_again_has_failed(tmp_path: Path) -> None:
-    code, lines = run(tmp_path, "def test_bad():\n    assert False\n", "--repeat-failed")
     assert code == 1
+    flaky, failed, last = lines[-3:]
+    assert flaky.startswith("flaky: test_it.py::test_flaky ")
+    assert failed == "failed: test_it.py::test_bad"
+    assert last == "1 passed, 1 failed, 0 skipped"
+
+
+def test_a_file_that_cannot_be_collected_has_failed(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "import nothing_of_this_name\n")
+    assert code == 1
+    assert "failed: test_it.py" in lines
     assert lines[-1] == "0 passed, 1 failed, 0 skipped"
-    assert not [line for line in lines if line.startswith("flaky: ")]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("code", "says"),
     [
-        ("import os\ndef test_that_kills():\n    os._exit(3)\n", "failed: pytest, as pytest ended with 3"),
-        ("import nothing_of_this_name\n", "failed: pytest, as pytest ended with 2"),
-        ("", "failed: pytest, as no test was found"),
+        (3, "failed: unit, as pytest ended with 3"),
+        (-11, "failed: unit, as pytest ended with -11"),
+        (5, "failed: unit, as no test was found"),
+        (1, "failed: unit, as pytest ended with 1"),
     ],
-    ids=["it dies", "it cannot be collected", "nothing is there"],
 )
-def test_a_run_that_does_not_get_to_its_end_fails(tmp_path: Path, text: str, says: str) -> None:
-    code, lines = run(tmp_path, text)
-    assert code == 1
-    assert says in lines
+def test_a_run_that_does_not_get_to_its_end_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, says: str
+) -> None:
+    monkeypatch.setattr(run_tests, "run_pytest", lambda arguments: (code, Outcomes(passed=["a"])))
+    assert run_tests.main(["unit", "--repeat-failed"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [says, "1 passed, 0 failed, 0 skipped"]
 
 
 def test_lint_that_fails_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
