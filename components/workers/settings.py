@@ -23,7 +23,9 @@ class WorkerSettings:
     )
     stall_timeout_s: float = field(
         default=120.0,
-        metadata={"help": "an engine that makes no step for so long, with requests to work on, is started again"},
+        metadata={
+            "help": "an engine that makes no step for so long, with requests to work on and a core, is restarted"
+        },
     )
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "how long requests under way may take to finish when the worker ends"}

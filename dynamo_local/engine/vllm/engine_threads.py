@@ -95,8 +95,10 @@ class SoftBinding:
         self._starting = True
         self.wake()
         self._looking = tasks.spawn("cores", self._run())
-        yield
-        self._starting = False
+        try:
+            yield
+        finally:
+            self._starting = False
 
     def wake(self) -> None:
         """The engine has something to do."""
