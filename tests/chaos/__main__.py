@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dynamo_local.runtime.processes import die_with_parent
 from tests.chaos.faults import Kind
 from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
     if why_not is None and not private.is_private():
         seed, keep = f"--seed={options.seed}", f"--keep={directory}"
         return private.enter(directory / "disk", "tests.chaos", [*arguments, seed, keep])
+    if private.is_private():
+        die_with_parent()
     print(f"seed {options.seed}", flush=True)
     if why_not is not None:
         print(f"neither a disk nor /dev/shm is filled up: {why_not}", file=sys.stderr)
@@ -35,12 +38,14 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         filename=directory / "frontend.log", level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
-    report = _run(options, private.disk() or directory)
+    try:
+        report = _run(options, private.disk() or directory)
+    finally:
+        if (disk := private.disk()) is not None:
+            # It is gone with this process.
+            shutil.copytree(disk, directory / "logs", ignore=_not_logs, dirs_exist_ok=True)
+        print(f"logs: {directory}", file=sys.stderr)
     print(json.dumps(report.as_dict(), indent=2) if options.json else report.as_text())
-    if (disk := private.disk()) is not None:
-        # It is gone with this process.
-        shutil.copytree(disk, directory / "logs", ignore=_not_logs, dirs_exist_ok=True)
-    print(f"logs: {directory}", file=sys.stderr)
     return 1 if report.defects else 0
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from state.paths import StatePaths
 from state.processes import Process
-from tests.chaos.faults import Draw, Kind
+from tests.chaos.faults import Draw, Kind, wanted
 from tests.chaos.processes import children, command_of, identity_of, send
+from tests.chaos.settings import ChaosSettings
 from tests.chaos.surroundings import private
-from tests.chaos.surroundings.clock import SteppedClock
+from tests.chaos.surroundings.clock import SteppedClock, stepped_clock
 from tests.chaos.surroundings.filling import Filler
 
 _LONGEST_STOP_S = 12.0
@@ -118,3 +121,9 @@ def machinery_of(serve_pid: int, paths: StatePaths, clock: SteppedClock | None) 
     if disk is None:
         return Machinery(serve_pid, paths, clock=clock)
     return Machinery(serve_pid, paths, Filler(disk), Filler(private.SHM), clock)
+
+
+def clock_for(settings: ChaosSettings, folder: Path) -> AbstractContextManager[SteppedClock | None]:
+    """A clock to be stepped, if it is to be."""
+    step = wanted(Kind.STEP_CLOCK, settings.only, settings.without)
+    return stepped_clock(folder) if step else nullcontext()

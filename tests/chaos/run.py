@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import BusError, DynamoError
@@ -21,18 +22,17 @@ from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.complaints import complaints_here, complaints_in
 from tests.chaos.cut import Wire
-from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done, Kind, wanted
+from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
 from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
-from tests.chaos.machinery import Machinery, machinery_of
+from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
 from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.settings import BLOCK_SIZE, NAMESPACE, ChaosSettings
-from tests.chaos.surroundings.clock import SteppedClock, stepped_clock
 from tests.chaos.turning import Turning
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
@@ -50,12 +50,12 @@ WITHOUT_SERVER_S = 5.0
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
     """Serve under `root`, which the server makes, and let chaos loose."""
     report = Report("mocker", settings.seed, settings.seconds)
-    orders = root.parent / "orders"
-    orders.mkdir(exist_ok=True)
     with (
+        # Not beside the root, whose disk may be full.
+        tempfile.TemporaryDirectory(prefix="orders-") as folder,
         complaints_here() as complaints,
         clock_for(settings, root.parent) as clock,
-        ServerProcess(root, NAMESPACE, _arguments(settings, orders)) as server,
+        ServerProcess(root, NAMESPACE, _arguments(settings, orders := Path(folder))) as server,
     ):
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory
@@ -74,12 +74,6 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         report.defects += complaints + complaints_in(server.paths.logs_dir)
     report.defects += report.tally.defects
     return report
-
-
-def clock_for(settings: ChaosSettings, folder: Path) -> AbstractContextManager[SteppedClock | None]:
-    """A clock to be stepped, if it is to be."""
-    step = wanted(Kind.STEP_CLOCK, settings.only, settings.without)
-    return stepped_clock(folder) if step else nullcontext()
 
 
 def _arguments(settings: ChaosSettings, orders: Path) -> list[str]:

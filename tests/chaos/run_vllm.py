@@ -18,12 +18,12 @@ from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import PROMPTS, HttpClients
 from tests.chaos.injector import ALL_ROLES, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
-from tests.chaos.machinery import Machinery, machinery_of
+from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
 from tests.chaos.moves import RandomMoves
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
-from tests.chaos.run import WITHOUT_SERVER_S, clock_for
+from tests.chaos.run import WITHOUT_SERVER_S
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.integration.server_process import eventually

@@ -32,7 +32,7 @@ class Preset:
 
 
 PRESETS = {
-    "mocker": Preset(10_000, 700, 240, ("--faults-per-s=8", "--workers=12", "--streams=32", "--moves-per-s=3")),
+    "mocker": Preset(10_000, 2000, 900, ("--faults-per-s=8", "--workers=12", "--streams=32", "--moves-per-s=3")),
     "vllm": Preset(300, 100, 900, ("--faults-per-s=0.3", "--workers=3", "--streams=6", "--moves-per-s=1")),
 }
 _WITHIN_S = 1200
