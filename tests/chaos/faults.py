@@ -165,16 +165,6 @@ OF_THE_MACHINERY = frozenset(
 )
 """What keeps the services, and what is around them: one at a time."""
 
-UNMENDED = (
-    Kind.FAIL_ENGINE,
-    Kind.HANG_ENGINE,
-    Kind.KILL_CIRCUSD,
-    Kind.STOP_CIRCUSD,
-    Kind.DAMAGE_STATEFILE,
-    Kind.FILL_DISK,
-)
-"""What the short runs in `make test` leave out: the server does not survive it yet."""
-
 OF_THE_BUS = frozenset({Kind.KILL_BUS, Kind.STOP_BUS, Kind.SEVER_FRONTEND, Kind.SILENCE_FRONTEND})
 """One at a time: each takes everything down for a while."""
 

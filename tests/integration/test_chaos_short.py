@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import UNMENDED
 from tests.chaos.frontend import PULLED
 from tests.chaos.run import run_on_mockers
 from tests.chaos.settings import ON_DISAGG, ChaosSettings
@@ -19,7 +18,6 @@ COMMON: dict[str, Any] = {
     "stall_s": 180.0,
     "settle_s": 180.0,
     "gap_slack_s": 60.0,
-    "without": [kind.name for kind in UNMENDED],
 }
 """The longest answers, which are awaited at the end, have 600 steps. On a busy machine, what is only slow has not been
 forgotten."""

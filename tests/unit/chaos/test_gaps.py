@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages import TokenDelta
 from tests.chaos.answers import Answer, Outcome, engines_died
-from tests.chaos.faults import UNMENDED, WEIGHTS, WEIGHTS_ON_VLLM, Kind
+from tests.chaos.faults import Kind
 from tests.chaos.gaps import GapWatch, uncovered_s, waits_of
 from tests.chaos.tasks import Task
 
@@ -81,7 +81,3 @@ class TestDeadEngines:
 
     def test_other_errors_are_not_taken_for_it(self) -> None:
         assert engines_died("no worker is ready") is None
-
-
-def test_faults_that_are_left_out_are_among_those_that_are_drawn() -> None:
-    assert set(UNMENDED) <= set(WEIGHTS) | set(WEIGHTS_ON_VLLM)
