@@ -215,8 +215,8 @@ async def test_several_deadly_requests_end_three_engines_each_at_most(
         deadly = [guilty(number, DEADLY + 7 * number) for number in range(3)]
         await run(eager, [*(innocent(number) for number in range(8)), *deadly])
         # Each was alone when the last one died of it.
-        assert sorted(aboard for aboard in fleet.deaths if len(aboard) == 1)[-3:] == [("g0",), ("g1",), ("g2",)]
-        assert max(by_request(fleet)[f"g{number}"] for number in range(3)) <= 5
+        assert {("g0",), ("g1",), ("g2",)} <= set(fleet.deaths)
+        assert max(by_request(fleet)[f"g{number}"] for number in range(3)) <= 3
         assert len(fleet.deaths) <= 9
         await is_shared_again(eager, 3)
 
