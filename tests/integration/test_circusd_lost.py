@@ -124,6 +124,16 @@ def test_one_that_dies_while_services_start_ends_the_server(root: Path) -> None:
         tiny.assert_nothing_left()
 
 
+def test_a_stop_while_circusd_is_being_replaced_leaves_nothing(root: Path) -> None:
+    with Tiny(root, Back="") as tiny:
+        tiny.line("all services ready")
+        os.kill(tiny.arbiter_pid(), signal.SIGKILL)
+        tiny.line("circusd  ended")
+        tiny.signal(signal.SIGTERM)
+        assert tiny.end() == 0, tiny.output
+        tiny.assert_nothing_left()
+
+
 @pytest.mark.parametrize("adopted", [False, True])
 def test_sigkill_of_the_server_ends_what_circusd_has_left(root: Path, adopted: bool) -> None:
     with Tiny(root, Back="") as tiny:
