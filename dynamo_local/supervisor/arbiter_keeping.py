@@ -58,6 +58,12 @@ class ArbiterKeeping:
         """A client that waits for circusd as long as it takes. Silence for too long is the death of circusd."""
         return CircusClient(self._files.endpoint, deadline_s=None, silence=self._silence)
 
+    def renew(self) -> None:
+        """Have another circusd listen, as this one's sockets were removed. It does so anyway if this one has died, and
+        cannot while the server starts."""
+        if self.succession is not None and self._in_place:
+            self._arbiter.kill()
+
     async def run(self) -> None:
         """Until cancelled. Raises SupervisorError when circusd cannot be kept running."""
         deaths: tuple[float, ...] = ()

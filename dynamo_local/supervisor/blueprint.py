@@ -96,8 +96,7 @@ def why_absent(paths: StatePaths) -> SupervisorError:
     """Why something is not there that a server has in its run directory."""
     if paths.blueprint_file.exists() or (paths.statefile.exists() and not paths.run_dir.exists()):
         return SupervisorError(
-            f"{paths.run_dir} was removed: the server goes on, but its processes cannot be reached any more",
-            "run `dynamo stop`, then serve again",
+            f"{paths.run_dir} was removed: the server goes on, and makes it again", "try again in a moment"
         )
     return only_starting_or_ending()
 

@@ -119,7 +119,14 @@ class Server:
             # Entered after the drain, hence left before it: nobody restarts what is being stopped.
             stack.push_async_callback(self._tasks.close)
             keeper = self._keeper(circus)
-            upkeep = Upkeep(self._paths, sockets, self._lock, self._report, on_healed=self._janitor.want_look)
+            upkeep = Upkeep(
+                self._paths,
+                sockets,
+                self._lock,
+                self._report,
+                on_healed=self._janitor.want_look,
+                on_unreachable=arbiter.renew,
+            )
             self._tasks.spawn("upkeep", upkeep.run())
             self._tasks.spawn("arbiter", arbiter.run())
             self._tasks.spawn("operation", self._operate(arbiter, circus, keeper, events, upkeep))

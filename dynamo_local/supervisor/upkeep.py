@@ -2,8 +2,7 @@
 processes leave.
 
 What the server knows is written anew: statefile, lock, and the files from which processes and commands learn of it.
-Sockets cannot be: circusd's belong to circusd. So a server whose run directory was removed goes on, and starts dead
-processes again; but no command reaches circusd any more (blueprint.why_absent says so).
+Sockets cannot be: those of circusd are made again by another circusd, which takes over what this one runs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.messages import Presence
-from dynamo_local.supervisor.blueprint import why_absent
 from dynamo_local.supervisor.report import Report
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
@@ -32,7 +30,8 @@ _LOOK_EVERY_S = 1.0
 @dataclass
 class Upkeep:
     """Of one server. `members`: who is heard on the bus. `on_healed`: called when the statefile was written anew, which
-    may then be a second old, and circusd can be asked what is true."""
+    may then be a second old, and circusd can be asked what is true. `on_unreachable`: called when circusd cannot be
+    asked any more."""
 
     paths: StatePaths
     sockets: Sockets
@@ -40,10 +39,14 @@ class Upkeep:
     report: Report
     members: Callable[[], list[Presence]] = list
     on_healed: Callable[[], None] = lambda: None
+    on_unreachable: Callable[[], None] = lambda: None
     _state: State | None = field(default=None, init=False)
     _files: dict[Path, bytes] = field(default_factory=dict, init=False, repr=False)
     _reachable: bool = field(default=False, init=False)
     """Whether commands can talk to circusd: not yet, at first."""
+    _to_compare: bool = field(default=False, init=False)
+    """Whether the statefile is to be compared with what runs, once circusd can be asked."""
+    _cut: bool = field(default=False, init=False)
     _said: str = field(default="", init=False)
 
     async def run(self) -> None:
@@ -56,6 +59,9 @@ class Upkeep:
                 # It must not write what is about to be removed.
                 await look
                 raise
+            if self._cut:
+                self._cut = False
+                self.on_unreachable()
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def look(self) -> None:
@@ -78,8 +84,12 @@ class Upkeep:
     def _look_at_sockets(self) -> None:
         reachable = self.sockets.circus.exists()
         if self._reachable and not reachable:
-            self.report.step(f"{why_absent(self.paths)}")
+            self.report.step("circusd's sockets were removed: another circusd takes over, which makes its own")
+            self._cut = True
         self._reachable = reachable
+        if reachable and self._to_compare:
+            self._to_compare = False
+            self.on_healed()
 
     def _mend_files(self) -> None:
         """All but the statefile: those that are there, as they are."""
@@ -100,8 +110,7 @@ class Upkeep:
         self._state, damage = StateStore(self.paths).heal(remembered)
         if damage is not None:
             self.report.step(f"the statefile was damaged, and is written anew: {damage}")
-            if self.sockets.circus.exists():
-                self.on_healed()
+            self._to_compare = True
 
     def _reap(self) -> None:
         reap(self.sockets)

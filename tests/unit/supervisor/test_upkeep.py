@@ -82,15 +82,24 @@ def test_what_is_removed_comes_back_and_is_told_once(kept: Kept) -> None:
     assert sum("the statefile was damaged" in line for line in kept.report.lines) == 1
 
 
-def test_sockets_cannot_come_back_which_commands_tell(kept: Kept) -> None:
+def test_sockets_are_another_circusds_to_make_which_commands_tell(kept: Kept) -> None:
     check_reachable(kept.paths, with_endpoint(kept))
+    compared: list[bool] = []
+    kept.upkeep.on_healed = lambda: compared.append(kept.sockets.circus.exists())
     kept.sockets.circus.unlink()
     for _ in range(2):
         kept.upkeep.look()
     assert len(kept.report.lines) == 1
-    assert "its processes cannot be reached any more" in kept.report.lines[0]
-    with pytest.raises(SupervisorError, match=r"was removed.*run `dynamo stop`"):
+    assert "circusd's sockets were removed" in kept.report.lines[0]
+    with pytest.raises(SupervisorError, match=r"was removed.*try again in a moment"):
         check_reachable(kept.paths, with_endpoint(kept))
+    kept.paths.statefile.unlink()
+    kept.upkeep.look()
+    kept.sockets.circus.touch()
+    for _ in range(2):
+        kept.upkeep.look()
+    # What is written anew is compared with what runs, once, and not before circusd can be asked.
+    assert compared == [True]
 
 
 def with_endpoint(kept: Kept) -> State:
