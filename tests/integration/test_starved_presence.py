@@ -92,6 +92,7 @@ async def test_a_bus_that_stands_still_makes_nobody_absent(own_nats: NatsProcess
     finally:
         own_nats.signal(signal.SIGCONT)
         running.cancel()
+        beating.cancel()
         await asyncio.gather(running, beating, return_exceptions=True)
         await bus.close()
 
