@@ -52,7 +52,7 @@ class EventFolder:
 
     def add(self, event: event_pb2.Event) -> None:
         """Append an event. A thread of the writer's own waits for the disk."""
-        if self._written >= self._file_bytes and int(time.time()) > self._opened_s:
+        if self._written >= self._file_bytes and int(time.time()) != self._opened_s:
             self._writer.close()
             self._writer = self._open()
         self._written += event.ByteSize() + _RECORD_BYTES

@@ -59,10 +59,12 @@ class Stage:
     binding: SoftBinding
     watch: Scripted
     threads: EngineThreads
+    others: frozenset[int]
+    """Threads of processes that other tests have left, such as Python's resource tracker."""
     busy: bool = True
 
     def cores(self) -> list[frozenset[int]]:
-        return [cores_of(thread) for thread in self.threads.ids()]
+        return [cores_of(thread) for thread in self.threads.ids() if thread not in self.others]
 
     async def until(self, met: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -73,7 +75,8 @@ class Stage:
 def make_stage() -> Stage:
     threads, watch = EngineThreads(), Scripted(frozenset(CORES))
     threads.forked_here()
-    stage = Stage(SoftBinding(threads, HOME, watch, lambda: stage.busy), watch, threads)
+    binding = SoftBinding(threads, HOME, watch, lambda: stage.busy)
+    stage = Stage(binding, watch, threads, frozenset(threads.ids()))
     return stage
 
 
