@@ -6,10 +6,12 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.processes import EngineProcesses
 
 DEADLINE_S = 60.0
@@ -74,6 +76,29 @@ async def test_killed_they_are_gone_and_nothing_is_told_of_it(sleepers: list[sub
     watched.close()
     await asyncio.sleep(0)
     assert not told.is_set()
+
+
+@dataclass
+class Client:
+    """As vLLM's: it waits for its processes to end, and what it does when they do not is not wanted."""
+
+    processes: list[subprocess.Popen[bytes]]
+
+    def shutdown(self, timeout: float) -> None:
+        for one in self.processes:
+            one.wait(timeout)
+
+
+async def test_an_engine_whose_processes_hang_is_closed(
+    sleepers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    engine = VllmEngine({}, tmp_path)
+    engine._core = Client(sleepers)
+    engine._processes = EngineProcesses([one.pid for one in sleepers], lambda: None)
+    for one in sleepers:
+        one.send_signal(signal.SIGSTOP)
+    await engine.close(0.0)
+    assert [one.returncode for one in sleepers] == [-signal.SIGKILL] * 3
 
 
 def descriptors() -> int:
