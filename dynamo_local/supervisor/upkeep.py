@@ -64,6 +64,10 @@ class Upkeep:
                 self.on_unreachable()
             await asyncio.sleep(_LOOK_EVERY_S)
 
+    def remember(self, state: State) -> None:
+        """Take note of an update at once, not with the next round. Of NATS nothing is heard on the bus."""
+        self._state = state
+
     def look(self) -> None:
         """One round of `run`. Blocks for milliseconds."""
         steps = (self._mend_directories, self._mend_files, self._mend_state, self._look_at_sockets, self._reap)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import NotRunningError, StateError
+from state.files import sockets_of
 from state.locks import ServerLock
 from state.store import StateStore
 from tests.integration.scaled_server import NAMESPACE, ScaledServer
@@ -36,8 +37,9 @@ def doomed() -> Iterator[ScaledServer]:
 
 
 def files(server: ScaledServer) -> list[str]:
-    """Of the run directory, folders of processes as such."""
-    return sorted("PID" if path.name.isdigit() else path.name for path in server.paths.run_dir.iterdir())
+    """Of the run directory and of that of the sockets, which may be another one; folders of processes as such."""
+    directories = {server.paths.run_dir, sockets_of(server.paths).directory}
+    return sorted("PID" if path.name.isdigit() else path.name for each in directories for path in each.iterdir())
 
 
 def healed(server: ScaledServer) -> bool:
