@@ -206,7 +206,7 @@ class Server:
         if self._launch.zygote is not None:
             # First of all, for it takes longest; nothing waits for it but those that are forked from it.
             await circus.add(self._placing().spec(self._launch.zygote))
-        address = await self._bus_address(circus, upkeep)
+        address = await self._bus_address(circus)
         await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
         try:
@@ -222,6 +222,7 @@ class Server:
             for plan in self._launch.services:
                 await circus.add(placing.spec(plan))
             await self._allow_changes(arbiter, placing)
+            await asyncio.to_thread(upkeep.remember)
             await self._await_ready(progress)
             await expiry
         finally:
@@ -235,7 +236,7 @@ class Server:
         watch.subscribe(keeping.on_change)
         self._tasks.spawn("cores", keeping.run())
 
-    async def _bus_address(self, circus: CircusClient, upkeep: Upkeep) -> BusAddress:
+    async def _bus_address(self, circus: CircusClient) -> BusAddress:
         if isinstance(self._bus, BusAddress):
             self._report.step(f"using the NATS server at {shown_url(self._bus)}")
             return self._bus
@@ -243,8 +244,7 @@ class Server:
         spec = self._placing().spec(plan)
         address, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
         lease = secrets.token_hex(8)
-        known = await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
-        upkeep.remember(known)
+        await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
         return address
 
     def _placing(self) -> Placing:

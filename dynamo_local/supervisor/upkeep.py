@@ -64,9 +64,12 @@ class Upkeep:
                 self.on_unreachable()
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    def remember(self, state: State) -> None:
-        """Take note of an update at once, not with the next round. Of NATS nothing is heard on the bus."""
-        self._state = state
+    def remember(self) -> None:
+        """Take note of what the server has just written, not only with the next round. Blocks for milliseconds."""
+        # What cannot be read now is the next round's to mend, and to tell of.
+        for step in (self._read_state, self._read_files):
+            _trouble(step)
+        self._reachable = self.sockets.circus.exists()
 
     def look(self) -> None:
         """One round of `run`. Blocks for milliseconds."""
@@ -101,13 +104,21 @@ class Upkeep:
         if self.sockets.directory != paths.run_dir and not paths.sockets_link.is_symlink():
             with system_errors(f"cannot create {paths.sockets_link}"):
                 paths.sockets_link.symlink_to(self.sockets.directory)
+        self._read_files()
+        for path, contents in tuple(self._files.items()):
+            if not path.exists():
+                make_private_directory(path.parent)
+                replace_file(path, contents, durable=False)
+
+    def _read_state(self) -> None:
+        self._state = StateStore(self.paths).read()
+
+    def _read_files(self) -> None:
+        paths = self.paths
         for path in (paths.graph_file, paths.bus_file, paths.blueprint_file, paths.nats_config, paths.circus_config):
             if path.exists():
                 with system_errors(f"cannot read {path}"):
                     self._files[path] = path.read_bytes()
-            elif path in self._files:
-                make_private_directory(path.parent)
-                replace_file(path, self._files[path], durable=False)
 
     def _mend_state(self) -> None:
         remembered = None if self._state is None else as_heard(self._state, self.members())
