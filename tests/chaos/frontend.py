@@ -18,6 +18,7 @@ import msgspec
 from dynamo_local.core.disaggregation import Limits
 from dynamo_local.core.messages import Presence, TokenDelta
 from dynamo_local.core.names import Subjects
+from dynamo_local.core.suspicion import COMPANY_DEATHS
 from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.runtime.bus import Bus
 from dynamo_local.runtime.dispatcher import BusDispatcher
@@ -235,7 +236,10 @@ class ChaosFrontend:
             return
         fruitless = live.log.position == live.epoch_start
         kind = self._gaps.lost(live.request_id, live.log.worker, waiting.answer.news_at if fruitless else None)
-        waiting.answer.deaths += kind in DEADLY
+        if kind is not None and kind in DEADLY:
+            waiting.answer.deaths += 1
+            if waiting.answer.deaths >= COMPANY_DEATHS:
+                self._gaps.suspected(live.request_id, kind, time.monotonic())
 
     def _circumstances(self, request_id: str) -> str:
         live = self.dispatcher._live.get(request_id)

@@ -14,6 +14,10 @@ from tests.chaos.faults import Kind, excused_s
 NOTICED_S = 0.5
 """Shorter gaps are not looked at."""
 
+TRIAL_S = 45.0
+"""How long a request that is to be tried alone (core/suspicion.py) may wait for its turn: engines die here so often
+that several requests wait, one after the other."""
+
 _KEPT_S = 300.0
 _SCHEDULED = 2
 _DETAILS = 20
@@ -72,6 +76,10 @@ class GapWatch:
         begin = window.begin if waited_since is None else min(waited_since, window.begin)
         self._met[request].append(Window(window.kind, begin, window.end))
         return window.kind
+
+    def suspected(self, request: str, kind: Kind, now: float) -> None:
+        """The stream waits for its trial."""
+        self._met[request].append(Window(kind, now, now + TRIAL_S))
 
     def ended(
         self, request: str, place: str | None, begin: float, end: float, waits: Sequence[tuple[float, float]] = ()
