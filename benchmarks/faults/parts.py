@@ -21,6 +21,8 @@ Row = dict[str, Any]
 
 WORKER_ROLES = ("aggregated", "decode", "prefill")
 _LAUNCHER = "dynamo_local.runtime.zygote.launcher"
+_STAND_IN = "dynamo_local.supervisor.adopted"
+"""For circusd, of a process that another one has started."""
 _WORKER = "--service VllmWorker"
 _PS_WITHIN_S = 30.0
 
@@ -70,7 +72,9 @@ class Parts:
         for process in descendants(self._server.popen.pid):
             with suppress(OSError):
                 found.update(
-                    re.findall(r"/dev/shm/psm_\S+", Path(f"/proc/{process.pid}/maps").read_text(errors="replace"))
+                    re.findall(
+                        r"/dev/shm/(?:psm_|dynamo-)\S+", Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+                    )
                 )
         return set(map(Path, found))
 
@@ -110,6 +114,8 @@ def running(rows: Sequence[Row] | None) -> list[int]:
 
 def _part_of(process: Process) -> str | None:
     command = _command(process.pid)
+    if _STAND_IN in command:
+        return None
     if _LAUNCHER in command:
         return "launcher" if _WORKER in command else None
     return _PARTS.get(process.role)
