@@ -6,7 +6,8 @@ configuration is wrong: trying again cannot help, and the user is waiting for a 
 is started again for ever, with a delay that doubles from death to death and starts afresh once it has been
 ready for a while.
 
-circusd, which starts all others, is started again unless it dies too often within a while.
+circusd, which starts all others, is started again for ever: requests do without it meanwhile. It is given up when it
+cannot be started.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class ArbiterLimits:
-    """circusd is started again at once, then after `first_delay_s`, which doubles from death to death; at more than
-    `max_deaths` within `within_s` it is given up."""
+    """circusd is started again at once, then after `first_delay_s`, which doubles with each death within `within_s`, up
+    to `max_delay_s`. When `max_failures` in a row have died before they had taken over, it is given up."""
 
-    max_deaths: int = 3
+    max_failures: int = 3
     within_s: float = 60.0
     first_delay_s: float = 0.5
+    max_delay_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class ArbiterRecord:
+    """`deaths`: when circusd has died lately. `failures`: how many in a row had not taken over."""
+
+    deaths: tuple[float, ...] = ()
+    failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,16 +95,21 @@ def died(
 
 
 def arbiter_died(
-    deaths: tuple[float, ...], limits: ArbiterLimits, now: float
-) -> tuple[Restart | GiveUp, tuple[float, ...]]:
-    """circusd ended. `deaths`: when it did before. Returns those that still count, too."""
-    recent = (*(death for death in deaths if now - death < limits.within_s), now)
-    if len(recent) > limits.max_deaths:
-        return GiveUp(f"ended {len(recent)} times within {limits.within_s:g} s"), recent
-    delay_s = 0.0 if len(recent) == 1 else limits.first_delay_s * 2.0 ** (len(recent) - 2)
-    return Restart(now + delay_s, delay_s), recent
+    record: ArbiterRecord, took_over: bool, limits: ArbiterLimits, now: float
+) -> tuple[Restart | GiveUp, ArbiterRecord]:
+    """circusd ended. `took_over`: whether it knew of all that runs."""
+    recent = (*(death for death in record.deaths if now - death < limits.within_s), now)
+    after = ArbiterRecord(recent, 0 if took_over else record.failures + 1)
+    if after.failures >= limits.max_failures:
+        return GiveUp(f"could not be started {after.failures} times in a row"), after
+    delay_s = 0.0 if len(recent) == 1 else _doubled(limits.first_delay_s, len(recent) - 1, limits.max_delay_s)
+    return Restart(now + delay_s, delay_s), after
 
 
 def _delay_s(deaths: int, limits: RestartLimits) -> float:
+    return _doubled(limits.first_delay_s, deaths, limits.max_delay_s)
+
+
+def _doubled(first_s: float, deaths: int, max_s: float) -> float:
     # The exponent is bounded because a float power overflows long before a server ends.
-    return float(min(limits.max_delay_s, limits.first_delay_s * 2.0 ** min(deaths - 1, 32)))
+    return float(min(max_s, first_s * 2.0 ** min(deaths - 1, 32)))

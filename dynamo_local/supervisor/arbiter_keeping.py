@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.patience import Patience
-from dynamo_local.core.restarts import ArbiterLimits, GiveUp, arbiter_died
+from dynamo_local.core.restarts import ArbiterLimits, ArbiterRecord, GiveUp, arbiter_died
 from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
 from dynamo_local.supervisor.circus import CircusClient
 from dynamo_local.supervisor.drain import Drain, Watched
@@ -66,12 +66,12 @@ class ArbiterKeeping:
 
     async def run(self) -> None:
         """Until cancelled. Raises SupervisorError when circusd cannot be kept running."""
-        deaths: tuple[float, ...] = ()
+        record = ArbiterRecord()
         while True:
             how = await self._arbiter.wait()
             if self.succession is None:
                 raise self._ended(f"ended unexpectedly ({how})")
-            decision, deaths = arbiter_died(deaths, ArbiterLimits(), time.monotonic())
+            decision, record = arbiter_died(record, self._in_place, ArbiterLimits(), time.monotonic())
             if isinstance(decision, GiveUp):
                 raise self._ended(f"{decision.reason} ({how})")
             self._report.step(f"circusd  ended: {how}; what it has started goes on")

@@ -56,8 +56,9 @@ WEIGHTS = {
     Kind.SEVER_FRONTEND: 3,
     Kind.SILENCE_FRONTEND: 3,
     Kind.KILL_FRONTEND: 4,
-    Kind.FAIL_ENGINE: 12,
-    Kind.HANG_ENGINE: 4,
+    # More often, and most requests would have met two deaths, and wait to be tried alone.
+    Kind.FAIL_ENGINE: 4,
+    Kind.HANG_ENGINE: 1,
     Kind.KILL_CIRCUSD: 1,
     Kind.STOP_CIRCUSD: 2,
     Kind.STOP_SERVE: 2,

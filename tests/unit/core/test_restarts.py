@@ -9,6 +9,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.restarts import (
     USAGE_EXIT_CODE,
     ArbiterLimits,
+    ArbiterRecord,
     GiveUp,
     LifeRecord,
     Restart,
@@ -78,24 +79,35 @@ def test_the_exit_code_of_a_usage_error_is_the_one_that_is_final() -> None:
     assert UsageError.exit_code == USAGE_EXIT_CODE
 
 
-def test_circusd_is_started_again_at_once_then_later_and_later_and_given_up() -> None:
-    limits = ArbiterLimits(max_deaths=3, within_s=60, first_delay_s=0.5)
-    deaths: tuple[float, ...] = ()
+def test_circusd_is_started_again_at_once_then_later_and_later() -> None:
+    limits = ArbiterLimits(within_s=60, first_delay_s=0.5, max_delay_s=1)
+    record = ArbiterRecord()
     delays_s = []
-    for now in (0.0, 10.0, 20.0):
-        decision, deaths = arbiter_died(deaths, limits, now)
+    for now in (0.0, 10.0, 20.0, 30.0, 85.0, 200.0):
+        decision, record = arbiter_died(record, True, limits, now)
         assert isinstance(decision, Restart)
+        assert decision.at == now + decision.delay_s
         delays_s.append(decision.delay_s)
-    assert delays_s == [0, 0.5, 1]
-    assert arbiter_died(deaths, limits, 59.9)[0] == GiveUp("ended 4 times within 60 s")
+    assert delays_s == [0, 0.5, 1, 1, 0.5, 0]
 
 
-@given(st.lists(st.floats(20.1, 1000), max_size=50))
-def test_deaths_of_circusd_that_are_far_apart_never_end_a_server(intervals: list[float]) -> None:
-    now = 0.0
-    deaths: tuple[float, ...] = ()
-    for interval in intervals:
-        now += interval
-        decision, deaths = arbiter_died(deaths, ArbiterLimits(), now)
+def test_circusd_is_given_up_when_it_cannot_be_started() -> None:
+    record = ArbiterRecord()
+    for took_over in (True, False, False):
+        decision, record = arbiter_died(record, took_over, ArbiterLimits(max_failures=3), 0.0)
         assert isinstance(decision, Restart)
-        assert len(deaths) <= ArbiterLimits.max_deaths
+    assert arbiter_died(record, False, ArbiterLimits(max_failures=3), 0.0)[0] == GiveUp(
+        "could not be started 3 times in a row"
+    )
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.integers(0, 2)), max_size=50))
+def test_circusd_that_takes_over_now_and_then_never_ends_a_server(deaths: list[tuple[float, int]]) -> None:
+    now = 0.0
+    record = ArbiterRecord()
+    for interval_s, failures in deaths:
+        now += interval_s
+        for took_over in (True, *[False] * failures):
+            decision, record = arbiter_died(record, took_over, ArbiterLimits(), now)
+            assert isinstance(decision, Restart)
+            assert decision.delay_s <= ArbiterLimits.max_delay_s
