@@ -104,7 +104,7 @@ class FleetView:
         return [] if member is None else [Change(Happened.REVOKED, member.presence)]
 
     def silent(self, now: float, seconds: float = TTL_S) -> list[Presence]:
-        """Those that have not been heard for longer than that."""
+        """Return the presences that have not been heard for longer than `seconds`."""
         return [m.presence for m in self._members.values() if now - m.heard_at > seconds]
 
     def expire(self, now: float, starved: Collection[str] = ()) -> list[Change]:

@@ -121,7 +121,7 @@ class Exclusive(msgspec.Struct, frozen=True):
     request_id: str
     frontend: str
     free: bool
-    """They have left."""
+    """The other requests of the worker have left."""
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,7 +18,7 @@ class BindingLimits:
     """When processes go elsewhere, and when they come back. Shares are of a core's time."""
 
     waiting: float = 0.3
-    """Who waits for more of the time is starved, if it is others that are waited for."""
+    """An engine is starved if its threads wait for a core for more of the time, because of other processes."""
     crowded: float = 0.4
     """Others have at least so much of the core of the starved; with less, their own threads wait for each other, or for
     the few that wake up for every token."""
@@ -27,16 +27,16 @@ class BindingLimits:
     quieter_home: float = 0.1
     """The same, if that is its own cores."""
     starved_s: float = 0.2
-    """They go when they have waited for so long, in looks in a row at which they were starved."""
+    """The threads leave their cores after being starved for so long, in consecutive looks."""
     settle_s: float = 1.0
-    """They stay elsewhere for so long before they are moved on: figures of before say nothing."""
+    """The threads stay where they went for so long at least: what was measured before the move says nothing."""
     quiet: float = 0.25
     """Others have at most so much of their own cores when they come back."""
     quiet_s: float = 3.0
     """For so long these have been quiet by then; twice as long each time it was wrong."""
     quiet_max_s: float = 60.0
     proven_s: float = 30.0
-    """It was right to come back if they stay for so long."""
+    """A return counts as right if the threads then stay for so long."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _STARVED = 0.5
 """An engine whose threads have waited for a core for so much of the time could do nothing in it."""
 _LASTS_S = 3.0
-"""It is starved for so long after such a look: one that has just had a core for a moment waits again, untold."""
+"""An engine counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
 
 
 class Verdict(enum.Enum):

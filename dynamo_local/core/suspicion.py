@@ -45,7 +45,7 @@ class Standing:
     """Engines that have died while they worked on it."""
     suspect: bool = False
     cleared: bool = False
-    """It was suspect once, and passed its trial."""
+    """The request was suspect once, and passed its trial."""
     guilty: bool = False
 
     def after_death(self) -> Standing:
@@ -110,7 +110,7 @@ def _is_for(worker: Presence, request_id: str, frontend: str) -> bool:
 
 
 def _requests(worker: Presence) -> float:
-    """Those that would have to leave it."""
+    """Return how many requests would have to leave the worker; infinite if it has not told."""
     load = worker.load
     if load is None or load.running is None or load.waiting is None:
         return math.inf

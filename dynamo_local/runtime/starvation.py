@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _STARVED = 0.5
 """A process whose threads have waited for so much of the time, since the last look, could say nothing in it."""
 _LASTS_S = 1.0
-"""It is starved for so long after such a look: one that has just had a core for a moment waits again, untold."""
+"""A process counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
 
 
 @dataclass(frozen=True)

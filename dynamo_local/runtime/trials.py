@@ -68,7 +68,7 @@ class Trials:
             self._stir()
 
     def over(self, live: LiveRequest) -> None:
-        """It is not tried any more, nor to be tried: it has ended, is cleared, or has lost its worker."""
+        """End the request's trial or its wait for one: it has ended, is cleared, or has lost its worker."""
         if self._tried is live:
             self._tried = None
             self._tasks.spawn("end of a trial", self.tidy())

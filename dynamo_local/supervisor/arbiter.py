@@ -32,7 +32,7 @@ class ArbiterFiles:
     log: Path
 
     def of_next(self) -> ArbiterFiles:
-        """Those of another circusd, which is not to be found at the endpoints yet."""
+        """Files of another circusd, which is not to be found at the endpoints yet."""
         return replace(self, endpoint=f"{self.endpoint}{_NEXT}", pubsub_endpoint=f"{self.pubsub_endpoint}{_NEXT}")
 
     def put_next_in_place(self) -> None:

@@ -32,7 +32,7 @@ class Silence:
             self.report.step(f"circusd has not answered for {silent_s:.0f} s; retrying")
 
     def ends(self) -> None:
-        """It has answered, or another one is in its place."""
+        """Note that circusd has answered, or that another one is in its place."""
         if self._told_s is not None and not self._gave_up:
             self.report.step("circusd answers again")
         self._told_s, self._gave_up = None, False

@@ -37,7 +37,7 @@ class ServerProcesses:
         return found
 
     def launchers(self) -> dict[str, Process]:
-        """Those of the watchers' services that were forked."""
+        """Return the processes of watchers' services that were forked."""
         processes = leftovers(self._paths, ProcFs().snapshot())
         return {each.environ[WATCHER_ENV]: each for each in processes if _LAUNCHER in command_of(each.pid)}
 

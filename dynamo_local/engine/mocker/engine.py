@@ -86,7 +86,7 @@ class MockerEngine:
         """Something has changed it since the last step told it."""
         self._orders = Orders(Path(settings.mocker_orders)) if settings.mocker_orders else None
         self._ordered: Order | None = None
-        """It stays: an engine that has failed does not recover."""
+        """The order stays: an engine that has failed does not recover."""
         self._closed = False
         self._wake = asyncio.Event()
         self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
@@ -189,7 +189,7 @@ class MockerEngine:
         return self._told(ended.outcome.emitted)
 
     async def waited_s(self) -> float:
-        """It computes nothing that could be kept from it."""
+        """The mocker computes nothing, so it never waits for a core."""
         return 0.0
 
     async def close(self, deadline_s: float) -> None:

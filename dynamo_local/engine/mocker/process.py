@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dynamo_local.core.errors import EngineError
 
 _ECHO = "cat"
-"""It ends when its input does: with the process that has started it."""
+"""The process ends when its input does: with the process that has started it."""
 
 
 class EngineProcess:
