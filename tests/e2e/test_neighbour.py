@@ -10,9 +10,14 @@ from pathlib import Path
 import openai
 import pytest
 
-from state.threads import cores_of, family_of, threads_of, times_of_all
-from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from dynamo_local.core.run_queue import ThreadTimes
+from state.threads import CoreWatch, cores_of, family_of, threads_of, times_of_all
+from tests.e2e.llm_server import LlmServer
 from tests.unit.state.builders import spinning
+
+GOES_WITHIN_S = 40.0
+CROWDED = 0.15
+"""With so much of a core in other hands on average, an engine may be right to stay where it is."""
 
 
 class Worker:
@@ -50,17 +55,25 @@ def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: Ll
             model="quickstart", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
         )
 
-    def ask_until(met: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not met():
-            assert time.monotonic() < deadline
+    def ask_until(met: Callable[[], bool], cores: frozenset[int]) -> None:
+        """For this, others have to leave these cores alone."""
+        watch, deadline = CoreWatch(cores), time.monotonic() + GOES_WITHIN_S
+        watch.look(ours())
+        while not met() and time.monotonic() < deadline:
             ask()
+        seen = watch.look(ours())
+        if not met() and seen is not None and max(seen[1].values()) > CROWDED:
+            pytest.skip("others use the machine")
+        assert met()
+
+    def ours() -> dict[int, ThreadTimes]:
+        return times_of_all(pid for worker in workers for pid in worker.engine)
 
     before = {worker: worker.ran_s for worker in workers}
     ask()
     asked = max(workers, key=lambda worker: worker.ran_s - before[worker])
-    ask_until(asked.is_home)
+    ask_until(asked.is_home, asked.home)
     (core,) = asked.home
     with spinning(core):
-        ask_until(asked.is_away)
-    ask_until(asked.is_home)
+        ask_until(asked.is_away, frozenset(os.sched_getaffinity(0)) - asked.home)
+    ask_until(asked.is_home, asked.home)
