@@ -68,7 +68,7 @@ async def run(arguments: argparse.Namespace) -> Figures:
 
 @asynccontextmanager
 async def _both(folder: Path, model: str) -> AsyncIterator[tuple[Server, Server]]:
-    """One after the other, as each wants the machine while it starts."""
+    """Start the servers one after the other, as each wants the machine while it starts."""
     ours = start_ours(folder, model, "agg", {})
     async with running(ours):
         await ours.ready()

@@ -25,7 +25,7 @@ _AGAIN_S = 0.1
 
 @dataclass
 class Asked:
-    """One request, and what came of it so far."""
+    """A request that a client has asked, and what came of it so far."""
 
     prompt: str
     answer: Answer = field(default_factory=lambda: Answer(0.0))
@@ -114,7 +114,7 @@ def longest_gap_s(times: Sequence[float], begin: float, end: float) -> float:
 
 
 async def ask(server: Server, asked: Asked) -> None:
-    """One request on a connection of its own."""
+    """Ask one request on a connection of its own."""
     more = {"return_token_ids": True, "cache_salt": secrets.token_hex(8)}
     async with Connection(server.host, server.port, server.model, keep_events=True) as connection:
         await connection.complete(asked.prompt, TOKENS, asked.answer, more)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Patience:
+class CircusPatience:
     """`report_after_s` of silence it is told of, and again whenever that time has doubled. `give_up_after_s`: it is
     ended then, as nothing can be started or stopped without it."""
 

@@ -37,11 +37,6 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os._exit(1)
 
 
-def survive_parent() -> None:
-    """Take back `die_with_parent`."""
-    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, 0)
-
-
 def die_as_environment_says(*, across_exec: bool = False) -> None:
     """Tie this process to the one that its environment names, and remove the name: this process' children have
     others.

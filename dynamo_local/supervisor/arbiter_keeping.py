@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.patience import Patience
+from dynamo_local.core.patience import CircusPatience
 from dynamo_local.core.restarts import ArbiterLimits, ArbiterRecord, GiveUp, arbiter_died
 from dynamo_local.supervisor.arbiter import Arbiter, ArbiterFiles
 from dynamo_local.supervisor.circus import CircusClient
@@ -31,7 +31,7 @@ class ArbiterKeeping:
     """Of one server. `succession` is None as long as a death of circusd ends the server: while it starts."""
 
     def __init__(
-        self, paths: StatePaths, arbiter: Arbiter, files: ArbiterFiles, report: Report, patience: Patience
+        self, paths: StatePaths, arbiter: Arbiter, files: ArbiterFiles, report: Report, patience: CircusPatience
     ) -> None:
         self._paths = paths
         self._arbiter = arbiter
@@ -43,7 +43,9 @@ class ArbiterKeeping:
         self._silence = Silence(report, patience, lambda: self._arbiter.kill())
 
     @classmethod
-    async def start(cls, paths: StatePaths, sockets: Sockets, report: Report, patience: Patience) -> ArbiterKeeping:
+    async def start(
+        cls, paths: StatePaths, sockets: Sockets, report: Report, patience: CircusPatience
+    ) -> ArbiterKeeping:
         """Start a circusd. Call on the main thread, as `Arbiter.spawn`."""
         log = paths.log_file(ARBITER_LOG)
         files = ArbiterFiles(sockets.circus_endpoint, sockets.circus_pubsub_endpoint, paths.circus_config, log)
@@ -86,7 +88,7 @@ class ArbiterKeeping:
         """Stop all watchers in that order, then circusd; without it, if it dies or is silent. Call when `run` has
         ended."""
         # Nobody is to wait for long any more.
-        self._silence.patience = Patience(self._patience.report_after_s, self._patience.report_after_s)
+        self._silence.patience = CircusPatience(self._patience.report_after_s, self._patience.report_after_s)
         if self._in_place and await self._stops(drain(circus), circus, order):
             return
         self._arbiter.kill()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import BUS_SERVICE, NAMESPACE_ENV, Subjects, Watcher
-from dynamo_local.core.patience import Patience
+from dynamo_local.core.patience import CircusPatience
 from dynamo_local.core.restarts import RestartLimits
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.death_pipe import DeathPipe
@@ -71,7 +71,7 @@ class ServerSettings:
     drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
     restart_delay_max_s: float = RestartLimits.max_delay_s
-    circus_patience: Patience = field(default_factory=Patience)
+    circus_patience: CircusPatience = field(default_factory=CircusPatience)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dynamo_local.core.patience import Patience
+from dynamo_local.core.patience import CircusPatience
 from dynamo_local.supervisor.report import Report
 
 
@@ -14,7 +14,7 @@ class Silence:
     """Of one client. `give_up` ends circusd, where that is up to the client's process."""
 
     report: Report
-    patience: Patience = field(default_factory=Patience)
+    patience: CircusPatience = field(default_factory=CircusPatience)
     give_up: Callable[[], None] | None = None
     _told_s: float | None = field(default=None, init=False)
     _gave_up: bool = field(default=False, init=False)

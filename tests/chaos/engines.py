@@ -18,7 +18,7 @@ _REPLACED_WITHIN_S = STALL_TIMEOUT_S + 60.0
 
 
 def engine_processes(host: Process, kind: Kind) -> list[Process]:
-    """Those of vLLM that a fault of this kind is for: EngineCore, or its Workers."""
+    """Return the processes of vLLM that a fault of this kind is for: EngineCore, or its Workers."""
     cores = [each for each in children(host.pid) if b"VLLM::EngineCore" in command_of(each.pid)]
     if kind is not Kind.KILL_ENGINE_WORKER:
         return cores

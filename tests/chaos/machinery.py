@@ -77,7 +77,7 @@ class Machinery:
         return Begun(name, None if kill else resume([process], seconds))
 
     def _damage(self, share: float) -> Begun | None:
-        """It is emptied but for a brace, or removed, or cut at any byte."""
+        """Damage the statefile: empty it but for a brace, remove it, or cut it at any byte."""
         statefile = self._paths.statefile
         try:
             whole = statefile.read_bytes()

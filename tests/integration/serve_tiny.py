@@ -13,7 +13,7 @@ import msgspec
 
 from dynamo_local.cli.console import Console
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.patience import Patience
+from dynamo_local.core.patience import CircusPatience
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.launch import Launch
 from dynamo_local.supervisor.plan import HttpAddress, plan_services, service_templates
@@ -53,7 +53,7 @@ def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
 def main() -> int:
     namespace, *services = sys.argv[1:]
     modes = dict(service.split("=") for service in services)
-    patience = Patience(*map(float, os.environ.get("TINY_PATIENCE_S", "10 120").split()))
+    patience = CircusPatience(*map(float, os.environ.get("TINY_PATIENCE_S", "10 120").split()))
     settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3, circus_patience=patience)
     try:
         serve(tiny_launch(namespace, modes), settings, Console())

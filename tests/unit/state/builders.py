@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import strategies as st
 
+from dynamo_local.core.run_queue import Shares, ThreadTimes
 from state.model import Component, Owner, Phase, Resources, State
+from state.threads import CoreWatch
 from state.transitions import claim, new_state
 
 NAMESPACE = "dynamo"
@@ -91,6 +94,20 @@ def python(code: str, environ: Mapping[str, str] | None = None) -> Iterator[subp
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
+
+
+@dataclass
+class ScriptedCores(CoreWatch):
+    """Sees what a test says, whatever the threads do."""
+
+    says: tuple[Shares, Mapping[int, float]]
+    looks: int = 0
+
+    def look(
+        self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
+    ) -> tuple[Shares, dict[int, float]]:
+        self.looks += 1
+        return self.says[0], dict(self.says[1])
 
 
 @contextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,15 +12,15 @@ import pytest
 
 from dynamo_local.core.fleet import Change, Happened
 from dynamo_local.core.messages import Load, Presence
-from dynamo_local.core.run_queue import Shares, ThreadTimes
+from dynamo_local.core.run_queue import Shares
 from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.supervisor.core_keeping import CoreKeeping
 from state.devices import cpu_slots
 from state.paths import StatePaths
 from state.store import StateStore
-from state.threads import CoreWatch, cores_of
+from state.threads import cores_of
 from state.transitions import claim, set_lease
-from tests.unit.state.builders import empty_state, python
+from tests.unit.state.builders import ScriptedCores, empty_state, python
 
 DEADLINE_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -31,20 +30,6 @@ STARVED = (Shares(1.0, 0.95, {}), {CORES[0]: 0.1, CORES[-1]: 0.95})
 QUIET = (Shares(100.0, 0.0, {}), {CORES[0]: 0.1, CORES[-1]: 0.0})
 
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="on one core there is nothing to keep off")
-
-
-@dataclass
-class Scripted(CoreWatch):
-    """What it sees is what a test says."""
-
-    says: tuple[Shares, Mapping[int, float]] = QUIET
-    looks: int = 0
-
-    def look(
-        self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
-    ) -> tuple[Shares, dict[int, float]]:
-        self.looks += 1
-        return self.says[0], dict(self.says[1])
 
 
 class Fleet:
@@ -57,7 +42,7 @@ class Fleet:
         store.create(set_lease(state, "dynamo_Frontend", "f", pid))
         self.worker = Presence("dynamo_Worker", "Worker", "aggregated", "w", os.getpid(), "starting")
         self.frontend = Presence("dynamo_Frontend", "Frontend", "frontend", "f", pid, "ready")
-        self.watch = Scripted(BOTH)
+        self.watch = ScriptedCores(BOTH, QUIET)
         self.keeping = CoreKeeping(cpu_slots(CORES, 2), store, self.members, "dynamo_bus", BOTH)
         self.keeping._watch = self.watch
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.patience import Patience
+from dynamo_local.core.patience import CircusPatience
 from dynamo_local.supervisor.adopted import adoption, parse_adoption
 from dynamo_local.supervisor.orphans import Orphan, processes_of_watchers
 from dynamo_local.supervisor.silence import Silence
@@ -87,7 +87,7 @@ def heard(silence: Silence, *silent_s: float) -> None:
 
 def test_silence_is_told_of_at_growing_intervals_and_ended_once() -> None:
     report, killed = RecordingReport(), []
-    silence = Silence(report, Patience(10, 120), lambda: killed.append(True))
+    silence = Silence(report, CircusPatience(10, 120), lambda: killed.append(True))
     heard(silence, *(step / 2 for step in range(300)))
     told = [f"circusd has not answered for {after} s; retrying" for after in (10, 20, 40, 80)]
     assert report.lines == [*told, "circusd has not answered for 120 s; it is killed"]
@@ -99,7 +99,7 @@ def test_silence_is_told_of_at_growing_intervals_and_ended_once() -> None:
 
 def test_silence_for_a_moment_is_nobodys_business() -> None:
     report = RecordingReport()
-    silence = Silence(report, Patience(10, 120))
+    silence = Silence(report, CircusPatience(10, 120))
     heard(silence, 9.9)
     silence.ends()
     assert report.lines == []

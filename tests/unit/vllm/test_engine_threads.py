@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from dynamo_local.core.run_queue import Shares, ThreadTimes
+from dynamo_local.core.run_queue import Shares
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.runtime.tasks import TaskGuard
-from state.threads import CoreWatch, bind_thread, cores_of, threads_of
-from tests.unit.state.builders import python
+from state.threads import bind_thread, cores_of, threads_of
+from tests.unit.state.builders import ScriptedCores, python
 
 DEADLINE_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))
@@ -39,25 +39,11 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="there is nowhere to go o
 
 
 @dataclass
-class Scripted(CoreWatch):
-    """What it sees is what a test says."""
-
-    says: tuple[Shares, Mapping[int, float]] = QUIET
-    looks: int = 0
-
-    def look(
-        self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
-    ) -> tuple[Shares, dict[int, float]]:
-        self.looks += 1
-        return self.says[0], dict(self.says[1])
-
-
-@dataclass
 class Stage:
     """Threads as an engine has them, and a binding that looks."""
 
     binding: SoftBinding
-    watch: Scripted
+    watch: ScriptedCores
     threads: EngineThreads
     others: frozenset[int]
     """Threads of processes that other tests have left, such as Python's resource tracker."""
@@ -73,7 +59,7 @@ class Stage:
 
 
 def make_stage() -> Stage:
-    threads, watch = EngineThreads(), Scripted(frozenset(CORES))
+    threads, watch = EngineThreads(), ScriptedCores(frozenset(CORES), QUIET)
     threads.forked_here()
     binding = SoftBinding(threads, HOME, watch, lambda: stage.busy)
     stage = Stage(binding, watch, threads, frozenset(threads.ids()))
