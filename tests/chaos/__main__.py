@@ -75,6 +75,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--without", nargs="+", choices=kinds, metavar="KIND", help="all but these")
     parser.add_argument("--most-faults", type=int, default=None, help="end when so many were done")
     parser.add_argument("--gap-slack-s", type=float, default=None, help="for a machine that has other things to do")
+    parser.add_argument("--stall-s", type=float, default=None, help="without a token a request has been forgotten")
     parser.add_argument("--settle-s", type=float, default=None, help="until all is idle, once the faults are over")
     parser.add_argument("--shared-disk", action="store_true", help="no file systems of its own: none is filled up")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
