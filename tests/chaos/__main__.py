@@ -58,6 +58,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
     parser.add_argument("--graph", choices=("agg", "disagg"), default="agg", help="with prefill workers?")
+    parser.add_argument(
+        "--real-model",
+        action="store_true",
+        help="on vLLM: a real language model; is each token the greedy one?",
+    )
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long faults happen")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
     parser.add_argument(

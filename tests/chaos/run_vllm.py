@@ -15,8 +15,9 @@ from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM
-from tests.chaos.http_clients import PROMPTS, HttpClients
+from tests.chaos.http_clients import HttpClients
 from tests.chaos.injector import ALL_ROLES, FIRST_WORKER, ROUTER, Injector, Rules
+from tests.chaos.judges import PROMPTS, GreedyTokens
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
@@ -27,6 +28,7 @@ from tests.chaos.run import WITHOUT_SERVER_S
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.integration.server_process import eventually
+from tests.real_model.model import real_model
 
 ON_VLLM: dict[str, Any] = {
     "workers": 2,
@@ -79,7 +81,6 @@ def _options(settings: ChaosSettings) -> list[str]:
         f"--file=examples/llm/configs/{graph}.yaml",
         f"--cpu-slots={settings.workers + settings.prefill_workers}",
         f"--VllmWorker.ServiceArgs.workers={settings.workers}",
-        "--VllmWorker.dtype=float32",
         f"--VllmWorker.stall-timeout-s={STALL_TIMEOUT_S:g}",
         f"--VllmWorker.kv-transfer={'true' if settings.moves_per_s > 0 else 'false'}",
         "--restart-backoff-max=0.5",
@@ -87,11 +88,17 @@ def _options(settings: ChaosSettings) -> list[str]:
     if settings.graph == "disagg":
         options += [
             f"--PrefillWorker.ServiceArgs.workers={settings.prefill_workers}",
-            "--PrefillWorker.dtype=float32",
             f"--PrefillWorker.stall-timeout-s={STALL_TIMEOUT_S:g}",
             f"--Frontend.max-local-prefill-length={settings.max_local_prefill_length}",
         ]
-    return options
+    return options + _model_options(settings)
+
+
+def _model_options(settings: ChaosSettings) -> list[str]:
+    if settings.real_model:
+        return [f"--model={real_model()}", f"--Frontend.served-model-name=[{GreedyTokens.model}]"]
+    workers = ("VllmWorker", "PrefillWorker") if settings.graph == "disagg" else ("VllmWorker",)
+    return [f"--{worker}.dtype=float32" for worker in workers]
 
 
 def _served(server: LlmServer) -> bool:
@@ -108,7 +115,9 @@ async def _run(
     tasks.spawn("fleet", fleet.run())
     processes, memory = ServerProcesses(server.paths), MemoryWatch()
     tasks.spawn("memory", _watch_memory(server, processes, memory, shared))
-    clients = HttpClients(server.url, settings.seed, settings.stall_s, settings.gap_slack_s)
+    clients = HttpClients(
+        server.url, settings.seed, settings.stall_s, settings.gap_slack_s, real_model=settings.real_model
+    )
     try:
         known = await clients.learn_answers()
         report.notes.append(f"{known} of {PROMPTS} questions have one answer and are asked")

@@ -18,6 +18,8 @@ class ChaosSettings:
     seconds: float = 60.0
     seed: int = 1
     graph: Literal["agg", "disagg"] = "agg"
+    real_model: bool = False
+    """On vLLM: SmolLM2 in bfloat16 instead of the quick start's model in float32."""
     workers: int = 8
     """Those that decode."""
     prefill_workers: int = 0

@@ -21,7 +21,7 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = ("served", "pair", "disagg", "lora", "monitored", "engines", "own_servers")
+SERVERS = ("served", "pair", "disagg", "lora", "monitored", "engines", "real", "own_servers")
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 

@@ -118,6 +118,20 @@ def parent_of(pid: int) -> int | None:
     return int(status.rpartition(")")[2].split()[1])
 
 
+def child(parent: int, name: str) -> int:
+    """The child of a process that calls itself so."""
+    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    (found,) = [pid for pid in processes if parent_of(pid) == parent and name in command_of(pid)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def none_of(processes: dict[int, int]) -> bool:
     """Whether all these processes have ended."""
     return not any(alive(pid, started) for pid, started in processes.items())

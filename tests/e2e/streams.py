@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import httpx
 import msgspec
 import openai
 
@@ -34,6 +36,7 @@ class Stream:
     tokens: int
     options: dict[str, Any]
     salt: str
+    model: str = MODEL
     id: str = ""
     begun: threading.Event = field(default_factory=threading.Event)
     enough: threading.Event = field(default_factory=threading.Event)
@@ -46,7 +49,7 @@ class Stream:
         found: dict[int, list[Any]] = {}
         wanted: float | None = None
         with self.client.completions.create(
-            model=MODEL, prompt=self.prompt, max_tokens=self.tokens, stream=True, extra_body=extra, **known
+            model=self.model, prompt=self.prompt, max_tokens=self.tokens, stream=True, extra_body=extra, **known
         ) as answer:
             for chunk in answer:
                 self.id = chunk.id
@@ -77,6 +80,12 @@ def begin(pool: ThreadPoolExecutor, stream: Stream) -> Future[dict[int, list[Any
     reading = pool.submit(stream.read)
     assert stream.begun.wait(PATIENCE_S)
     return reading
+
+
+def samples(api: openai.OpenAI, name: str, labels: str = ".*") -> list[float]:
+    """What the frontend's /metrics shows."""
+    metrics = httpx.get(f"{str(api.base_url).removesuffix('/v1/')}/metrics").text
+    return [float(value) for value in re.findall(rf"^{name}{{{labels}}} (\S+)$", metrics, re.MULTILINE)]
 
 
 def requests(pair: LlmServer) -> list[dict[str, Any]]:

@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import openai
 import pytest
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer, parent_of, settled
+from tests.e2e.llm_server import PATIENCE_S, LlmServer, child, settled
 from tests.e2e.streams import requests
 
 MODEL = "quickstart"
@@ -43,20 +42,6 @@ def tell(client: openai.OpenAI, number: int, begun: threading.Event) -> str:
 def undisturbed(client: openai.OpenAI) -> list[str]:
     with ThreadPoolExecutor(STREAMS) as pool:
         return list(pool.map(lambda number: tell(client, number, threading.Event()), range(STREAMS)))
-
-
-def child(parent: int, name: str) -> int:
-    """The child of a process that calls itself so."""
-    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    (found,) = [pid for pid in processes if parent_of(pid) == parent and name in command_of(pid)]
-    return found
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("killed", ["EngineCore", "Worker"])

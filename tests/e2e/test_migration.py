@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections import Counter
@@ -13,14 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from dynamo_local.core.errors import UsageError
 from state.processes import start_time
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
-from tests.e2e.streams import TAIL, WORKERS, Stream, begin, migrate, prompt, requests
+from tests.e2e.streams import TAIL, WORKERS, Stream, begin, migrate, prompt, requests, samples
 from tests.integration.server_process import eventually
 
 MOST = 4000
@@ -79,12 +77,6 @@ def assert_undisturbed(streams: Sequence[Stream], answers: Sequence[dict[int, li
 def key(stream: Stream) -> str:
     """The same for streams that are to bring the same."""
     return f"{stream.options} {len(stream.prompt)}"
-
-
-def samples(api: openai.OpenAI, name: str, labels: str = ".*") -> list[float]:
-    """What the frontend's /metrics shows."""
-    metrics = httpx.get(f"{str(api.base_url).removesuffix('/v1/')}/metrics").text
-    return [float(value) for value in re.findall(rf"^{name}{{{labels}}} (\S+)$", metrics, re.MULTILINE)]
 
 
 def moves(api: openai.OpenAI, outcome: str, reason: str) -> int:
