@@ -6,6 +6,16 @@ others have sent, and is not woken up for each of them.
 
 from __future__ import annotations
 
+BEAT_S = 0.5
+"""A process tells of itself so often."""
+
+QUIET_BEAT_S = 2.0
+"""And so often while nothing about it changes: each word wakes up all others. Who falls silent then is missed later by
+the difference. A multiple of BEAT_S."""
+
+QUIET_AFTER_S = 5.0
+"""Without a change."""
+
 
 def until_beat(now: float, interval_s: float) -> float:
     """Seconds until the next multiple of the interval, by CLOCK_MONOTONIC; until the one after it, if that is all but

@@ -1,9 +1,9 @@
 """The fleet: who is there, who may be given work. Pure; fed with presences, revocations and the time.
 
 A process is known by its lease. It is *routable* while its last word was "ready", that word is not older than
-TTL_S, and its lease has not been revoked. A revoked lease is never routable again; its process stays known until
-it falls silent, because it may still be working on what it was given. A worker that says "failed" brings no token any
-more: it is gone with that word, and whatever it says afterwards is ignored.
+`ttl_s` of it, and its lease has not been revoked. A revoked lease is never routable again; its process stays known
+until it falls silent, because it may still be working on what it was given. A worker that says "failed" brings no
+token any more: it is gone with that word, and whatever it says afterwards is ignored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.messages import Presence
 
 TTL_S = 2.0
 """Silence after which a process counts as gone: four missed beats. With the expiry tick, under 3 s from SIGKILL."""
+
+_QUIET_TTL_S = TTL_S + QUIET_BEAT_S - BEAT_S
+"""The same of a process that said that it speaks less often: as long after the beat that is missed."""
 
 WORKER_ROLES = frozenset({"aggregated", "decode"})
 """Roles that take requests from the router."""
@@ -52,6 +56,11 @@ class Change:
         return self.what is Happened.LEFT and has_failed(self.presence)
 
 
+def ttl_s(presence: Presence) -> float:
+    """Silence after which the process of this last word counts as gone."""
+    return _QUIET_TTL_S if presence.quiet else TTL_S
+
+
 def has_failed(presence: Presence) -> bool:
     """Whether this is a worker whose engine does nothing any more. (Other services that fail finish what they can.)"""
     return presence.state == "failed" and presence.role in ENGINE_ROLES
@@ -61,6 +70,10 @@ def has_failed(presence: Presence) -> bool:
 class _Member:
     presence: Presence
     heard_at: float
+
+    @property
+    def expires_at(self) -> float:
+        return self.heard_at + ttl_s(self.presence)
 
 
 class FleetView:
@@ -103,12 +116,13 @@ class FleetView:
         self._revoked.add(lease)
         return [] if member is None else [Change(Happened.REVOKED, member.presence)]
 
-    def silent(self, now: float, seconds: float = TTL_S) -> list[Presence]:
-        """Return the presences that have not been heard for longer than `seconds`."""
-        return [m.presence for m in self._members.values() if now - m.heard_at > seconds]
+    def silent(self, now: float, within_s: float = 0.0) -> list[Presence]:
+        """Return the presences that count as gone within so many seconds if they say nothing more; by default, those
+        that do now."""
+        return [m.presence for m in self._members.values() if now + within_s > m.expires_at]
 
     def expire(self, now: float, starved: Collection[str] = ()) -> list[Change]:
-        """Forget those that have been silent for longer than TTL_S, but for `starved` leases: they could not speak."""
+        """Forget those that have been silent for too long, but for `starved` leases: they could not speak."""
         gone = [presence for presence in self.silent(now) if presence.lease not in starved]
         for presence in gone:
             del self._members[presence.lease]
@@ -116,7 +130,11 @@ class FleetView:
 
     def next_expiry(self) -> float:
         """When the one who has been silent longest is to be forgotten, if it stays so; infinite if nobody is there."""
-        return min((member.heard_at for member in self._members.values()), default=math.inf) + TTL_S
+        return min((member.expires_at for member in self._members.values()), default=math.inf)
+
+    def quiet(self) -> bool:
+        """Whether all who are there speak less often."""
+        return all(member.presence.quiet for member in self._members.values())
 
     def excuse_silence(self, now: float, seconds: float = math.inf) -> None:
         """Take so much off everybody's silence (all of it by default): it was this process's own deafness."""

@@ -125,7 +125,8 @@ class Exclusive(msgspec.Struct, frozen=True):
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process tells of itself, every half second and whenever something changes.
+    """A process tells of itself, every half second and whenever something changes; while it is `quiet`, every two
+    seconds (core/beats.py).
 
     `lease` is new for every incarnation of a process; it names the process in all subjects and in the statefile.
     """
@@ -145,6 +146,7 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a worker."""
     started_at: float | None = None
     """CLOCK_MONOTONIC, when the process came to be."""
+    quiet: bool = False
     v: int = VERSION
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core import codec
-from dynamo_local.core.beats import until_beat
+from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import TTL_S, Change, FleetView
 from dynamo_local.core.messages import Counts, LeaseRevoked, Load, Presence
@@ -28,27 +28,27 @@ from dynamo_local.runtime.starvation import Starvation
 
 _log = logging.getLogger(__name__)
 
-INTERVAL_S = 0.5
-TICK_S = INTERVAL_S / 2
+TICK_S = BEAT_S / 2
 """From a look at who is silent to the next one, at least: what has come is read in between."""
 
 _EXPIRED_S = 0.001
 """After the moment until which nobody is missed."""
 
-_LOOKED_AT_AFTER_S = TTL_S / 2
-"""Of silence, who is silent is looked at: whether it waits for a core."""
+_LOOKED_AT_BEFORE_S = TTL_S / 2
+"""So long before somebody would be missed, it is looked at: whether it waits for a core."""
 
 
 class Announcer:
-    """Publishes this process's presence: every half second (core/beats.py), on every change, and when probed."""
+    """Publishes this process's presence: at every beat (core/beats.py), on every change, and when probed."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = BEAT_S) -> None:
         self._bus = bus
         self._interval_s = interval_s
         self._subject = subjects.presence(presence.watcher)
         self._probe = subjects.probe
         self._presence = presence
         self._changed = asyncio.Event()
+        self._changed_at = time.monotonic()
 
     @property
     def presence(self) -> Presence:
@@ -59,16 +59,22 @@ class Announcer:
         updated = msgspec.structs.replace(self._presence, **changes)
         if updated != self._presence:
             self._presence = updated
+            self._changed_at = time.monotonic()
             self._changed.set()
 
     def note(self, *, load: Load | None = None, counts: Counts | None = None) -> None:
-        """Note what changes all the time. Published with the next beat, not at once. None: as it was."""
+        """Note what changes all the time. Published with the next beat, not at once, unless nothing has changed for
+        long. None: as it was."""
         was = self._presence
         self._presence = msgspec.structs.replace(
             was,
             load=was.load if load is None else load,
             counts=was.counts if counts is None else counts,
         )
+        if not _same(was, self._presence):
+            self._changed_at = time.monotonic()
+            if was.quiet:
+                self._changed.set()
 
     async def announce(self) -> None:
         """Publish now. A bus that is down is no error: the next beat comes."""
@@ -86,11 +92,23 @@ class Announcer:
         await self._bus.subscribe(self._probe, on_probe)
         while True:
             self._changed.clear()
+            quiet = time.monotonic() - self._changed_at > QUIET_AFTER_S
+            self._presence = msgspec.structs.replace(self._presence, quiet=quiet)
             await self.announce()
+            interval_s = max(self._interval_s, QUIET_BEAT_S) if quiet else self._interval_s
             # (wait_for of Python 3.11 forgets to be cancelled when something has changed at the same time.)
             with suppress(TimeoutError):
-                async with asyncio.timeout(until_beat(time.monotonic(), self._interval_s)):
+                async with asyncio.timeout(until_beat(time.monotonic(), interval_s)):
                     await self._changed.wait()
+
+
+def _same(one: Presence, other: Presence) -> bool:
+    """Whether they say the same, but for the time at which the load was measured."""
+    return one.counts == other.counts and _timeless(one.load) == _timeless(other.load)
+
+
+def _timeless(load: Load | None) -> Load | None:
+    return None if load is None else msgspec.structs.replace(load, at=None)
 
 
 class FleetWatch:
@@ -131,7 +149,7 @@ class FleetWatch:
     async def _hear_the_bus(self) -> None:
         """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
         that is late for it is deafness."""
-        if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_AFTER_S):
+        if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_BEFORE_S):
             self._echoed.clear()
             with suppress(BusError, TimeoutError):
                 await self._bus.publish(self._echo, b"")
@@ -149,15 +167,20 @@ class FleetWatch:
         """
         now = self._clock()
         late_s = now - self.due_at
-        self.due_at = now + until_beat(now, INTERVAL_S)
+        self.due_at = now + until_beat(now, BEAT_S)
         if not self._bus.connected:
             self.view.excuse_silence(now)
             return
         if late_s > TICK_S:
             self.view.excuse_silence(now, late_s)
-        starved = self._starvation.look(self.view.silent(now, _LOOKED_AT_AFTER_S))
-        self._tell(self.view.expire(now, starved))
-        self.due_at = max(now + TICK_S, min(self.due_at, self.view.next_expiry() + _EXPIRED_S))
+        silent = self.view.silent(now, _LOOKED_AT_BEFORE_S)
+        self._tell(self.view.expire(now, self._starvation.look(silent)))
+        if silent:
+            next_look = self.view.next_expiry()
+        else:
+            next_look = self.view.next_expiry() - _LOOKED_AT_BEFORE_S
+            self.due_at = now + until_beat(now, QUIET_BEAT_S if self.view.quiet() else BEAT_S)
+        self.due_at = max(now + TICK_S, min(self.due_at, next_look + _EXPIRED_S))
 
     async def _on_presence(self, message: Message) -> None:
         now = self._clock()

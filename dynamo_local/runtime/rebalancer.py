@@ -10,16 +10,17 @@ import logging
 import time
 from collections.abc import Callable
 
+from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.messages import Presence
 from dynamo_local.core.rebalancing import Candidate, Limits, Transfer, plan, room_of
 from dynamo_local.runtime.mover import Mover
 from dynamo_local.runtime.placing import LiveRequest
-from dynamo_local.runtime.presence import INTERVAL_S, FleetWatch
+from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = INTERVAL_S
+_LOOK_EVERY_S = BEAT_S
 """As often as workers tell their load."""
 
 _SILENT_S = 2.0

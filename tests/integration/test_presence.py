@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
 from dynamo_local.core import codec
+from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet import TTL_S, Change, Happened
 from dynamo_local.core.messages import LeaseRevoked, Load, Presence
 from dynamo_local.core.names import Subjects
@@ -132,6 +134,57 @@ async def test_a_process_is_heard_again_and_again(bus: Bus, subjects: Subjects) 
     tasks.spawn("presence", Announcer(bus, subjects, presence, interval_s=0.001).run())
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
     await tasks.close()
+
+
+async def test_a_process_without_news_says_that_it_is_quiet_until_it_has_some(
+    bus: Bus, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_local.runtime.presence.QUIET_AFTER_S", 0.1)
+    # Before anybody would speak again by itself, the test would be over.
+    monkeypatch.setattr("dynamo_local.runtime.presence.QUIET_BEAT_S", NEVER_S)
+    heard: asyncio.Queue[Presence] = asyncio.Queue()
+
+    async def note(message: Message) -> None:
+        heard.put_nowait(codec.decode(message.data, Presence))
+
+    async def until_quiet() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (await heard.get()).quiet:
+                worker.note(load=Load(running=0, at=time.monotonic()))  # no news
+
+    await bus.subscribe(subjects.presences, note)
+    first = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", load=Load(running=0))
+    worker, tasks = Announcer(bus, subjects, first, interval_s=0.01), TaskGuard()
+    tasks.spawn("presence", worker.run())
+    await until_quiet()
+    worker.note(load=Load(running=1))
+    news = await asyncio.wait_for(heard.get(), DEADLINE_S)
+    assert (news.quiet, news.load) == (False, Load(running=1))
+    await until_quiet()
+    worker.update(state="draining")
+    news = await asyncio.wait_for(heard.get(), DEADLINE_S)
+    assert (news.quiet, news.state) == (False, "draining")
+    await tasks.close()
+
+
+async def test_a_quiet_process_is_missed_as_long_after_the_beat_that_it_missed(
+    observer: Observer, bus: Bus, subjects: Subjects
+) -> None:
+    """By a watch that looks when it says that it will, and seldom."""
+    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", quiet=True)
+    await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
+    await observer.until_routable("a1")
+    silent_at = observer.watch.view.next_expiry()
+    assert silent_at == observer.now + TTL_S + QUIET_BEAT_S - BEAT_S
+    looks = 0
+    while observer.routable():
+        observer.watch.tick()
+        looks += 1
+        assert observer.now <= silent_at + TICK_S
+        observer.now = observer.watch.due_at
+    assert silent_at < observer.now
+    # Twice while it may only be waiting for a core, which two looks tell.
+    assert 3 <= looks <= 7
 
 
 async def test_who_joins_late_asks_and_is_answered(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet import TTL_S, Change, FleetView, Happened
 from dynamo_local.core.messages import Presence, ProcessState
 
@@ -19,6 +21,10 @@ STATES: list[ProcessState] = ["starting", "ready", "draining", "failed"]
 def presence(lease: str, state: ProcessState = "ready", watcher: str | None = None, role: str = "decode") -> Presence:
     name = watcher if watcher is not None else f"ns_Worker_{lease}"
     return Presence(watcher=name, component="Worker", role=role, lease=lease, pid=1, state=state)
+
+
+def quiet(presence: Presence) -> Presence:
+    return msgspec.structs.replace(presence, quiet=True)
 
 
 def leases(view: FleetView) -> list[str]:
@@ -32,6 +38,11 @@ class _Expected:
     watcher: str
     state: ProcessState
     heard_at: float
+    ttl_s: float
+
+    @property
+    def expires_at(self) -> float:
+        return self.heard_at + self.ttl_s
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -45,22 +56,29 @@ class FleetMachine(RuleBasedStateMachine):
         self.void: set[str] = set()
         self.left: list[str] = []
 
-    @rule(watcher=st.integers(0, 2), incarnation=st.sampled_from("abc"), state=st.sampled_from(STATES))
-    def hear(self, watcher: int, incarnation: str, state: ProcessState) -> None:
+    @rule(
+        watcher=st.integers(0, 2),
+        incarnation=st.sampled_from("abc"),
+        state=st.sampled_from(STATES),
+        is_quiet=st.booleans(),
+    )
+    def hear(self, watcher: int, incarnation: str, state: ProcessState, is_quiet: bool) -> None:
         lease, name = f"{watcher}{incarnation}", f"ns_Worker_{watcher}"
-        changes = self.view.observe(presence(lease, state, name), self.now)
+        said = presence(lease, state, name)
+        ttl_s = TTL_S + (QUIET_BEAT_S - BEAT_S if is_quiet else 0)
+        changes = self.view.observe(quiet(said) if is_quiet else said, self.now)
         self.note(changes)
         if state == "failed":
             self.hear_of_failure(lease, name, changes)
             return
         if lease in self.void:
             if lease in self.known:
-                self.known[lease] = _Expected(name, state, self.now)
+                self.known[lease] = _Expected(name, state, self.now, ttl_s)
             return
         for other in [other for other, known in self.known.items() if known.watcher == name and other != lease]:
             del self.known[other]
             self.void.add(other)
-        self.known[lease] = _Expected(name, state, self.now)
+        self.known[lease] = _Expected(name, state, self.now, ttl_s)
 
     def hear_of_failure(self, lease: str, name: str, changes: list[Change]) -> None:
         """It is gone at once and for good, and so are others of its watcher, unless it is void itself. Each is told of
@@ -90,7 +108,7 @@ class FleetMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.note(self.view.expire(self.now))
-        self.known = {lease: k for lease, k in self.known.items() if self.now - k.heard_at <= TTL_S}
+        self.known = {lease: k for lease, k in self.known.items() if self.now <= k.expires_at}
 
     def note(self, changes: list[Change]) -> None:
         self.left += [change.presence.lease for change in changes if change.what is Happened.LEFT]
@@ -111,11 +129,25 @@ class FleetMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_expires_before_it_is_said(self) -> None:
-        first = min((known.heard_at for known in self.known.values()), default=math.inf)
-        assert self.view.next_expiry() == first + TTL_S
+        assert self.view.next_expiry() == min((known.expires_at for known in self.known.values()), default=math.inf)
+
+    @invariant()
+    def silent_are_those_about_to_expire(self) -> None:
+        about_to = {lease for lease, known in self.known.items() if self.now + 1.0 > known.expires_at}
+        assert {presence.lease for presence in self.view.silent(self.now, 1.0)} == about_to
 
 
 TestFleetAgainstAModel = FleetMachine.TestCase
+
+
+def test_all_are_quiet_or_somebody_is_not() -> None:
+    view = FleetView()
+    view.observe(quiet(presence("a")), 0.0)
+    assert view.quiet()
+    view.observe(presence("b"), 0.0)
+    assert not view.quiet()
+    view.observe(quiet(presence("b")), 0.0)
+    assert view.quiet()
 
 
 @given(st.permutations([presence(lease, state) for lease, state in zip("abcd", STATES, strict=True)]))
