@@ -5,17 +5,20 @@ Checked before the request reaches the engine's own validation, which has no bou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+
+from dynamo_local.core.request_bounds import Excess, RequestBounds, excess_of, excess_of_headers, excess_of_text
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
 """Fields that steer the machinery (hosts, ports, block ids). Workers and frontends fill them, clients never."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(RequestBounds):
     """Bounds on what clients can send and how much may be under way."""
 
     max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "largest request body, in bytes"})
@@ -78,13 +81,32 @@ def examine(body: bytes, limits: Limits) -> Demand | Refusal:
     if forbidden is not None:
         return _bad(f"{forbidden} cannot be set by clients", forbidden)
     asked = msgspec.convert(fields, _Asked)
-    refusal = _not_numbers(asked) or _over_bounds(asked, limits) or _negative(asked)
+    refusal = (
+        _refused(excess_of(fields, limits, limits.max_candidates))
+        or _not_numbers(asked)
+        or _over_bounds(asked, limits)
+        or _negative(asked)
+    )
     if refusal is not None:
         return refusal
     demand = Demand(_prompts(asked.prompt) * max(_int(asked.n), _int(asked.best_of), 1))
     if demand.sequences > limits.max_requests:
         return _bad(f"prompts x n must be at most {limits.max_requests}, got {demand.sequences}", "n")
     return demand
+
+
+def examine_text(body: bytes, limits: Limits) -> Refusal | None:
+    """Judge the body of a request that generates nothing."""
+    return _refused(excess_of_text(body, limits))
+
+
+def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+    """Judge the headers that the server behind makes something of."""
+    return _refused(excess_of_headers(headers))
+
+
+def _refused(excess: Excess | None) -> Refusal | None:
+    return None if excess is None else _bad(excess.message, excess.param)
 
 
 def _forbidden(fields: dict[str, Any]) -> str | None:

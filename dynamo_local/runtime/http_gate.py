@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_local.core.admission import Limits, Refusal, examine
+from dynamo_local.core.admission import Limits, Refusal, examine, examine_headers, examine_text
 from dynamo_local.runtime.early_errors import with_early_errors
 
 Scope = MutableMapping[str, Any]
@@ -107,8 +107,12 @@ class HttpGate:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return None
+        if (refusal := examine_headers(scope["headers"])) is not None:
+            return refusal
         body = await self._read(scope, receive)
         if scope["path"] not in GENERATION_PATHS:
+            if (refusal := examine_text(body, self._limits)) is not None:
+                return refusal
             await self._app(scope, _replay(body, receive), send)
             return None
         return await self._generate(scope, body, receive, send)
