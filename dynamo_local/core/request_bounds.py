@@ -56,6 +56,10 @@ class RequestBounds:
     )
     max_choices: int = field(default=1000, metadata={"help": "choices that a structured output may be one of"})
     max_regex_bytes: int = field(default=4096, metadata={"help": "regular expression of a structured output, in bytes"})
+    grammar_timeout_s: float = field(
+        default=10.0,
+        metadata={"help": "how long a grammar may compute, to be checked or compiled, before its request fails"},
+    )
     max_words: int = field(default=1000, metadata={"help": "entries of stop, stop_token_ids and bad_words"})
 
 

@@ -55,7 +55,7 @@ _AGREED = (
     # The engine leaves its output free until the reasoning ends, and the server looks for that end.
     "reasoning-parser", "reasoning-parser-plugin", "reasoning-config",
     # Grammars are checked by the server, and compiled by the engine for its own tokenizer.
-    "structured-outputs-config", "tokenizer", "tokenizer-mode", "tokenizer-revision",
+    "structured-outputs-config", "grammar-timeout-s", "tokenizer", "tokenizer-mode", "tokenizer-revision",
     # The server refuses what the engine cannot do, or would not do.
     "logits-processors", "enable-trace-replay", "watermark", "watermark-config",
     "speculative-config", "spec-method", "spec-model", "spec-tokens",

@@ -27,6 +27,9 @@ from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutp
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages import TokenDelta
 from dynamo_local.core.ports import Dispatcher
+from dynamo_local.core.request_bounds import RequestBounds
+from dynamo_local.engine.vllm.client_errors import drop_clients_errors
+from dynamo_local.engine.vllm.preprocessing import keep_responsive
 from dynamo_local.engine.vllm.wire import core_output_of, request_of
 
 _log = logging.getLogger(__name__)
@@ -103,7 +106,13 @@ class DispatchedCore(EngineCoreClient):
         return core_output_of(delta, *self._begun.pop(delta.request_id, _UNKNOWN))
 
 
-def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -> AsyncLLM:
+def build(
+    vllm_config: VllmConfig,
+    dispatcher: Dispatcher,
+    *,
+    log_stats: bool,
+    grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
+) -> AsyncLLM:
     """An AsyncLLM before `dispatcher`. Call outside the event loop's thread: it takes a while.
 
     (Also because AsyncLLM starts its output loop at once where it finds a running event loop, and the loop is to see
@@ -113,6 +122,8 @@ def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -
     with _core_taken_from(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=not log_stats)
     _isolate_failures(llm.output_processor, core)
+    keep_responsive(llm, grammar_timeout_s)
+    drop_clients_errors()
     return llm
 
 

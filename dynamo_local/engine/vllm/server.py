@@ -19,6 +19,7 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError, EngineError
 from dynamo_local.core.ports import Dispatcher, Progress
+from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.http_ticks import Ending
@@ -97,7 +98,9 @@ class OpenAIServer:
         args = _parse(self._config)
         progress("loading the tokenizer")
         vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        return args, build(vllm_config, self._dispatcher, log_stats=not args.disable_log_stats)
+        timeout_s = self._config.get("grammar-timeout-s", RequestBounds.grammar_timeout_s)
+        log_stats = not args.disable_log_stats
+        return args, build(vllm_config, self._dispatcher, log_stats=log_stats, grammar_timeout_s=timeout_s)
 
     async def _application(self, args: Namespace, llm: Any) -> Any:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
