@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,7 +32,7 @@ from dynamo_local.engine.vllm.core_client import build
 from dynamo_local.engine.vllm.faults import told
 from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
 from dynamo_local.engine.vllm.grammar_threads import GrammarThreads
-from dynamo_local.engine.vllm.preprocessing import LONG_TEXT
+from dynamo_local.engine.vllm.preprocessing import LONG_TEXT, text_length
 from dynamo_local.quickstart import quickstart_model
 from tests.e2e.llm_server import PATIENCE_S
 from tests.e2e.test_vllm_contract import OneByOne
@@ -86,6 +87,14 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one(llm: AsyncLLM, monkey
         tokenizing.may_go_on.set()
         assert await long > LONG_TEXT
         assert await another > LONG_TEXT
+
+
+@pytest.mark.parametrize("content", ["a" * LONG_TEXT, [{"type": "text", "text": "a" * LONG_TEXT}]])
+def test_a_conversation_is_as_long_as_its_texts(content: Any) -> None:
+    conversation = [{"role": "user", "content": "b"}, {"role": "user", "content": content}]
+    assert text_length(functools.partial(print, object(), conversation, chat_template=None)) > LONG_TEXT
+    assert text_length(functools.partial(print, object(), conversation[:1])) < 10
+    assert text_length(functools.partial(print, [1] * LONG_TEXT)) == LONG_TEXT
 
 
 async def generate(llm: AsyncLLM, name: str, params: SamplingParams) -> list[int]:

@@ -40,14 +40,14 @@ def _set_long_texts_apart(renderer: Any) -> None:
     long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text")
 
     def submit_by_length(function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        chosen = long_texts.submit if _characters(function) > LONG_TEXT else submit
+        chosen = long_texts.submit if text_length(function) > LONG_TEXT else submit
         return chosen(function, *args, **kwargs)
 
     executor.submit = submit_by_length
 
 
-def _characters(call: Any) -> int:
-    """About how much text, or how many tokens, a call of the renderer is about: the longest of its arguments."""
+def text_length(call: Any) -> int:
+    """About how many characters, or tokens, a call of the renderer is about: those of its longest argument."""
     if not isinstance(call, functools.partial):
         return 0
     return max((_size(value) for value in (*call.args, *call.keywords.values())), default=0)
