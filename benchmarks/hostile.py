@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.attacks import ATTACKS
 from benchmarks.client import Connection
 from benchmarks.models import MODELS, QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
-from benchmarks.servers import Server, add_override, parse_overrides, running, start_ours, start_vllm
+from benchmarks.servers import ROOT, Server, add_override, parse_overrides, running, start_ours, start_vllm
 from benchmarks.spread import quantile
 
 SUMMARY = "time to the first token of a bystander while another client attacks the server"
@@ -29,17 +32,10 @@ _TURN_S = 6.0
 _TOKENS = 4
 _PAUSE_S = 0.02
 """Between two requests of the bystander."""
-_ANSWER_WITHIN_S = 60.0
+_SETTLE_S = 0.5
+_END_WITHIN_S = 30.0
 
 Answers = Counter[str]
-
-
-@dataclass(frozen=True)
-class Attack:
-    """So many clients that do the same again and again. `send` does it once, and says what it was answered."""
-
-    clients: int
-    send: Callable[[Server], Awaitable[str]]
 
 
 @dataclass
@@ -84,7 +80,7 @@ async def _attacked(server: Server, names: list[str], rounds: int, turn_s: float
     for number in range(rounds):
         for name in names:
             alone = await _bystander(server, turn_s / 2, side.failed)
-            async with _under(ATTACKS[name], server, side.answers[name]):
+            async with _under(name, server, side.answers[name]):
                 side.attacked[name] += await _bystander(server, turn_s, side.failed)
             alone += await _bystander(server, turn_s / 2, side.failed)
             side.alone[name] += alone
@@ -112,111 +108,21 @@ async def _bystander(server: Server, seconds: float, failed: Counter[str]) -> li
 
 
 @asynccontextmanager
-async def _under(attack: Attack, server: Server, answers: Answers) -> AsyncIterator[None]:
-    async def attacker() -> None:
-        while True:
-            answers[await attack.send(server)] += 1
-
-    tasks = [asyncio.create_task(attacker()) for _ in range(attack.clients)]
+async def _under(attack: str, server: Server, answers: Answers) -> AsyncIterator[None]:
+    argv = [sys.executable, "-m", "benchmarks.attacks", attack, server.host, str(server.port), server.model]
+    process = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    assert process.stdout is not None
     try:
+        await process.stdout.readline()
         # It has begun.
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_SETTLE_S)
         yield
+        told, _ = await asyncio.wait_for(process.communicate(), _END_WITHIN_S)
+        answers.update(json.loads(told))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _post(server: Server, path: str, fields: Mapping[str, object]) -> str:
-    """What it was answered, in a word."""
-    body = json.dumps({"model": server.model, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return await _exchange(server, head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-
-
-async def _exchange(server: Server, request: bytes) -> str:
-    try:
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            reader, writer = await asyncio.open_connection(server.host, server.port)
-            try:
-                writer.write(request)
-                await writer.drain()
-                status = (await reader.readline()).split()
-                await reader.read()
-            finally:
-                writer.close()
-    except TimeoutError:
-        return "nothing"
-    except OSError:
-        return "cut off"
-    return status[1].decode() if len(status) > 1 else "cut off"
-
-
-async def _tokenize(server: Server) -> str:
-    return await _post(server, "/tokenize", {"prompt": "word " * 1_400_000})
-
-
-async def _tokenize_within(server: Server) -> str:
-    """As much as is let through."""
-    return await _post(server, "/tokenize", {"prompt": "word " * 200_000})
-
-
-async def _choices(server: Server) -> str:
-    choices = [f"choice number {number}" for number in range(50_000)]
-    return await _post(server, "/v1/completions", {"prompt": "x", "structured_outputs": {"choice": choices}})
-
-
-async def _choices_within(server: Server) -> str:
-    choices = [f"{time.perf_counter()} {number}" for number in range(1000)]
-    fields = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"choice": choices}}
-    return await _post(server, "/v1/completions", fields)
-
-
-async def _bad_tokens(server: Server) -> str:
-    return await _post(server, "/v1/completions", {"prompt": [1, 10**8], "stream": True})
-
-
-async def _long_id(server: Server) -> str:
-    fields = {"prompt": "x", "max_tokens": 1, "request_id": "x" * 2_000_000}
-    return await _post(server, "/v1/completions", fields)
-
-
-async def _slow_headers(server: Server) -> str:
-    return await _dripping(server, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n", b"X: y\r\n")
-
-
-async def _slow_body(server: Server) -> str:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    return await _dripping(server, head + b"Content-Length: 100000\r\n\r\n", b" ")
-
-
-async def _dripping(server: Server, head: bytes, drop: bytes) -> str:
-    """A little now and then, for as long as the server takes it."""
-    with suppress(OSError):
-        reader, writer = await asyncio.open_connection(server.host, server.port)
-        try:
-            writer.write(head)
-            while not reader.at_eof():
-                writer.write(drop)
-                await writer.drain()
-                await asyncio.sleep(0.5)
-        finally:
-            writer.close()
-    await asyncio.sleep(0.05)
-    return "cut off"
-
-
-ATTACKS: Mapping[str, Attack] = {
-    "tokenize 7 MB": Attack(2, _tokenize),
-    "tokenize 1 MB": Attack(2, _tokenize_within),
-    "50,000 choices": Attack(2, _choices),
-    "1,000 choices": Attack(2, _choices_within),
-    "bad token ids": Attack(8, _bad_tokens),
-    "request id of 2 MB": Attack(2, _long_id),
-    "400 slow headers": Attack(400, _slow_headers),
-    "400 slow bodies": Attack(400, _slow_body),
-}
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def _report(sides: Mapping[str, Side]) -> Figures:

@@ -107,10 +107,11 @@ class HttpGate:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return None
-        if (refusal := examine_headers(scope["headers"])) is not None:
+        generates = scope["path"] in GENERATION_PATHS
+        if (refusal := examine_headers(scope["headers"], self._limits, generates=generates)) is not None:
             return refusal
         body = await self._read(scope, receive)
-        if scope["path"] not in GENERATION_PATHS:
+        if not generates:
             if (refusal := examine_text(body, self._limits)) is not None:
                 return refusal
             await self._app(scope, _replay(body, receive), send)

@@ -15,8 +15,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
+from starlette.responses import JSONResponse
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.serve.tokenize import api_router
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.renderers.params import TokenizeParams
@@ -95,6 +97,13 @@ def test_a_conversation_is_as_long_as_its_texts(content: Any) -> None:
     assert text_length(functools.partial(print, object(), conversation, chat_template=None)) > LONG_TEXT
     assert text_length(functools.partial(print, object(), conversation[:1])) < 10
     assert text_length(functools.partial(print, [1] * LONG_TEXT)) == LONG_TEXT
+
+
+def test_many_tokens_are_written_quickly_and_as_ever(llm: AsyncLLM) -> None:
+    content = {"tokens": [1, 2], "token_strs": ["é", "\n"], "count": 2, "max_model_len": 256}
+    quick: Any = vars(api_router)["JSONResponse"]
+    assert quick is not JSONResponse
+    assert quick(content).body == JSONResponse(content).body
 
 
 async def generate(llm: AsyncLLM, name: str, params: SamplingParams) -> list[int]:
