@@ -31,6 +31,10 @@ class Limits:
     max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "largest request body, in bytes"})
     max_prompts: int = field(default=64, metadata={"help": "prompts in one request"})
     max_n: int = field(default=16, metadata={"help": "choices per prompt (n, best_of)"})
+    max_scored_characters: int = field(
+        default=64 * 1024,
+        metadata={"help": "characters of query and items in one request for scores: nothing else is served meanwhile"},
+    )
     max_candidates: int = field(
         default=20,
         metadata={
@@ -83,6 +87,7 @@ class _Asked(msgspec.Struct):
     prompt_logprobs: Any = None
     prompt: Any = None
     messages: Any = None
+    query: Any = None
     items: Any = None
     label_token_ids: Any = None
 
@@ -149,6 +154,13 @@ def _over_bounds(asked: _Asked, limits: Limits) -> Refusal | None:
         ("prompt_logprobs", "prompt_logprobs", _int(asked.prompt_logprobs), limits.max_candidates, "max-candidates"),
         ("label_token_ids", "label_token_ids", _length(labels), limits.max_candidates, "max-candidates"),
         (_prompt_field(asked), "prompts in one request", _prompts(asked), limits.max_prompts, "max-prompts"),
+        (
+            "items",
+            "characters of query and items",
+            _scored(asked),
+            limits.max_scored_characters,
+            "max-scored-characters",
+        ),
     )
     for name, what, value, bound, setting in bounds:
         if value > bound and not (setting == "max-candidates" and bound == ALL):
@@ -184,6 +196,14 @@ def _listed(value: Any, kind: Any) -> int:
 def _items(asked: _Asked) -> int:
     """Of a request for scores, which has labels as well: each item becomes a prompt."""
     return 0 if asked.label_token_ids is None else _length(asked.items)
+
+
+def _scored(asked: _Asked) -> int:
+    """The texts of a request for scores, which the server behind tokenizes on its event loop."""
+    if asked.label_token_ids is None:
+        return 0
+    texts = [asked.query, *(asked.items if isinstance(asked.items, list) else ())]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _length(value: Any) -> int:
