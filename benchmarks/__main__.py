@@ -17,6 +17,7 @@ from benchmarks import (
     disagg,
     faults,
     first_token,
+    hostile,
     idle,
     migration,
     neighbour,
@@ -57,6 +58,7 @@ BENCHMARKS = {
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
+    "hostile": Benchmark(hostile.SUMMARY, hostile.add_arguments, hostile.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ from dynamo_local.monitor.metrics import MOVE_GAP_SECONDS, MOVE_GAP_STEPS, Front
 from dynamo_local.runtime.assigner import Assigner, LocalAssigner, RouterAssigner
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.runtime.dispatcher import BusDispatcher
-from dynamo_local.runtime.http_gate import GateState, HttpGate
+from dynamo_local.runtime.http_gate import GateState, HttpGate, SettingNames
 from dynamo_local.runtime.live_settings import LiveSettings
 from dynamo_local.runtime.presence import FleetWatch
 from dynamo_local.runtime.rebalancer import Rebalancer
 from dynamo_local.runtime.remote_prefill import RemotePrefill
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
+
+_UNREAD_MS = 60_000
+"""How long a client may leave unread what it is sent."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Frontend(Service):
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._settings = context.settings(FrontendSettings)
+        self._limits = _with_max_logprobs(self._settings, context.config)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
         self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
@@ -135,7 +139,7 @@ class Frontend(Service):
         context.tasks.spawn("fleet", self._fleet.run())
         if PREFILL_ROLE in self._roles():
             context.tasks.spawn("queue length", self._graph.follow_queue())
-        self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate())
+        self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate(), self._limits)
         loop, announcer = asyncio.get_running_loop(), context.announcer
 
         def progress(detail: str) -> None:
@@ -167,9 +171,9 @@ class Frontend(Service):
         context = self._context
         if not context.has(PrefillWorker.__name__):
             return None
-        return RemotePrefill(context.bus, context.subjects, context.lease, self._fleet, self._limits)
+        return RemotePrefill(context.bus, context.subjects, context.lease, self._fleet, self._prefill_limits)
 
-    def _limits(self) -> disaggregation.Limits:
+    def _prefill_limits(self) -> disaggregation.Limits:
         """As they are now: `dynamo config set` may have changed them."""
         settings = self._live_settings
         return disaggregation.Limits(
@@ -207,11 +211,19 @@ class Frontend(Service):
     def _gate(self) -> Any:
         state = GateState(has_worker=lambda: bool(self._fleet.view.ready()), is_draining=lambda: self._draining)
         keys = _read_keys(self._settings.api_key_file)
+        names = SettingNames(type(self).__name__, server_schema().keys())
 
         def gate(app: Any) -> HttpGate:
-            return HttpGate(app, limits=self._settings, state=state, api_keys=keys)
+            return HttpGate(app, limits=self._limits, state=state, api_keys=keys, names=names)
 
         return gate
+
+
+def _with_max_logprobs(limits: Limits, config: Mapping[str, Any]) -> Limits:
+    """The limits; who has set vLLM's max-logprobs and no max-candidates of ours means both."""
+    if "max-candidates" in config or config.get("max-logprobs") is None:
+        return limits
+    return replace(limits, max_candidates=config["max-logprobs"])
 
 
 def _bind() -> socket.socket:
@@ -223,6 +235,8 @@ def _bind() -> socket.socket:
     # first token of every stream waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # A client that does not read its answer is given up: its requests would be under way for ever.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
     try:
         listener.bind((host, port))
     except OSError as error:

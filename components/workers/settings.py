@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dynamo_local.core.ports import Engine
+from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema
@@ -34,6 +35,10 @@ class WorkerSettings:
         default=False,
         metadata={"help": "lend KV blocks to other workers, and pull theirs; needed where prefill is separate"},
     )
+    grammar_timeout_s: float = field(
+        default=RequestBounds.grammar_timeout_s,
+        metadata={"help": "how long a grammar may compute, to be compiled, before its request fails"},
+    )
     prefill_batch: int = field(
         default=4, metadata={"help": "prefill jobs that a worker in the prefill role computes at once"}
     )
@@ -41,6 +46,8 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.prefill_batch < 1:
             raise ValueError(f"prefill-batch must be at least 1, not {self.prefill_batch}")
+        if self.grammar_timeout_s <= 0:
+            raise ValueError(f"grammar-timeout-s must be positive, not {self.grammar_timeout_s:g}")
 
 
 def worker_schema() -> SchemaTable:
@@ -61,5 +68,11 @@ def make_engine(context: ServiceContext) -> Engine:
         return MockerEngine(context.settings(MockerSettings), context.private_dir)
     from dynamo_local.engine.vllm.engine import VllmEngine
 
-    kv_transfer = context.settings(WorkerSettings).kv_transfer
-    return VllmEngine(context.config, context.private_dir, kv_transfer=kv_transfer, tasks=context.tasks)
+    settings = context.settings(WorkerSettings)
+    return VllmEngine(
+        context.config,
+        context.private_dir,
+        kv_transfer=settings.kv_transfer,
+        grammar_timeout_s=settings.grammar_timeout_s,
+        tasks=context.tasks,
+    )

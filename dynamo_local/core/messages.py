@@ -211,6 +211,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     `exclusive`: only if the worker is set apart for this request, and free.
 
     `adapter` names a LoRA adapter. What a name stands for is the worker's configuration, and never a client's to say.
+
+    `reasoning_parser_kwargs` are arguments of the engine's reasoning parser, which tell it how the prompt was made, in
+    msgpack. `session_id` and `trace_headers` are the client's own words for what the request belongs to.
     """
 
     request_id: str
@@ -224,6 +227,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     cache_salt: str | None = None
     adapter: str | None = None
     reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: bytes | None = None
+    session_id: str | None = None
+    trace_headers: dict[str, str] | None = None
     source: str | None = None
     hold_s: float = 0.0
     exclusive: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +139,12 @@ class Request:
     adapter: str | None = None
     """The LoRA adapter that the client has named as its model."""
     reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: bytes | None = None
+    """Arguments of the engine's reasoning parser, in msgpack."""
+    session_id: str | None = None
+    """What the client says that several requests belong to."""
+    trace_headers: Mapping[str, str] | None = None
+    """Where the request stands in the client's traces (W3C Trace Context)."""
     survival: Survival = LOST
     """How its output survives a new epoch; unless somebody knows better, not at all."""
     max_tokens: int | None = None

@@ -208,6 +208,9 @@ class Placer:
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             reasoning_ended=request.reasoning_ended,
+            reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+            session_id=request.session_id,
+            trace_headers=None if request.trace_headers is None else dict(request.trace_headers),
             exclusive=live.standing.suspect,
         )
 

@@ -9,6 +9,7 @@
 Every layer is checked by itself, so that an error names its source. A later layer wins:
 decorator, Common in the file, the service in the file, `--model` and `--Common.key=`, `--Service.key=`.
 In the file, a service's own key replaces the one from Common; an option merges deeply into what is there.
+Some keys are told to all services, whoever they were given to (agreement.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_namespace
+from dynamo_local.sdk.agreement import agree
 from dynamo_local.sdk.graph import Graph, target_of
 from dynamo_local.sdk.overrides import Override, parse_override
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
@@ -66,10 +68,11 @@ def resolve(
     if model is not None:
         takes = _give_model(specs, takes)
         typed = replace(typed, common={**typed.common, _MODEL: (model, "--model")})
+    sections = agree(specs, {spec.name: _section(spec, takes, filed, typed) for spec in specs})
     services = tuple(
         _resolved(
             cls,
-            _section(spec_of(cls), takes, filed, typed),
+            sections[spec_of(cls).name],
             graph.edges[spec_of(cls).name],
             _role(spec_of(cls), specs),
         )

@@ -50,10 +50,18 @@ class ConfigSchema(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SchemaTable:
-    """A schema that is a table of keys. `settings` are the dataclasses that some keys were read from."""
+    """A schema that is a table of keys. `settings` are the dataclasses that some keys were read from.
+
+    `fixed`: names that users may know and that are no keys here, each with what to do instead.
+
+    `agreed`: keys, and dotted paths in them, on which all services of a graph that have them must agree, each with the
+    name under which it is compared.
+    """
 
     table: Mapping[str, KeySpec]
     settings: tuple[type, ...] = ()
+    fixed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    agreed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def keys(self) -> Mapping[str, KeySpec]:
         return self.table
@@ -85,18 +93,37 @@ def combine(*schemas: ConfigSchema) -> SchemaTable:
     """A schema with the keys of all. A key that two of them have raises GraphError."""
     table: dict[str, KeySpec] = {}
     settings: list[type] = []
+    fixed: dict[str, str] = {}
+    agreed: dict[str, str] = {}
     for schema in schemas:
         settings.extend(settings_of(schema))
+        fixed.update(fixed_by(schema))
+        agreed.update(agreed_in(schema))
         for name, spec in schema.keys().items():
             if name in table:
                 raise GraphError(f"configuration key {name} is declared twice")
             table[name] = spec
-    return SchemaTable(types.MappingProxyType(table), tuple(settings))
+    return SchemaTable(
+        types.MappingProxyType(table),
+        tuple(settings),
+        types.MappingProxyType(fixed),
+        types.MappingProxyType(agreed),
+    )
 
 
 def settings_of(schema: ConfigSchema) -> tuple[type, ...]:
     """The settings dataclasses behind a schema, so that a configuration can be checked against them."""
     return schema.settings if isinstance(schema, SchemaTable) else ()
+
+
+def fixed_by(schema: ConfigSchema) -> Mapping[str, str]:
+    """The names that are known and no keys, each with what to do instead."""
+    return schema.fixed if isinstance(schema, SchemaTable) else {}
+
+
+def agreed_in(schema: ConfigSchema) -> Mapping[str, str]:
+    """The keys, and paths in them, on which services must agree, each with the name under which it is compared."""
+    return schema.agreed if isinstance(schema, SchemaTable) else {}
 
 
 def coerce(spec: KeySpec, value: Any) -> Any:

@@ -5,14 +5,14 @@ A file and an option of the command line go through the same checks: an option i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.sdk.redaction import shown
 from dynamo_local.sdk.resources import Resources
-from dynamo_local.sdk.schema import canonical, coerce
+from dynamo_local.sdk.schema import canonical, coerce, fixed_by
 from dynamo_local.sdk.service import ServiceSpec
 from dynamo_local.sdk.suggestions import suggest
 
@@ -87,12 +87,19 @@ def check_value(spec: ServiceSpec, name: str, value: Any, origin: str, source: s
     """The value as the service's schema wants it. `source` names the section it came from, if another one."""
     keys = spec.schema.keys()
     if name not in keys:
-        raise ConfigError(f"{origin}: {spec.name} has no key {name}", suggest(name, (*keys, ARGS)))
+        raise _no_key(spec, name, f"{origin}: {spec.name} has no key {name}", (*keys, ARGS))
     try:
         return coerce(keys[name], value)
     except ValueError as error:
         via = f" (from {source})" if source else ""
         raise ConfigError(f"{origin}: {spec.name}.{name}{via} is {shown(name, value)}", str(error)) from error
+
+
+def _no_key(spec: ServiceSpec, name: str, cause: str, keys: Iterable[str]) -> ConfigError:
+    fixed = fixed_by(spec.schema)
+    if name in fixed:
+        return ConfigError(f"{cause}: it is fixed by this project", fixed[name])
+    return ConfigError(cause, suggest(name, keys))
 
 
 def _mapping(raw: Any, section: str, origin: str) -> dict[str, Any]:
@@ -112,10 +119,7 @@ def _takes(spec: ServiceSpec, raw: Any, origin: str) -> tuple[str, ...]:
     keys = spec.schema.keys()
     for name in names:
         if name not in keys:
-            raise ConfigError(
-                f"{origin}: {spec.name}.{TAKES} lists {name}, {spec.name} has no such key",
-                suggest(name, keys),
-            )
+            raise _no_key(spec, name, f"{origin}: {spec.name}.{TAKES} lists {name}, {spec.name} has no such key", keys)
     return names
 
 

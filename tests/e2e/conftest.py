@@ -17,6 +17,9 @@ from tests.e2e.adapters import RANK, make_adapter
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 KEY = "test-key"
+ORIGIN = "https://app.example"
+"""Of the only pages that browsers let in."""
+
 ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
@@ -39,7 +42,7 @@ def own_servers(turn: str) -> None:
 
 @pytest.fixture(scope="session")
 def served(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
-    """`agg_router` with two workers, an API key and small limits. Its end is a test of its own."""
+    """`agg_router` with two workers, an API key, its own limits, and pages of one origin let in. Its end is a test."""
     root = tmp_path_factory.mktemp("state")
     keys = root / "keys"
     keys.write_text(f"{KEY}\n")
@@ -49,6 +52,9 @@ def served(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmS
         f"--Frontend.api-key-file={keys}",
         "--Frontend.max-requests=24",
         "--Frontend.max-body-bytes=200000",
+        "--Frontend.max-n=18",
+        f"--Frontend.allowed-origins=[{ORIGIN}]",
+        "--Frontend.enable-request-id-headers=true",
         "--VllmWorker.dtype=float32",
         # A drain is over when the streams are; on a busy machine they take long.
         f"--drain-timeout={PATIENCE_S}",
@@ -90,6 +96,7 @@ def pair(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
         "--Frontend.max-model-len=8192",
         "--Frontend.enable-auto-tool-choice=true",
         "--Frontend.tool-call-parser=hermes",
+        "--Frontend.max-logprobs=-1",
         f"--drain-timeout={PATIENCE_S}",
         f"--Frontend.drain-timeout-s={PATIENCE_S}",
         f"--VllmWorker.drain-timeout-s={PATIENCE_S}",

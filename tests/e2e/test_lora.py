@@ -87,6 +87,8 @@ def test_adapters_are_listed_and_nothing_else_is_a_model(server: LlmServer) -> N
         ("pirate", "quickstart"),
         ("robot", "quickstart"),
     ]
+    for card in listed:
+        assert httpx.get(f"{server.url}/v1/models/{card['id']}").json()["parent"] == card["parent"]
     assert ask(server, "parrot", "unknown").status_code == 404
 
 

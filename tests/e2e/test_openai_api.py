@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
 MODEL = "quickstart"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def answered(http: httpx.Client, path: str, body: dict[str, Any] | bytes) -> dict[str, Any]:
+    """What a path answers to a body, which it takes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = http.post(path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 def complete(client: openai.OpenAI, prompt: str, tokens: int = 12, **options: object) -> str:
@@ -30,6 +42,14 @@ def test_chat(client: openai.OpenAI) -> None:
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_one_model_is_told_by_its_name(client: openai.OpenAI) -> None:
+    listed = client.models.list().data[0]
+    model = client.models.retrieve(MODEL)
+    assert (model.id, model.object, model.owned_by) == (listed.id, listed.object, listed.owned_by)
+    with pytest.raises(openai.NotFoundError, match="`org/other` does not exist"):
+        client.models.retrieve("org/other")
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
@@ -86,6 +106,14 @@ def test_prompt_logprobs_cover_the_prompt(client: openai.OpenAI) -> None:
     assert answer.usage is not None
     assert len(logprobs.token_logprobs) == answer.usage.prompt_tokens + 1
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+
+
+def test_the_whole_vocabulary_where_that_is_set(api: openai.OpenAI) -> None:
+    answer = api.completions.create(model=MODEL, prompt="abc", max_tokens=1, logprobs=-1, temperature=0)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert len(logprobs.top_logprobs[0]) > 100
 
 
 def test_stop_string(client: openai.OpenAI) -> None:
@@ -149,3 +177,61 @@ def test_prompts_of_one_request_are_answered_in_order(client: openai.OpenAI) -> 
     prompts = ["alpha", "beta", "gamma"]
     answer = client.completions.create(model=MODEL, prompt=prompts, max_tokens=12, temperature=0)
     assert [choice.text for choice in answer.choices] == [complete(client, prompt) for prompt in prompts]
+
+
+def test_a_stream_is_neither_kept_nor_collected_on_its_way(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 2, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert (stream.headers["cache-control"], stream.headers["x-accel-buffering"]) == ("no-cache", "no")
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_several_conversations_in_one_request(http: httpx.Client) -> None:
+    body = {"model": MODEL, "messages": [HELLO, HELLO], "max_tokens": 4, "temperature": 0}
+    choices = answered(http, "/v1/chat/completions/batch", body)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert choices[0]["message"]["content"] == choices[1]["message"]["content"]
+
+
+def test_scores(http: httpx.Client) -> None:
+    body = {"model": MODEL, "query": "is it", "items": [" so", " not"], "label_token_ids": [97, 98]}
+    scores = [item["score"] for item in answered(http, "/generative_scoring", body)["data"]]
+    swapped = answered(http, "/generative_scoring", body | {"label_token_ids": [98, 97]})["data"]
+    assert [first + second["score"] for first, second in zip(scores, swapped, strict=True)] == pytest.approx([1, 1])
+
+
+def test_invocations_take_what_chat_and_completions_take(http: httpx.Client) -> None:
+    more = {"model": MODEL, "max_tokens": 2, "temperature": 0}
+    assert answered(http, "/invocations", {"messages": HELLO} | more)["object"] == "chat.completion"
+    assert answered(http, "/invocations", {"prompt": "hello"} | more)["object"] == "text_completion"
+
+
+def test_requests_are_read_as_leniently_as_by_vllm(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": "2", "n": "2", "temperature": 0.5}
+    for encoding in ("utf-8", "utf-16", "utf-8-sig"):
+        answer = answered(http, "/v1/completions/", json.dumps(body).encode(encoding))
+        assert len(answer["choices"]) == 2
+    for path in ("/metrics/", "/v1/models/", "/health/"):
+        assert http.get(path).status_code == 200
+
+
+def test_the_load_is_told(http: httpx.Client) -> None:
+    assert isinstance(http.get("/load").json()["server_load"], int)
+
+
+def test_what_is_open_is_described_and_nothing_else(http: httpx.Client) -> None:
+    page = http.get("/docs")
+    assert page.status_code == 200
+    # The page loads nothing from elsewhere.
+    assert page.text.count("https://") == page.text.count("https://fastapi.tiangolo.com/img/favicon.png")
+    for part in ("/static/swagger-ui-bundle.js", "/static/swagger-ui.css"):
+        assert part in page.text
+        assert http.get(part).status_code == 200
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/models/{model}", "/generative_scoring", "/tokenize", "/load"} <= paths.keys()
+    for path, methods in paths.items():
+        for method in methods:
+            found = http.request(method.upper(), path, content=b"{" if method == "post" else None)
+            assert found.status_code not in (404, 405) or path == "/v1/models/{model}", path
+    assert not {"/sleep", "/v1/load_lora_adapter", "/scale_elastic_ep", "/v1/systemone"} & paths.keys()

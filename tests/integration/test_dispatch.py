@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from dynamo_local.core.errors import BusError
@@ -17,11 +20,14 @@ pytestmark = pytest.mark.integration
 async def test_a_submission_says_all_that_the_worker_must_know(
     frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker]
 ) -> None:
-    await frontend.dispatcher.submit(request(priority=5, cache_salt="salt", adapter="pirate", reasoning_ended=True))
+    told: dict[str, Any] = {"session_id": "s", "trace_headers": {"traceparent": "t"}}
+    told |= {"reasoning_parser_kwargs": msgspec.msgpack.encode({"chat_template_kwargs": {"thinking": True}})}
+    carried = {"priority": 5, "cache_salt": "salt", "adapter": "pirate", "reasoning_ended": True, **told}
+    await frontend.dispatcher.submit(request(**carried))
     work = await pair[0].submitted()
     assert (work.request_id, work.epoch, work.frontend, work.position) == ("r1", 1, "f1", 0)
     assert (work.token_ids, work.arrival_time) == ([1, 2, 3], 1.0)
-    assert (work.priority, work.cache_salt, work.adapter, work.reasoning_ended) == (5, "salt", "pirate", True)
+    assert {name: getattr(work, name) for name in carried} == carried
 
 
 async def test_tokens_come_out_once_and_in_order(frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker]) -> None:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -14,17 +17,58 @@ import msgspec
 from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.sdk.schema import KeySpec, SchemaTable
 
-MANAGED = frozenset(
+_LISTENING = "`dynamo serve` has --host and --port"
+_PROCESSES = "processes and devices are given by ServiceArgs and `dynamo scale`"
+_ONE_PROTOCOL = "HTTP alone is served"
+_HEADS = "use max-header-bytes and max-headers"
+_UNTOLD = "what engines tell beside tokens and log-probabilities is not brought to clients"
+
+MANAGED: Mapping[str, str] = MappingProxyType(
     {
-        # Fixed by this project: where to listen, what stands behind the server, how many processes there are.
-        "api-server-count", "config", "data-parallel-supervisor-port", "device-ids", "enable-fault-tolerance",
-        "enable-server-load-tracking", "grpc", "grpc-port", "headless", "host", "middleware", "port", "uds",
-        "dp-supervisor-probe-failure-threshold", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s",
-        # A secret does not belong in a configuration: see the frontend's api-key-file.
-        "api-key",
+        "host": _LISTENING,
+        "port": _LISTENING,
+        "uds": _LISTENING,
+        "api-server-count": _PROCESSES,
+        "data-parallel-supervisor-port": _PROCESSES,
+        "device-ids": _PROCESSES,
+        "dp-supervisor-probe-failure-threshold": _PROCESSES,
+        "dp-supervisor-probe-interval-s": _PROCESSES,
+        "dp-supervisor-probe-timeout-s": _PROCESSES,
+        "headless": _PROCESSES,
+        "grpc": _ONE_PROTOCOL,
+        "grpc-port": _ONE_PROTOCOL,
+        "h11-max-header-count": _HEADS,
+        "h11-max-incomplete-event-size": _HEADS,
+        "config": "`dynamo serve` has --file",
+        "enable-fault-tolerance": "it recovers from the loss of workers in its own way",
+        "enable-server-load-tracking": "GET /load counts without it",
+        "enable-return-routed-experts": _UNTOLD,
+        "per-request-spec-decode-metrics": _UNTOLD,
+        "return-sampling-mask": _UNTOLD,
+        "middleware": "what comes in is the gate's to judge",
+        "api-key": "a secret does not belong in a configuration, use api-key-file",
     }
+)
+"""Arguments of `vllm serve` that are not settings here, and what is to be done instead."""
+
+_AGREED = (
+    # The engine leaves its output free until the reasoning ends, and the server looks for that end.
+    "reasoning-parser", "reasoning-parser-plugin", "reasoning-config",
+    # Grammars are checked by the server, and compiled by the engine for its own tokenizer.
+    "structured-outputs-config", "grammar-timeout-s", "tokenizer", "tokenizer-mode", "tokenizer-revision",
+    # The server refuses what the engine cannot do, or would not do.
+    "logits-processors", "enable-trace-replay", "watermark", "watermark-config",
+    "speculative-config", "spec-method", "spec-model", "spec-tokens",
+    # The server reads the model's own configuration: its vocabulary, its length.
+    "hf-config-path", "hf-overrides", "revision", "trust-remote-code",
 )  # fmt: skip
-"""Arguments of `vllm serve` that are not settings here."""
+_OTHER_SPELLINGS = {
+    "structured-outputs-config.reasoning_parser": "reasoning-parser",
+    "structured-outputs-config.reasoning_parser_plugin": "reasoning-parser-plugin",
+    "reasoning-config.reasoning_parser": "reasoning-parser",
+}
+AGREED: Mapping[str, str] = MappingProxyType({**{name: name for name in _AGREED}, **_OTHER_SPELLINGS})
+"""Arguments on which frontend and workers must agree, each with the name under which it is compared."""
 
 _ADAPTERS = KeySpec("lora-modules", "list", optional=True, help="LoRA adapters, each as name=path; with enable-lora")
 
@@ -57,7 +101,8 @@ def adapter_schema() -> SchemaTable:
 
 
 def _table(specs: list[KeySpec]) -> SchemaTable:
-    return SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
+    keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
+    return replace(keys, fixed=MANAGED, agreed=AGREED)
 
 
 def to_argv(config: dict[str, Any], allowed: SchemaTable) -> list[str]:

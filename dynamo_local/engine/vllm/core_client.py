@@ -9,11 +9,11 @@ made. This module does the last, in `build`, and a contract test holds it to the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -27,6 +27,9 @@ from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutp
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages import TokenDelta
 from dynamo_local.core.ports import Dispatcher
+from dynamo_local.core.request_bounds import RequestBounds
+from dynamo_local.engine.vllm.client_errors import drop_clients_errors
+from dynamo_local.engine.vllm.preprocessing import keep_responsive
 from dynamo_local.engine.vllm.wire import core_output_of, request_of
 
 _log = logging.getLogger(__name__)
@@ -39,6 +42,16 @@ class _Resources:
     engine_dead: bool = False
 
 
+class _Begun(NamedTuple):
+    """What vLLM wants to know of a request with each of its outputs, and workers need not tell."""
+
+    prompt_tokens: int
+    trace_headers: Mapping[str, str] | None
+
+
+_UNKNOWN = _Begun(0, None)
+
+
 class DispatchedCore(EngineCoreClient):
     """An engine-core client whose engine is a fleet."""
 
@@ -47,7 +60,7 @@ class DispatchedCore(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._dispatcher = dispatcher
         self._lora = lora
-        self._prompt_tokens: dict[str, int] = {}
+        self._begun: dict[str, _Begun] = {}
         self._failures: dict[str, Exception] = {}
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
@@ -58,12 +71,12 @@ class DispatchedCore(EngineCoreClient):
             ours = request_of(request, lora=self._lora)
         except BadRequestError as error:
             raise VLLMClientError(str(error)) from error
-        self._prompt_tokens[request.request_id] = len(ours.prompt_token_ids)
+        self._begun[request.request_id] = _Begun(len(ours.prompt_token_ids), ours.trace_headers)
         await self._dispatcher.submit(ours)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            self._prompt_tokens.pop(request_id, None)
+            self._begun.pop(request_id, None)
         await self._dispatcher.cancel(request_ids)
 
     async def get_output_async(self) -> EngineCoreOutputs:
@@ -87,13 +100,19 @@ class DispatchedCore(EngineCoreClient):
 
     def _translate(self, delta: TokenDelta) -> EngineCoreOutput:
         if delta.finish is None:
-            return core_output_of(delta, self._prompt_tokens.get(delta.request_id, 0))
+            return core_output_of(delta, *self._begun.get(delta.request_id, _UNKNOWN))
         if delta.finish == "error":
             self._failures[delta.request_id] = _exception_of(delta)
-        return core_output_of(delta, self._prompt_tokens.pop(delta.request_id, 0))
+        return core_output_of(delta, *self._begun.pop(delta.request_id, _UNKNOWN))
 
 
-def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -> AsyncLLM:
+def build(
+    vllm_config: VllmConfig,
+    dispatcher: Dispatcher,
+    *,
+    log_stats: bool,
+    grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
+) -> AsyncLLM:
     """An AsyncLLM before `dispatcher`. Call outside the event loop's thread: it takes a while.
 
     (Also because AsyncLLM starts its output loop at once where it finds a running event loop, and the loop is to see
@@ -103,6 +122,8 @@ def build(vllm_config: VllmConfig, dispatcher: Dispatcher, *, log_stats: bool) -
     with _core_taken_from(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=not log_stats)
     _isolate_failures(llm.output_processor, core)
+    keep_responsive(llm, grammar_timeout_s)
+    drop_clients_errors()
     return llm
 
 

@@ -18,8 +18,10 @@ import msgspec
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
+from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.grammar_threads import TIMEOUT_ENV
 from dynamo_local.engine.vllm.launch import launch
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
@@ -49,11 +51,18 @@ class VllmEngine:
 
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
     environment.py.
-    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it. `tasks`: whose failure is the worker's.
+    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it. `grammar_timeout_s`: see
+    grammar_deadline.py. `tasks`: whose failure is the worker's.
     """
 
     def __init__(
-        self, config: dict[str, Any], private_dir: Path, *, kv_transfer: bool = False, tasks: TaskGuard | None = None
+        self,
+        config: dict[str, Any],
+        private_dir: Path,
+        *,
+        kv_transfer: bool = False,
+        grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
+        tasks: TaskGuard | None = None,
     ) -> None:
         self._tasks = tasks or TaskGuard()
         self._threads = EngineThreads()
@@ -61,6 +70,7 @@ class VllmEngine:
         self._config = config
         self._private_dir = private_dir
         self._kv_transfer = kv_transfer
+        self._grammar_timeout_s = grammar_timeout_s
         self._pull: PrefixPull | None = None
         self._live: dict[str, _Live] = {}
         self._names: dict[RequestEpoch, str] = {}
@@ -80,6 +90,7 @@ class VllmEngine:
 
     async def start(self, progress: Progress) -> EngineInfo:
         prepare_environment(self._private_dir)
+        os.environ[TIMEOUT_ENV] = f"{self._grammar_timeout_s:g}"
         try:
             self._core, vllm_config, self._adapters = await self._launch(progress)
             await self._adapters.load(self._core)

@@ -31,7 +31,9 @@ def launch(
     from vllm.v1.executor.abstract import Executor
 
     from dynamo_local.engine.vllm.continuing import install
+    from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
     from dynamo_local.engine.vllm.lora import Adapters
+    from dynamo_local.engine.vllm.token_logprobs import give_each_its_own
 
     progress("reading the model's configuration")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
@@ -63,6 +65,8 @@ def launch(
     threads.forked_here()
     # For processes that are forked; those that are spawned load plugin.py.
     install()
+    bound_compilation()
+    give_each_its_own()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True

@@ -33,8 +33,12 @@ def register() -> None:
     if parent is not None:
         die_with_parent(parent.pid)
         from dynamo_local.engine.vllm.continuing import install
+        from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
+        from dynamo_local.engine.vllm.token_logprobs import give_each_its_own
 
         install()
+        bound_compilation()
+        give_each_its_own()
 
 
 def _stay_frozen() -> None:

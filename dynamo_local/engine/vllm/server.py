@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, EngineError
 from dynamo_local.core.ports import Dispatcher, Progress
+from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.http_ticks import Ending
+from dynamo_local.engine.vllm.outer import take_outer
+from dynamo_local.engine.vllm.routes import add_routes
 from dynamo_local.sdk.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -29,8 +33,7 @@ _log = logging.getLogger(__name__)
 Middleware = Callable[[Any], Any]
 """Wraps an ASGI application."""
 
-_SAFE_DEFAULTS = {
-    "disable-fastapi-docs": True,
+_DEFAULTS = {
     "disable-uvicorn-access-log": True,
     "uvicorn-log-level": "warning",
 }
@@ -48,11 +51,16 @@ class OpenAIServer:
     """One HTTP server.
 
     `config` holds keys of the engine's and the server's schema; others are ignored. `private_dir`: see
-    environment.py.
+    environment.py. `gate` is put around vLLM's application; of `limits`, those of connections are kept here.
     """
 
-    def __init__(self, config: dict[str, Any], private_dir: Path, dispatcher: Dispatcher, gate: Middleware) -> None:
-        self._config = {**_SAFE_DEFAULTS, **config}
+    def __init__(
+        self, config: dict[str, Any], private_dir: Path, dispatcher: Dispatcher, gate: Middleware, limits: Limits
+    ) -> None:
+        # The page loads what it needs from here, and not from elsewhere.
+        documented = not config.get("disable-fastapi-docs", False)
+        self._config = {**_DEFAULTS, "enable-offline-docs": documented, **config}
+        self._limits = limits
         self._private_dir = private_dir
         self._dispatcher = dispatcher
         self._gate = gate
@@ -97,7 +105,9 @@ class OpenAIServer:
         args = _parse(self._config)
         progress("loading the tokenizer")
         vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        return args, build(vllm_config, self._dispatcher, log_stats=not args.disable_log_stats)
+        timeout_s = self._config.get("grammar-timeout-s", RequestBounds.grammar_timeout_s)
+        log_stats = not args.disable_log_stats
+        return args, build(vllm_config, self._dispatcher, log_stats=log_stats, grammar_timeout_s=timeout_s)
 
     async def _application(self, args: Namespace, llm: Any) -> Any:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -110,15 +120,23 @@ class OpenAIServer:
         # A library that vLLM calls there raises the level of all logging, ours included.
         root.setLevel(level)
         await init_app_state(llm, app.state, args, tasks)
+        add_routes(app)
         return app
 
     def _serve(self, args: Namespace, llm: Any, app: Any, listener: socket.socket) -> _Serving:
         import uvicorn
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
+        from dynamo_local.engine.vllm.http_connections import Connections
+
+        around = take_outer(app)
         config = uvicorn.Config(
             # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
-            self._gate(app),
+            around(self._gate(app)),
+            # Which uvicorn would guess wrongly of layers that are no coroutine functions.
+            interface="asgi3",
+            http=Connections(self._limits).protocol,
+            ws="none",
             log_level=args.uvicorn_log_level,
             access_log=not args.disable_uvicorn_access_log,
             ssl_keyfile=args.ssl_keyfile,
@@ -126,7 +144,6 @@ class OpenAIServer:
             ssl_ca_certs=args.ssl_ca_certs,
             ssl_cert_reqs=args.ssl_cert_reqs,
             timeout_keep_alive=int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")),
-            h11_max_incomplete_event_size=args.h11_max_incomplete_event_size,
         )
         server = NoSignalServer(config)
         ending = Ending(server)

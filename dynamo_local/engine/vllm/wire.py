@@ -5,7 +5,7 @@ Numbers stay exact: arrays travel as their bytes. Nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,10 @@ def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Reques
         raise BadRequestError("multimodal prompts are not supported")
     if params.prompt_logprob_token_ids is not None:
         raise BadRequestError("prompt_logprob_token_ids is not supported")
+    if core_request.kv_hints is not None:
+        raise BadRequestError("kv_hints is not supported")
+    if core_request.resumable:
+        raise BadRequestError("a prompt that comes bit by bit is not supported")
     if lora:
         _check_beside_adapters(params)
     return Request(
@@ -73,11 +77,24 @@ def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Reques
         cache_salt=core_request.cache_salt,
         adapter=None if core_request.lora_request is None else core_request.lora_request.lora_name,
         reasoning_ended=core_request.reasoning_ended,
+        reasoning_parser_kwargs=_packed(core_request.reasoning_parser_kwargs),
+        session_id=core_request.session_id,
+        trace_headers=core_request.trace_headers,
         survival=survival_of(params),
         max_tokens=params.max_tokens,
         # For log-probabilities of the prompt, vLLM computes it whole, whatever is cached.
         prefill_elsewhere=params.prompt_logprobs is None,
     )
+
+
+def _packed(kwargs: dict[str, Any] | None) -> bytes | None:
+    """Whatever a client has put into its chat template's arguments. Raises BadRequestError."""
+    if kwargs is None:
+        return None
+    try:
+        return msgspec.msgpack.encode(kwargs)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadRequestError(f"chat_template_kwargs cannot be told to an engine: {error}") from error
 
 
 def _sampling_at(params: SamplingParams) -> Sampling:
@@ -140,8 +157,21 @@ def core_request_of(
         data_parallel_rank=None,
         priority=work.priority,
         reasoning_ended=work.reasoning_ended,
+        reasoning_parser_kwargs=_unpacked(work.reasoning_parser_kwargs),
+        session_id=work.session_id,
+        trace_headers=work.trace_headers,
         resumable=stays,
     )
+
+
+def _unpacked(kwargs: bytes | None) -> dict[str, Any] | None:
+    """Inverse of `_packed`. Raises RequestError."""
+    if kwargs is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(kwargs, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the reasoning parser's arguments cannot be read: {error}") from error
 
 
 def _check_beside_adapters(params: SamplingParams) -> None:
@@ -190,8 +220,10 @@ def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> 
     )
 
 
-def core_output_of(delta: TokenDelta, prompt_tokens: int) -> EngineCoreOutput:
-    """An accepted delta as vLLM's output processor takes it."""
+def core_output_of(
+    delta: TokenDelta, prompt_tokens: int, trace_headers: Mapping[str, str] | None = None
+) -> EngineCoreOutput:
+    """An accepted delta as vLLM's output processor takes it. `trace_headers` are those of its request."""
     events = [EngineCoreEvent(EngineCoreEventType(kind), timestamp) for kind, timestamp in delta.events]
     return EngineCoreOutput(
         request_id=delta.request_id,
@@ -201,6 +233,7 @@ def core_output_of(delta: TokenDelta, prompt_tokens: int) -> EngineCoreOutput:
         finish_reason=None if delta.finish is None else _FINISH[delta.finish],
         stop_reason=delta.stop_reason,
         events=events or None,
+        trace_headers=trace_headers,
         prefill_stats=_prefill_stats(delta.cached_tokens, prompt_tokens),
     )
 

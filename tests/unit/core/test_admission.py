@@ -81,7 +81,6 @@ def test_any_bytes_are_judged_without_an_exception(body: bytes) -> None:
         pytest.param(b'{"n": 100, "temperature": 1e999}', id="number beyond range"),
         pytest.param(b'{"n": 100, "user": "\\ud800"}', id="lone surrogate"),
         pytest.param('{"n": 100}'.encode("utf-16"), id="utf-16"),
-        pytest.param('{"n": 100}'.encode("utf-8-sig"), id="byte order mark"),
         pytest.param(b'{"n": 1, "user": "\xff"}', id="not utf-8"),
         pytest.param(b'{"n": 1, "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="nested without end"),
         pytest.param(b'{"a":' * 100_000, id="nested and cut off"),
@@ -90,6 +89,18 @@ def test_any_bytes_are_judged_without_an_exception(body: bytes) -> None:
 def test_what_cannot_be_read_is_refused_here(body: bytes) -> None:
     """The server behind reads some of these, and would then serve n = 100."""
     assert "not a JSON object" in refused(body).message
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (b'{"temperature": NaN}', "JSON has no NaN and no Infinity"),
+        (b'{"temperature": -Infinity}', "JSON has no NaN and no Infinity"),
+        (b'{"user": "\\uD800"}', "in pairs"),
+    ],
+)
+def test_what_other_readers_take_is_refused_with_a_hint(body: bytes, hint: str) -> None:
+    assert hint in refused(body).message
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -104,14 +115,33 @@ def test_numbers_are_bounded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["100", " 1_00 ", "1e2", "x", ""])
-def test_digits_in_a_string_are_no_number(name: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["100", " 100 ", "+100", "0100", "100.0", "100.00", "-2"])
+def test_digits_in_a_string_are_a_number(name: str, value: str) -> None:
+    """The server behind reads them so."""
+    if not (name in ("n", "best_of") and value == "-2"):  # which is for the server behind to refuse
+        refusal = refused({name: value})
+        assert (refusal.param, str(int(float(value))) in refusal.message) == (name, True)
+    assert isinstance(judge({name: "1"}), Demand)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [" 1_00 ", "1e2", "x", "", "1.5", "\u0661", "\u20033", "9" * 5000, "nan", "0x64"])
+def test_other_strings_are_no_number(name: str, value: str) -> None:
     assert refused({name: value}).param == name
 
 
+def test_numbers_in_strings_are_counted() -> None:
+    assert judge({"prompt": ["a", "b"], "n": "3"}) == Demand(6)
+
+
 @pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "prompt_logprobs"])
-def test_the_whole_vocabulary_cannot_be_asked_for(name: str) -> None:
-    assert refused({name: -1}).param == name
+def test_the_whole_vocabulary_is_to_be_had_only_where_that_is_set(name: str) -> None:
+    for value in (-1, "-1", -1.0):
+        refusal = refused({name: value})
+        assert (refusal.param, "max-candidates" in refusal.message) == (name, True)
+        assert examine(json.dumps({name: value}).encode(), Limits(max_candidates=-1)) == Demand(1)
+    assert examine(json.dumps({name: 5000}).encode(), Limits(max_candidates=-1)) == Demand(1)
+    assert isinstance(examine(json.dumps({name: -2}).encode(), Limits(max_candidates=-1)), Refusal)
 
 
 @pytest.mark.parametrize("value", [True, False, [1], {"n": 1}, None])
@@ -155,9 +185,51 @@ def test_prompts_are_bounded() -> None:
     assert refused({"prompt": [[1]] * 9}).param == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("body", "sequences"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}] * 30}, 1),
+        ({"messages": [[{"role": "user", "content": "a"}]] * 3, "n": 2}, 6),
+        ({"query": "a", "items": ["b", "c"], "label_token_ids": [1, 2]}, 2),
+        ({"query": "a", "items": [[1], [2], [3]], "label_token_ids": [1, 2]}, 3),
+        ({"query": [1] * 70_000, "items": [[1], [2] * 70_000], "label_token_ids": [1, 2]}, 2),
+        ({"messages": [{"role": "user", "content": "a"}], "items": ["b"] * 99}, 1),
+        ({"prompt": ["a", "b"], "messages": [[1], [2], [3]]}, 3),
+    ],
+)
+def test_conversations_and_items_are_prompts(body: dict[str, Any], sequences: int) -> None:
+    assert judge(body) == Demand(sequences)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "setting"),
+    [
+        ({"messages": [[{"role": "user", "content": "a"}]] * 9}, "messages", "max-prompts"),
+        ({"query": "a", "items": ["b"] * 9, "label_token_ids": [1]}, "items", "max-prompts"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [1] * 6}, "label_token_ids", "max-candidates"),
+        ({"query": "a" * 40_000, "items": ["b" * 30_000], "label_token_ids": [1]}, "items", "max-scored-characters"),
+        ({"prompt": ["a"] * 9}, "prompt", "max-prompts"),
+        ({"n": 5}, "n", "max-n"),
+        ({"best_of": 5}, "best_of", "max-n"),
+        ({"logprobs": 6}, "logprobs", "max-candidates"),
+        ({"prompt": ["a"] * 8, "n": 3}, "n", "max-requests"),
+    ],
+)
+def test_what_exceeds_a_bound_is_told_which_setting_it_is(body: dict[str, Any], param: str, setting: str) -> None:
+    refusal = refused(body)
+    assert (refusal.param, f"(setting {setting})" in refusal.message) == (param, True)
+
+
+def test_bounds_can_be_raised() -> None:
+    """Each of them alone, and max-requests with them."""
+    wide = Limits(max_n=100, max_prompts=500, max_candidates=50, max_requests=5000)
+    assert examine(b'{"n": 100, "logprobs": 50}', wide) == Demand(100)
+    assert examine(json.dumps({"prompt": ["a"] * 500, "n": 10}).encode(), wide) == Demand(5000)
+
+
 def test_a_demand_that_can_never_be_met_is_not_told_to_come_back() -> None:
     refusal = refused({"prompt": ["a"] * 8, "n": 3})
-    assert "at most 20, got 24" in refusal.message
+    assert "at most 20 (setting max-requests), got 24" in refusal.message
     assert refusal.retry_after_s is None
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_local.core.admission import Limits
-from dynamo_local.runtime.http_gate import App, Event, GateState, HttpGate, Receive, Scope, Send
+from dynamo_local.runtime.http.asgi import App, Event, Receive, Scope, Send
+from dynamo_local.runtime.http_gate import GateState, HttpGate, SettingNames
 
 
 @dataclass
@@ -68,6 +69,8 @@ class Backend:
     after_body: list[str] = field(default_factory=list)
     """Types of the events that came after the body."""
     fails: bool = False
+    answers: tuple[int, str, bytes] = (200, "", b"served")
+    """Status, content type and body."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     entered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
@@ -85,8 +88,10 @@ class Backend:
         await self.open.wait()
         if self.fails:
             raise RuntimeError("the server behind fails")
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"served"})
+        status, kind, content = self.answers
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode())] if kind else []
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
         self.after_body.append((await receive())["type"])
 
 
@@ -102,7 +107,8 @@ class House:
 
     def __post_init__(self) -> None:
         state = GateState(has_worker=lambda: self.worker, is_draining=lambda: self.draining)
-        self.gate = HttpGate(self.backend, limits=self.limits, state=state, api_keys=self.keys)
+        names = SettingNames("Front", {"tool-call-parser", "enable-auto-tool-choice"})
+        self.gate = HttpGate(self.backend, limits=self.limits, state=state, api_keys=self.keys, names=names)
 
     async def post(self, path: str, body: Any = None, headers: Sequence[tuple[str, str]] = ()) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()

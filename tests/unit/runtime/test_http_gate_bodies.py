@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.runtime.http_gate import OPEN_PATHS
-from tests.unit.runtime.asgi_driver import Backend, House, call, scope
+from dynamo_local.core.admission import Limits
+from dynamo_local.runtime.http.asgi import Event
+from dynamo_local.runtime.http.paths import ROUTES
+from tests.unit.runtime.asgi_driver import Answer, Backend, House, call, scope
 
 LIMIT = 1000
 PATH = "/v1/completions"
-READING = sorted(OPEN_PATHS - {"/health", "/live"})
+READING = sorted(path for path, route in ROUTES.items() if "POST" in route.methods)
 
 
 def body_of(size: int) -> bytes:
@@ -78,3 +83,37 @@ async def test_who_hangs_up_before_the_end_of_the_body_is_not_served(path: str, 
     assert answer.status is None
     assert house.backend.requests == []
     assert await house.free_sequences() == 4
+
+
+async def test_a_body_that_comes_too_slowly_is_cut_off() -> None:
+    """Also one of which something comes all the time."""
+    house = House(limits=Limits(body_timeout_s=0.2))
+    answer = Answer()
+
+    async def receive() -> Event:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(event: Event) -> None:
+        answer.status = event.get("status", answer.status)
+        answer.headers |= {name.decode(): value.decode() for name, value in event.get("headers", ())}
+        answer.body += event.get("body", b"")
+
+    await asyncio.wait_for(house.gate(scope(PATH), receive, send), 60)
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
+    assert "body-timeout-s" in answer.error["message"]
+    assert house.backend.requests == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-8-sig"])
+async def test_json_in_other_encodings_is_judged_and_handed_on_in_utf_8(encoding: str) -> None:
+    house = House(limits=Limits(max_n=2))
+    assert (await house.post(PATH, json.dumps({"n": 3}).encode(encoding))).status == 400
+    assert (await house.post(PATH, '{"prompt": "é"}'.encode(encoding))).status == 200
+    assert house.backend.requests == [("POST", PATH, '{"prompt": "é"}'.encode())]
+
+
+async def test_bytes_that_are_no_text_are_refused() -> None:
+    house = House()
+    assert "no text" in (await house.post(PATH, b"\xff\xfe{")).error["message"]
+    assert house.backend.requests == []
