@@ -41,7 +41,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "unit": ("tests/unit", f"--numprocesses={min(CORES, 8)}"),
     # They wait more than they compute. Stolen from the end of a queue, tests of one module stay together mostly, and
     # share its server.
-    "integration": ("tests/integration", f"--numprocesses={min(CORES + 1, 6)}", "--dist=worksteal"),
+    "integration": ("tests/integration", f"--numprocesses={min(CORES + 2, 6)}", "--dist=worksteal"),
     "e2e": ("tests/e2e",),
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""
