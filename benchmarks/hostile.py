@@ -111,14 +111,16 @@ async def _bystander(server: Server, seconds: float, failed: Counter[str]) -> li
 async def _under(attack: str, server: Server, answers: Answers) -> AsyncIterator[None]:
     argv = [sys.executable, "-m", "benchmarks.attacks", attack, server.host, str(server.port), server.model]
     process = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         await process.stdout.readline()
         # It has begun.
         await asyncio.sleep(_SETTLE_S)
         yield
-        told, _ = await asyncio.wait_for(process.communicate(), _END_WITHIN_S)
-        answers.update(json.loads(told))
+        process.stdin.close()
+        answers.update(json.loads(await asyncio.wait_for(process.stdout.read(), _END_WITHIN_S)))
+        await process.wait()
     finally:
         if process.returncode is None:
             process.kill()

@@ -137,9 +137,9 @@ def examine_text(body: bytes, limits: Limits) -> Refusal | None:
     return _refused(excess_of_text(body, limits))
 
 
-def examine_headers(headers: Iterable[tuple[bytes, bytes]], limits: Limits, *, generates: bool) -> Refusal | None:
-    """Judge what is known before the body is read."""
-    return _refused(excess_of_headers(headers, limits, generates=generates))
+def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+    """Judge the headers that the server behind makes something of."""
+    return _refused(excess_of_headers(headers))
 
 
 def _refused(excess: Excess | None) -> Refusal | None:

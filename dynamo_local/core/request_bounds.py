@@ -21,8 +21,6 @@ _NAMES = ("request_id", "session_id", "cache_salt")
 _NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
 _NAME_HEADER = b"x-request-id"
 
-_LENGTH_DIGITS = 18
-
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
 
 _GRAMMARS = (("structured_outputs",), ("response_format",), ("text", "format"), ("output_config",), ("output_format",))
@@ -81,7 +79,7 @@ def excess_of(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: 
 def excess_of_text(body: bytes, bounds: RequestBounds) -> Excess | None:
     """As `excess_of`, of a request that generates nothing. What the server cannot read either is its to refuse."""
     if len(body) > bounds.max_tokenize_bytes:
-        return _long_text(len(body), bounds)
+        return _beyond("the body", f"{bounds.max_tokenize_bytes} bytes", "max-tokenize-bytes", len(body), "prompt")
     fields = _read(body)
     return (_long_name(fields) or _media(fields)) if isinstance(fields, dict) else None
 
@@ -98,25 +96,12 @@ def _read(body: bytes) -> Any:
         return None
 
 
-def excess_of_headers(
-    headers: Iterable[tuple[bytes, bytes]], bounds: RequestBounds, *, generates: bool
-) -> Excess | None:
-    """What is known before the body is read. An X-Request-Id is a request's id where it has no other."""
+def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
+    """An X-Request-Id is a request's id where it has no other."""
     for name, value in headers:
         if name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
             return _no_name("X-Request-Id")
-        if name.lower() == b"content-length" and not generates and _number(value) > bounds.max_tokenize_bytes:
-            return _long_text(_number(value), bounds)
     return None
-
-
-def _number(value: bytes) -> int:
-    """0 for what is none, and for more digits than any limit has: such a body is too large for the gate."""
-    return int(value) if value.isdigit() and len(value) <= _LENGTH_DIGITS else 0
-
-
-def _long_text(size: int, bounds: RequestBounds) -> Excess:
-    return _beyond("the body", f"{bounds.max_tokenize_bytes} bytes", "max-tokenize-bytes", size, "prompt")
 
 
 def _long_name(fields: Mapping[str, Any]) -> Excess | None:

@@ -107,7 +107,7 @@ class HttpGate:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return None
-        if (refusal := examine_headers(scope["headers"], self._limits, generates=route.generates)) is not None:
+        if (refusal := examine_headers(scope["headers"])) is not None:
             return refusal
         body = await read_body(scope, receive, self._limits)
         if route.generates:

@@ -45,6 +45,7 @@ def disagg(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmS
         "--file=examples/llm/configs/disagg.yaml",
         f"--Frontend.max-local-prefill-length={REMOTE_FROM}",
         "--Frontend.max-prefill-queue-size=100",
+        "--Frontend.reasoning-parser=qwen3",
         "--VllmWorker.dtype=float32",
         "--PrefillWorker.dtype=float32",
         f"--drain-timeout={PATIENCE_S}",
@@ -195,6 +196,28 @@ async def test_workers_change_their_roles_while_they_run(
     disagg.command("role", "disagg_VllmWorker", "decode")
     disagg.command("role", "disagg_PrefillWorker", "prefill")
     await disagg.until(settled, "blocks are still held or pinned")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_grammar_begins_behind_the_reasoning(api: httpx.Client, thinking: bool) -> None:
+    """The parser is given to the frontend alone, and the engines know of it."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}, "required": ["a"]}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Say something"}],
+        "max_tokens": 100,
+        "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}},
+        "chat_template_kwargs": {"enable_thinking": thinking},
+    }
+    message = api.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    if thinking:
+        # The model never ends its reasoning, which is free of the grammar.
+        assert message["content"] is None
+        assert not message["reasoning"].lstrip().startswith("{")
+    else:
+        assert message["reasoning"] is None
+        assert message["content"].lstrip().startswith("{")
 
 
 def test_the_queue_is_shown_and_empty(disagg: LlmServer) -> None:
