@@ -11,6 +11,7 @@ from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, settle_threads
+from dynamo_local.engine.vllm.neighbours import NeighbourSettings, other_people, refuse_beside
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
@@ -41,6 +42,8 @@ def launch(
     if current_platform.is_cpu():
         adapters.make_room(args)
     if kv_transfer:
+        if not current_platform.is_cpu():
+            refuse_beside(other_people(), build_settings(NeighbourSettings, "the engine", config))
         args.kv_transfer_config = _transfer_config(args.kv_transfer_config)
     vllm_config = args.create_engine_config()
     if current_platform.is_cpu():

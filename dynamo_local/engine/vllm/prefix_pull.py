@@ -191,6 +191,9 @@ async def open_pull(core: Any, vllm_config: Any, adapters: Any) -> PrefixPull:
     from dynamo_local.engine.vllm.identity import fingerprints
 
     description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
+    if description.unsupported is None and (why := _why_closed(core)) is not None:
+        _log.warning("KV is neither lent nor pulled: %s", why)
+        description = msgspec.structs.replace(description, unsupported=why)
     prints = await asyncio.to_thread(fingerprints, description.identity, vllm_config, adapters.requests)
     hasher = BlockHasher(vllm_config.cache_config)
 
@@ -198,6 +201,18 @@ async def open_pull(core: Any, vllm_config: Any, adapters: Any) -> PrefixPull:
         return hasher(token_ids, cache_salt, adapters.request(adapter))
 
     return PrefixPull(core, description, prints, hashes_of)
+
+
+def _why_closed(core: Any) -> str | None:
+    """Why no other engine can read from the processes of this one."""
+    from vllm.platforms import current_platform
+
+    from dynamo_local.engine.vllm.memory_agent import why_unreadable
+
+    if not current_platform.is_cpu():
+        return None
+    reasons = (why_unreadable(process.pid) for process in core.resources.engine_manager.processes)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _pull_of(pulled: PulledPrefix) -> Pull | None:
