@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 _LISTENING_UNIX = 1 << 16
 """__SO_ACCEPTCON among the flags of /proc/net/unix."""
+
+_DEVICES = "@dynamo-local/device/"
+"""Names that answer with who holds a device, and carry nothing."""
 
 
 def inodes_of(server: LlmServer) -> dict[str, int]:
@@ -61,7 +65,8 @@ def test_nothing_but_the_api_and_the_bus_can_be_connected_to(pair: LlmServer) ->
 def test_unix_sockets_are_in_folders_of_the_servers_user_alone(pair: LlmServer) -> None:
     inodes = inodes_of(pair)
     listening = [row for row in kernel_sockets("unix") if row[6] in inodes and int(row[3], 16) & _LISTENING_UNIX]
-    paths = [Path(row[7] if len(row) > 7 else "") for row in listening]
+    names = [row[7] if len(row) > 7 else "" for row in listening]
+    paths = [Path(name) for name in names if not name.startswith(_DEVICES)]
     assert paths
     # A long path is bound by way of a descriptor: what there is of that name is the server's.
     here = {path.name: path for path in pair.paths.root.rglob("*.sock")}
@@ -72,8 +77,15 @@ def test_unix_sockets_are_in_folders_of_the_servers_user_alone(pair: LlmServer) 
 
 
 def test_files_of_the_server_tell_other_users_nothing(pair: LlmServer) -> None:
-    """What is below a folder that nobody else may enter is nobody else's."""
-    root = pair.paths.root
-    assert stat.S_IMODE(root.stat().st_mode) == 0o700
-    shared = [path for path in Path("/dev/shm").iterdir() if stat.S_IMODE(path.stat().st_mode) & 0o077]
-    assert not [path for path in shared if "dynamo" in path.name]
+    assert stat.S_IMODE(pair.paths.root.stat().st_mode) == 0o700
+    shared = {path for pid in pair.tree() for path in shared_memory_of(pid)}
+    assert any(path.name.startswith("dynamo-") for path in shared)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in shared if path.exists()} == {0o600}
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """What a process has mapped of /dev/shm."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        rows = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {Path(row[row.index("/dev/shm/") :]) for row in rows if "/dev/shm/" in row}
+    return set()

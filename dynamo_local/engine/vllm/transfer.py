@@ -28,7 +28,7 @@ Hashes = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_BLOCKS)]
 Agents = Annotated[
     tuple[Annotated[bytes, msgspec.Meta(max_length=_MOST_AGENT_BYTES)], ...], msgspec.Meta(max_length=_MOST_RANKS)
 ]
-"""By rank: what NIXL needs to know to read from that rank's worker process (a NixlHandshakePayload in msgpack).
+"""By rank: what is to be known to read from that rank's worker process (a NixlHandshakePayload in msgpack).
 
 vLLM would have the reader fetch it over an unauthenticated TCP port of the source. It travels with the answer to a pin
 instead, over the bus, and no port is opened.
