@@ -9,19 +9,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
+import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from vllm.config import CacheConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.nixl_utils import NixlWrapper
 
+from dynamo_local.engine.vllm import identity, memory_agent
 from dynamo_local.engine.vllm.memory_agent import MemoryAgent, memory_agents
+from dynamo_local.engine.vllm.prefix_pull import open_pull
 from dynamo_local.engine.vllm.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.transfer import Description
 from tests.e2e.agent_source import COUNT, PIECE, agent_of
 
 PATIENCE_S = 60.0
@@ -109,3 +116,22 @@ def test_agents_are_replaced_for_a_while_only() -> None:
         assert worker.NixlWrapper is MemoryAgent
     assert worker.NixlWrapper is NixlWrapper
     assert importlib.import_module("nixl._api").nixl_agent is NixlWrapper
+
+
+async def test_an_engine_whose_memory_cannot_be_read_lends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    description = Description("e", (), {}, block_size=32, block_bytes=1)
+    manager = SimpleNamespace(processes=[SimpleNamespace(pid=7)])
+    core = SimpleNamespace(
+        resources=SimpleNamespace(engine_manager=manager),
+        call_utility_async=AsyncMock(return_value=msgspec.to_builtins(description)),
+    )
+    monkeypatch.setattr(identity, "fingerprints", lambda *_: {None: "print"})
+    config, adapters = (
+        SimpleNamespace(cache_config=CacheConfig(block_size=32)),
+        SimpleNamespace(requests=[], request=lambda _: None),
+    )
+    for why in (None, "not allowed"):
+        monkeypatch.setattr(memory_agent, "why_unreadable", {7: why}.get)
+        pull = await open_pull(core, config, adapters)
+        assert pull.unsupported == why
+        assert (pull.prefix(range(100), None, None) is None) is (why is not None)
