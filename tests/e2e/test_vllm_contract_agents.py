@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.distributed.nixl_utils import NixlWrapper
 
 from dynamo_local.engine.vllm import identity, memory_agent
+from dynamo_local.engine.vllm.launch import _set_up_transfer
 from dynamo_local.engine.vllm.memory_agent import MemoryAgent, memory_agents
 from dynamo_local.engine.vllm.prefix_pull import open_pull
 from dynamo_local.engine.vllm.reader_thread import ReaderThread
@@ -126,12 +127,21 @@ async def test_an_engine_whose_memory_cannot_be_read_lends_nothing(monkeypatch: 
         call_utility_async=AsyncMock(return_value=msgspec.to_builtins(description)),
     )
     monkeypatch.setattr(identity, "fingerprints", lambda *_: {None: "print"})
-    config, adapters = (
-        SimpleNamespace(cache_config=CacheConfig(block_size=32)),
-        SimpleNamespace(requests=[], request=lambda _: None),
-    )
+    config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=None)
+    adapters = SimpleNamespace(requests=[], request=lambda _: None)
     for why in (None, "not allowed"):
         monkeypatch.setattr(memory_agent, "why_unreadable", {7: why}.get)
-        pull = await open_pull(core, config, adapters)
+        pull = await open_pull(core, config, adapters, {})
         assert pull.unsupported == why
         assert (pull.prefix(range(100), None, None) is None) is (why is not None)
+
+
+def test_an_engine_that_may_not_open_a_port_starts_without() -> None:
+    made: list[Any] = []
+
+    def configuration(transfer: Any = None) -> Any:
+        made.append(transfer)
+        return SimpleNamespace(kv_transfer_config=None)
+
+    assert _set_up_transfer(configuration, wanted=True, forbidden="there are others")[1:] == (None, "there are others")
+    assert made == [None]

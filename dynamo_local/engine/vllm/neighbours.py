@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_local.core.errors import EngineError
-
 _PEOPLE = range(1000, 65534)
 """Numbers of users who are persons, by the conventions of Linux distributions."""
 
@@ -30,14 +28,14 @@ class NeighbourSettings:
     )
 
 
-def refuse_beside(others: Sequence[str], settings: NeighbourSettings) -> None:
-    """Raise EngineError unless there is nobody to whom the port would be open, or they are trusted."""
-    if others and not settings.trust_local_users:
-        raise EngineError(
-            "kv-transfer on GPUs opens a port through which other users of this machine can write the engine's memory, "
-            f"and there are others ({', '.join(others[:3])})",
-            "set kv-transfer: false, or trust-local-users: true if they may (docs/security.md)",
-        )
+def why_not_beside(others: Sequence[str], settings: NeighbourSettings) -> str | None:
+    """Why the port is not to be opened; None if there is nobody else, or they are trusted."""
+    if not others or settings.trust_local_users:
+        return None
+    return (
+        "on GPUs it opens a port by which other users of this machine can write the engine's memory, and there are "
+        f"others ({', '.join(others[:3])}); trust-local-users: true says that they may (docs/security.md)"
+    )
 
 
 def other_people() -> list[str]:

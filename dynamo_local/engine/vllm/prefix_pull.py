@@ -185,16 +185,16 @@ class PrefixPull:
         return await self._core.call_utility_async(name_of(method), *args)
 
 
-async def open_pull(core: Any, vllm_config: Any, adapters: Any) -> PrefixPull:
-    """Of an engine core that has started. `adapters` is a lora.Adapters."""
+async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PrefixPull:
+    """Of an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its model (identity.py)."""
     from dynamo_local.engine.vllm.block_hashes import BlockHasher
     from dynamo_local.engine.vllm.identity import fingerprints
 
     description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
-    if description.unsupported is None and (why := _why_closed(core)) is not None:
-        _log.warning("KV is neither lent nor pulled: %s", why)
-        description = msgspec.structs.replace(description, unsupported=why)
-    prints = await asyncio.to_thread(fingerprints, description.identity, vllm_config, adapters.requests)
+    if description.unsupported is None:
+        description = msgspec.structs.replace(description, unsupported=_why_closed(core))
+    told = (description.identity, identity, vllm_config.lora_config, adapters.requests)
+    prints = await asyncio.to_thread(fingerprints, *told)
     hasher = BlockHasher(vllm_config.cache_config)
 
     def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
