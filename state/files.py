@@ -70,7 +70,7 @@ def replace_file(path: Path, data: bytes, disk: Disk = DISK, *, durable: bool = 
 
 
 def make_private_directory(path: Path) -> Path:
-    """Create the directory (0700) with its parents, or check that the one there can be trusted.
+    """Create the directory (0700) with its parents, or check that the one there can be trusted, and close it to others.
 
     Raises StateError if it belongs to another user or others can write to it: they could then swap the files
     in it.
@@ -184,6 +184,9 @@ def _check_private(path: Path) -> None:
         raise StateError(f"{path} belongs to another user", "set DYN_LOCAL_STATE_DIR to a directory of your own")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateError(f"others can write to {path}", f"run: chmod go-w {path}")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        # What is in it has names that tell something.
+        path.chmod(DIRECTORY_MODE)
 
 
 def remove_tree(directory: Path) -> None:

@@ -11,6 +11,7 @@ from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema
+from dynamo_local.engine.vllm.neighbours import NeighbourSettings
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk.schema import SchemaTable, combine, schema_of
 
@@ -52,7 +53,8 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    return combine(schema_of(WorkerSettings), schema_of(MockerSettings), engine_schema(), adapter_schema())
+    own = (schema_of(settings) for settings in (WorkerSettings, MockerSettings, NeighbourSettings))
+    return combine(*own, engine_schema(), adapter_schema())
 
 
 def preload_of(config: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, LoRAConfig
 from vllm.lora.ops.torch_ops import bgmv_shrink
 from vllm.v1.engine import EngineCoreRequest
 
@@ -76,24 +76,19 @@ def test_log_probabilities_of_the_prompt_are_refused_at_both_ends() -> None:
 
 
 def test_kv_is_worth_as_much_as_the_adapters_files_are_the_same(tmp_path: Path) -> None:
-    for name in ("model", "pirate", "robot"):
+    for name in ("pirate", "robot"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_bytes(b"1")
-    model = SimpleNamespace(
-        model=str(tmp_path / "model"), revision=None, dtype="float32", quantization=None,
-        hf_config=SimpleNamespace(to_dict=dict),
-    )  # fmt: skip
-    config: Any = SimpleNamespace(model_config=model, lora_config=SimpleNamespace(lora_dtype="float32"))
-    without: Any = SimpleNamespace(model_config=model, lora_config=None)
+    config = LoRAConfig()
     adapters = Adapters([Adapter(name, str(tmp_path / name)) for name in ("pirate", "robot")], enabled=True)
 
-    first = fingerprints({}, config, adapters.requests)
+    first = fingerprints({}, {}, config, adapters.requests)
     assert first.keys() == {None, "pirate", "robot"}
     assert first[None] not in (first["pirate"], first["robot"])
     # What the model computes alone, others may have that know no adapter.
-    assert fingerprints({}, without, ()) == {None: first[None]}
+    assert fingerprints({}, {}, None, ()) == {None: first[None]}
     (tmp_path / "pirate" / "weights").write_bytes(b"22")
-    second = fingerprints({}, config, adapters.requests)
+    second = fingerprints({}, {}, config, adapters.requests)
     assert {name for name in first if first[name] != second[name]} == {"pirate"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import random
 import re
 from collections import Counter
 from concurrent.futures import Future
@@ -41,11 +42,12 @@ from vllm.v1.request import Request
 from vllm.v1.worker import kv_connector_model_runner_mixin
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
-from dynamo_local.engine.vllm import wire
+from dynamo_local.engine.vllm import pull_scheduler, wire
 from dynamo_local.engine.vllm.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.fence import StepFence
-from dynamo_local.engine.vllm.identity import unsupported_reason
+from dynamo_local.engine.vllm.identity import unsupported_layers
+from dynamo_local.engine.vllm.leases import Key, Leases
 from dynamo_local.engine.vllm.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.pull_connector import PrefixPullConnector
 from dynamo_local.engine.vllm.pull_metadata import KeptStats
@@ -53,7 +55,7 @@ from dynamo_local.engine.vllm.pull_scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.pull_worker import PullWorker
 from dynamo_local.engine.vllm.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.source import PullSource
-from dynamo_local.engine.vllm.transfer import Counts
+from dynamo_local.engine.vllm.transfer import Counts, Description
 
 COUNTS = Counts(
     blocks=10, used_blocks=5, kept_blocks=2, leases=1, reads=0, blocks_read=0, scheduled_steps=7, ended_steps=7
@@ -180,6 +182,37 @@ def test_blocks_are_found_kept_and_given_up_through_vllms_pool() -> None:
     assert adapter.stands(ids[0], hashes(tokens, None)[0])
 
 
+def test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up() -> None:
+    pool = BlockPool(num_gpu_blocks=12, enable_caching=True, hash_block_size=32)
+    adapter = _Blocks(pool)
+    leases = Leases(adapter, 12)
+    adapter.tell(leases.note)
+    drawn = random.Random(5)
+    requests: list[list[Any]] = []
+    kept = []
+    for number in range(300):
+        match drawn.randrange(4):
+            case 0 if pool.get_num_free_blocks() >= 2:
+                requests.append(pool.get_new_blocks(2))
+            case 1 if requests:
+                # Another one finds them in the cache.
+                found = list(drawn.choice(requests))
+                pool.touch(found)
+                requests.append(found)
+            case 2 if requests:
+                pool.free_blocks(reversed(requests.pop(drawn.randrange(len(requests)))))
+            case 3 if requests:
+                blocks = [block.block_id for block in drawn.choice(requests)]
+                leases.take(Key("pin", str(number)), blocks, number + drawn.randrange(20))
+            case _:
+                pass
+        leases.expire(number)
+        used = {block.block_id for blocks in requests for block in blocks}
+        kept.append(leases.kept())
+        assert kept[-1] == len(leases.references.keys() - used)
+    assert max(kept) > 2
+
+
 def test_hashes_are_the_same_in_every_process_and_salted() -> None:
     tokens = list(range(70))
     plain = BlockHasher(CacheConfig(block_size=32))(tokens, None)
@@ -196,28 +229,26 @@ def test_every_incarnation_has_an_engine_id_of_its_own_and_buffers_on_its_device
     assert one.kv_buffer_device == current_platform.device_type
 
 
-def _configs(spec: Any, **changes: Any) -> tuple[Any, Any]:
-    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "data_parallel_size": 1}
-    vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**parallel),
-        cache_config=SimpleNamespace(enable_prefix_caching=True),
-        speculative_config=None,
-    )
-    for name, value in changes.items():
-        setattr(vllm_config, name, value)
-    return vllm_config, SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-
-
 def test_only_full_attention_is_supported() -> None:
     shape: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
-    full = FullAttentionSpec(**shape)
-    assert unsupported_reason(*_configs(full)) is None
-    assert unsupported_reason(*_configs(SlidingWindowSpec(**shape, sliding_window=128)))
-    vllm_config, cache = _configs(full)
-    cache.kv_cache_groups *= 2
-    assert unsupported_reason(vllm_config, cache)
-    assert unsupported_reason(*_configs(full, speculative_config=object()))
-    assert unsupported_reason(*_configs(full, cache_config=SimpleNamespace(enable_prefix_caching=False)))
+    full = KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))
+    sliding = KVCacheGroupSpec(["layer"], SlidingWindowSpec(**shape, sliding_window=128))
+    for groups, supported in (([full], True), ([sliding], False), ([full, full], False), ([full, sliding], False)):
+        cache: Any = SimpleNamespace(kv_cache_groups=groups)
+        assert (unsupported_layers(cache) is None) is supported
+
+
+@pytest.mark.parametrize(("size", "lends"), [(10, True), (70_000, False)])
+def test_metadata_that_is_too_long_is_told_of_instead(monkeypatch: pytest.MonkeyPatch, size: int, lends: bool) -> None:
+    scheduler = PullScheduler.__new__(PullScheduler)
+    monkeypatch.setattr(pull_scheduler, "identity_of", lambda *_: {})
+    monkeypatch.setattr(pull_scheduler, "unsupported_layers", lambda _: None)
+    monkeypatch.setattr(PullScheduler, "_block_bytes", lambda _: 1)
+    scheduler.engine_id, scheduler.block_size, scheduler._compatibility = "e", 32, ""
+    scheduler.vllm_config = scheduler.kv_cache_config = create_autospec(object)
+    scheduler._agents = (b"a" * size,)
+    told = msgspec.convert(msgspec.to_builtins(scheduler.describe(), builtin_types=(bytes,)), Description)
+    assert (told.unsupported is None, len(told.agents)) == (lends, int(lends))
 
 
 def test_nixl_takes_what_makes_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:

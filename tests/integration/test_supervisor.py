@@ -25,6 +25,7 @@ from dynamo_local.supervisor.circus import CircusClient, WatcherSpec
 from dynamo_local.supervisor.events import EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.nats_server import NatsServer, bring_up
 from state.processes import start_time
+from tests.integration.sockets import LISTENS, LOOPBACK, kernel_sockets, socket_inodes
 
 pytestmark = pytest.mark.integration
 
@@ -76,21 +77,6 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
         if arbiter.running:
             await circus.quit()
     await arbiter.end(10)
-
-
-LISTENS = "0A"
-LOOPBACK = "0100007F"
-
-
-def kernel_sockets(protocol: str) -> list[list[str]]:
-    """Rows of /proc/net/tcp and its like, split into fields."""
-    return [line.split() for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]]
-
-
-def socket_inodes(pid: int) -> set[str]:
-    """Inodes of all sockets that a process has open."""
-    targets = [str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
-    return {target[8:-1] for target in targets if target.startswith("socket:[")}
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

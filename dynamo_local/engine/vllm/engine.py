@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,17 +23,17 @@ from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.grammar_threads import TIMEOUT_ENV
-from dynamo_local.engine.vllm.launch import launch
+from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.transfer import Warm
 from dynamo_local.runtime.tasks import TaskGuard
 
+_log = logging.getLogger(__name__)
+
 _GONE_S = 5.0
 """For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
-
-_NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
 
 @dataclass
@@ -50,9 +51,8 @@ class VllmEngine:
     """Implements `core.ports.Engine`.
 
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
-    environment.py.
-    `kv_transfer`: whether KV blocks can be pulled from this engine, and by it. `grammar_timeout_s`: see
-    grammar_deadline.py. `tasks`: whose failure is the worker's.
+    environment.py. `kv_transfer`: whether KV blocks can be pulled from this engine, and by it, as far as its model
+    allows that. `grammar_timeout_s`: see grammar_deadline.py. `tasks`: whose failure is the worker's.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class VllmEngine:
         self._core: Any = None
         self._processes: EngineProcesses | None = None
         self._adapters: Any = None
+        self._no_transfer: str | None = NO_TRANSFER
         self._max_model_len = 0
         self._forgotten: tuple[str, ...] = ()
 
@@ -92,22 +93,29 @@ class VllmEngine:
         prepare_environment(self._private_dir)
         os.environ[TIMEOUT_ENV] = f"{self._grammar_timeout_s:g}"
         try:
-            self._core, vllm_config, self._adapters = await self._launch(progress)
+            launched = await self._launch(progress)
+            self._core, self._adapters, self._no_transfer = launched.core, launched.adapters, launched.no_transfer
             await self._adapters.load(self._core)
-            if self._kv_transfer:
-                self._pull = await open_pull(self._core, vllm_config, self._adapters)
+            if launched.identity is not None:
+                await self._open_pull(launched, launched.identity)
         except EngineError:
             raise
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
         self._processes = watch_processes(self._core)
-        info = _info(vllm_config, self._pull)
+        info = _info(launched.vllm_config, self._pull, self._no_transfer)
         await asyncio.to_thread(note_segments, self._private_dir, os.environ)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
 
-    async def _launch(self, progress: Progress) -> tuple[Any, Any, Any]:
+    async def _open_pull(self, launched: Launched, identity: Mapping[str, str]) -> None:
+        self._pull = await open_pull(launched.core, launched.vllm_config, launched.adapters, identity)
+        self._no_transfer = self._pull.unsupported
+        if self._no_transfer is not None:
+            _log.warning("this engine lends and borrows no KV: %s", self._no_transfer)
+
+    async def _launch(self, progress: Progress) -> Launched:
         self._binding = soft_binding(self._threads, lambda: bool(self._live))
         with ExitStack() as stack:
             if self._binding is not None:
@@ -190,7 +198,7 @@ class VllmEngine:
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
         if self._pull is None:
-            return PinAnswer(blocks=0, refused=_NO_TRANSFER)
+            return PinAnswer(blocks=0, refused=self._no_transfer)
         return await self._pull.pin(question)
 
     async def unpin(self, pins: Sequence[str]) -> None:
@@ -258,7 +266,7 @@ class VllmEngine:
         pull.watch(now + hold_s)
 
 
-def _info(vllm_config: Any, pull: PrefixPull | None) -> EngineInfo:
+def _info(vllm_config: Any, pull: PrefixPull | None, no_transfer: str | None) -> EngineInfo:
     """What the engine came up with: the client has written the engine's own figures into the configuration."""
     from dynamo_local.engine.vllm.draws import forgotten
 
@@ -269,7 +277,7 @@ def _info(vllm_config: Any, pull: PrefixPull | None) -> EngineInfo:
         block_size=vllm_config.cache_config.block_size,
         kv_blocks=vllm_config.cache_config.num_gpu_blocks,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
-        no_transfer=_NO_TRANSFER if pull is None else pull.unsupported,
+        no_transfer=no_transfer,
         forgotten=forgotten(vllm_config),
         block_bytes=None if pull is None else pull.block_bytes,
     )

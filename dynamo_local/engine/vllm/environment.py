@@ -17,9 +17,11 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
-    # NIXL's transport wants a TCP socket beside shared memory, to notice that the other side has died. Not on all
-    # interfaces: it has no authentication.
+    # On GPUs, NIXL's transport (UCX) wants a TCP socket beside the memory that is read, to notice that the other side
+    # has died. Not on all interfaces: it has no authentication (neighbours.py).
     "UCX_NET_DEVICES": "lo",
+    # What the ranks of one engine listen on, without authentication either, where there are several.
+    "GLOO_SOCKET_IFNAME": "lo",
     # NIXL's own thread and the one that reads share a lock, and an engine's threads share its cores. Who waits for a
     # spinlock on the core of the one who has it waits until its time slice is over, and the other one as long.
     "UCX_USE_MT_MUTEX": "y",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dynamo_local.core.errors import EngineError
@@ -11,18 +14,37 @@ from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, settle_threads
+from dynamo_local.engine.vllm.neighbours import NeighbourSettings, other_people, why_not_beside
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
 from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
 from dynamo_local.sdk.schema import build_settings
 
+_log = logging.getLogger(__name__)
+
+NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An engine core that runs."""
+
+    core: Any
+    """vLLM's client of it."""
+    vllm_config: Any
+    adapters: Any
+    """A lora.Adapters."""
+    identity: Mapping[str, str] | None
+    """What its KV is of (identity.model_identity). None: its KV is not transferred."""
+    no_transfer: str | None
+    """Why not."""
+
 
 def launch(
     config: dict[str, Any], kv_transfer: bool, threads: EngineThreads, binding: SoftBinding | None, progress: Progress
-) -> tuple[Any, Any, Any]:
-    """Import vLLM, start its engine core, and wait until that has loaded the model. Returns vLLM's client of it, its
-    configuration and its adapters."""
+) -> Launched:
+    """Import vLLM, start its engine core, and wait until that has loaded the model."""
     progress("importing vLLM")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -37,14 +59,26 @@ def launch(
 
     progress("reading the model's configuration")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
     configured = build_settings(AdapterSettings, "the engine", config).adapters
-    adapters = Adapters(configured, enabled=bool(args.enable_lora))
-    if current_platform.is_cpu():
-        adapters.make_room(args)
-    if kv_transfer:
-        args.kv_transfer_config = _transfer_config(args.kv_transfer_config)
-    vllm_config = args.create_engine_config()
+
+    def arguments() -> Any:
+        """New ones each time: vLLM settles some of them in place."""
+        return AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
+
+    adapters = Adapters(configured, enabled=bool(arguments().enable_lora))
+
+    def configuration(transfer: Any = None) -> Any:
+        args = arguments()
+        if current_platform.is_cpu():
+            adapters.make_room(args)
+        if transfer is not None:
+            args.kv_transfer_config = transfer
+        return args.create_engine_config()
+
+    # Where it is in ordinary memory, KV is read without a port.
+    settings = build_settings(NeighbourSettings, "the engine", config)
+    open_port = None if current_platform.is_cpu() else why_not_beside(other_people(), settings)
+    vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port)
     if current_platform.is_cpu():
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
         # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
@@ -71,15 +105,36 @@ def launch(
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
-    return core, vllm_config, adapters
+    return Launched(core, vllm_config, adapters, identity, no_transfer)
 
 
-def _transfer_config(configured: Any) -> Any:
-    """Of vLLM, for prefix pull. Raises EngineError."""
+def _set_up_transfer(
+    configuration: Callable[..., Any], wanted: bool, forbidden: str | None = None
+) -> tuple[Any, Mapping[str, str] | None, str | None]:
+    """vLLM's configuration, with KV transfer if it is wanted and can be had; what the KV is of then, else why not.
+    `forbidden`: why it may not be.
+
+    Some models vLLM would refuse to start with a KV connector. So it is asked without one first.
+    """
+    from dynamo_local.engine.vllm.identity import model_identity, why_not_lent
+
+    vllm_config = configuration()
+    if not wanted:
+        return vllm_config, None, NO_TRANSFER
+    if vllm_config.kv_transfer_config is not None:
+        what = "kv-transfer excludes kv-transfer-config and kv-offloading-size"
+        raise EngineError(what, "leave out either it or them")
+    why = forbidden or why_not_lent(vllm_config)
+    if why is not None:
+        _log.warning("kv-transfer is off, this engine lends and borrows no KV: %s", why)
+        return vllm_config, None, why
+    return configuration(_transfer_config()), model_identity(vllm_config), None
+
+
+def _transfer_config() -> Any:
+    """Of vLLM, for prefix pull."""
     from vllm.config import KVTransferConfig
 
-    if configured is not None:
-        raise EngineError("kv-transfer and kv-transfer-config exclude each other", "leave one of them out")
     # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
     return KVTransferConfig(
         kv_connector="PrefixPullConnector",

@@ -8,9 +8,10 @@ Pure: times are arguments, and what a lease does to a block is the pool's busine
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -36,6 +37,9 @@ class Pool(Protocol):
     def give_up(self, blocks: Sequence[int]) -> None:
         """One reference less to each. Those last in order are the first to be reused."""
 
+    def references_to(self, block: int) -> int:
+        """How many a block has, of leases and others together."""
+
 
 @dataclass
 class _Lease:
@@ -49,6 +53,9 @@ class Leases:
     Invariants: a block of a lease has a reference of its own for each lease that names it; a lease ends when it is
     told to, or by `expire` once its time is over, and never before; no more than `most_blocks` different blocks are in
     pins and holds.
+
+    Both `expire` and `kept` are called with every engine step: they cost as much as has changed since, however many
+    blocks are in leases.
     """
 
     def __init__(self, pool: Pool, most_blocks: int, most_leases: int = MOST_LEASES) -> None:
@@ -57,7 +64,12 @@ class Leases:
         self._most_leases = most_leases
         self._leases: dict[Key, _Lease] = {}
         self._references: Counter[int] = Counter()
-        self._next = math.inf
+        self._ends: list[tuple[float, Key]] = []
+        """A heap. A lease that was ended before its time stays in it until then."""
+        self._kept: set[int] = set()
+        """Blocks of leases that had no other reference when last looked at."""
+        self._changed: set[int] = set()
+        """Blocks to be looked at again."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -73,7 +85,22 @@ class Leases:
     @property
     def next_end(self) -> float:
         """When `expire` has something to do, at the earliest. Infinite without leases."""
-        return self._next
+        return self._ends[0][0] if self._ends else math.inf
+
+    def note(self, blocks: Iterable[int]) -> None:
+        """Somebody else has taken or given up references to these."""
+        self._changed.update(block for block in blocks if block in self._references)
+
+    def kept(self) -> int:
+        """How many blocks have no references but those of leases, provided that `note` was told of all others."""
+        for block in self._changed:
+            leases = self._references.get(block, 0)
+            if leases and self._pool.references_to(block) == leases:
+                self._kept.add(block)
+            else:
+                self._kept.discard(block)
+        self._changed.clear()
+        return len(self._kept)
 
     def take(self, key: Key, blocks: Sequence[int], until: float) -> str | None:
         """Start a lease, or say why not."""
@@ -115,21 +142,25 @@ class Leases:
 
     def expire(self, now: float) -> None:
         """End the leases whose time is over."""
-        if now < self._next:
-            return
-        for key in [key for key, lease in self._leases.items() if lease.until <= now]:
-            self.end(key)
-        self._next = min((lease.until for lease in self._leases.values()), default=math.inf)
+        while self._ends and self._ends[0][0] <= now:
+            _, key = heapq.heappop(self._ends)
+            lease = self._leases.get(key)
+            # There may be a later one of that name.
+            if lease is not None and lease.until <= now:
+                self.end(key)
 
     def _start(self, key: Key, blocks: Sequence[int], until: float) -> None:
         self._pool.refer(blocks)
         self._leases[key] = _Lease(tuple(blocks), until)
         self._references.update(blocks)
-        self._next = min(self._next, until)
+        self._changed.update(blocks)
+        if until < math.inf:
+            heapq.heappush(self._ends, (until, key))
 
     def _free(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._references[block] -= 1
             if not self._references[block]:
                 del self._references[block]
+        self._changed.update(blocks)
         self._pool.give_up(blocks)

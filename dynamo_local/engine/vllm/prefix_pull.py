@@ -185,19 +185,34 @@ class PrefixPull:
         return await self._core.call_utility_async(name_of(method), *args)
 
 
-async def open_pull(core: Any, vllm_config: Any, adapters: Any) -> PrefixPull:
-    """Of an engine core that has started. `adapters` is a lora.Adapters."""
+async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PrefixPull:
+    """Of an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its model (identity.py)."""
     from dynamo_local.engine.vllm.block_hashes import BlockHasher
     from dynamo_local.engine.vllm.identity import fingerprints
 
     description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
-    prints = await asyncio.to_thread(fingerprints, description.identity, vllm_config, adapters.requests)
+    if description.unsupported is None:
+        description = msgspec.structs.replace(description, unsupported=_why_closed(core))
+    told = (description.identity, identity, vllm_config.lora_config, adapters.requests)
+    prints = await asyncio.to_thread(fingerprints, *told)
     hasher = BlockHasher(vllm_config.cache_config)
 
     def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
         return hasher(token_ids, cache_salt, adapters.request(adapter))
 
     return PrefixPull(core, description, prints, hashes_of)
+
+
+def _why_closed(core: Any) -> str | None:
+    """Why no other engine can read from the processes of this one."""
+    from vllm.platforms import current_platform
+
+    from dynamo_local.engine.vllm.memory_agent import why_unreadable
+
+    if not current_platform.is_cpu():
+        return None
+    reasons = (why_unreadable(process.pid) for process in core.resources.engine_manager.processes)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _pull_of(pulled: PulledPrefix) -> Pull | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from dynamo_local.engine.vllm.fence import StepFence
-from dynamo_local.engine.vllm.identity import identity_of, unsupported_reason
+from dynamo_local.engine.vllm.identity import identity_of, unsupported_layers
 from dynamo_local.engine.vllm.leases import Key
 from dynamo_local.engine.vllm.pull_metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.source import PullSource
-from dynamo_local.engine.vllm.transfer import Counts, Description, Pull, TransferParams
+from dynamo_local.engine.vllm.transfer import Counts, Description, Pull, TransferParams, why_not_told
 
 logger = init_logger(__name__)
 
@@ -58,6 +58,26 @@ class _Blocks:
     def give_up(self, blocks: Sequence[int]) -> None:
         # vLLM reuses first what comes first.
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+
+    def references_to(self, block: int) -> int:
+        return self._pool.blocks[block].ref_cnt
+
+    def tell(self, changed: Callable[[Iterable[int]], None]) -> None:
+        """Have `changed` called with the blocks to which references are taken or given up from now on, by whomever."""
+        # Through a name of no type: mypy sees no more than that methods are assigned.
+        pool: Any = self._pool
+        touch, free = pool.touch, pool.free_blocks
+
+        def touch_and_tell(blocks: Sequence[KVCacheBlock]) -> None:
+            touch(blocks)
+            changed(block.block_id for block in blocks)
+
+        def free_and_tell(ordered_blocks: Iterable[KVCacheBlock]) -> None:
+            blocks = list(ordered_blocks)
+            free(blocks)
+            changed(block.block_id for block in blocks)
+
+        pool.touch, pool.free_blocks = touch_and_tell, free_and_tell
 
     def find(self, block_hash: bytes) -> int | None:
         hit = self._pool.get_cached_block(BlockHash(block_hash), [0])
@@ -110,19 +130,22 @@ class PullScheduler(NixlPullConnectorScheduler):
 
     def bind_pool(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.source = PullSource(_Blocks(pool), self._fence, time.monotonic)
+        blocks = _Blocks(pool)
+        self.source = PullSource(blocks, self._fence, time.monotonic)
+        blocks.tell(self.source.leases.note)
 
     # For the engine core's utility methods, between steps
 
     def describe(self) -> Description:
         identity = identity_of(self.vllm_config, self.kv_cache_config)
+        unsupported = unsupported_layers(self.kv_cache_config) or why_not_told(self._agents)
         return Description(
             engine=self.engine_id,
-            agents=self._agents,
+            agents=self._agents if unsupported is None else (),
             identity={**identity, "nixl": self._compatibility},
             block_size=self.block_size,
             block_bytes=self._block_bytes(),
-            unsupported=unsupported_reason(self.vllm_config, self.kv_cache_config),
+            unsupported=unsupported,
         )
 
     def _block_bytes(self) -> int:
@@ -134,13 +157,12 @@ class PullScheduler(NixlPullConnectorScheduler):
         return KeptStats.of(self.counts())
 
     def counts(self) -> Counts:
-        free = self._pool.get_num_free_blocks()
-        blocks = self._pool.blocks
+        # Without the null block, which is never free and never used.
+        blocks = len(self._pool.blocks) - 1
         return Counts(
-            # Without the null block, which is never free and never used.
-            blocks=len(blocks) - 1,
-            used_blocks=len(blocks) - 1 - free,
-            kept_blocks=sum(blocks[block].ref_cnt == count for block, count in self.source.leases.references.items()),
+            blocks=blocks,
+            used_blocks=blocks - self._pool.get_num_free_blocks(),
+            kept_blocks=self.source.leases.kept(),
             leases=len(self.source.leases),
             reads=len(self._reading),
             blocks_read=self._blocks_read,

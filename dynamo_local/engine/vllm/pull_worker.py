@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.memory_agent import memory_agents
 from dynamo_local.engine.vllm.nixl_threads import sleeping_progress_threads
 from dynamo_local.engine.vllm.pull_metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.reader_thread import ReaderThread
@@ -48,7 +49,7 @@ class PullWorker(NixlPullConnectorWorker):
         # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
         # given.
         cores = os.sched_getaffinity(0)
-        with sleeping_progress_threads():
+        with memory_agents() if current_platform.is_cpu() else sleeping_progress_threads():
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
         self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())

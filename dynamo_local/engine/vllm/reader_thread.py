@@ -1,7 +1,7 @@
-"""NIXL's reads in a thread of their own, beside the one in which the engine's steps run.
+"""Reads of KV in a thread of their own, beside the one in which the engine's steps run.
 
-Posting a read is said to be asynchronous, and is on GPUs. In shared memory the call that posts a read copies all of it,
-and every other call to the agent waits meanwhile. So the steps make none while anything is read.
+NIXL's agent says that posting a read is asynchronous, and on GPUs it is. In ordinary memory the call that posts a read
+copies all of it (memory_agent.py). So the steps make none while anything is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Read:
 
 
 class ReaderThread:
-    """A NIXL agent whose `transfer` only says what is to be transferred, and whose `check_xfer_state` only looks.
+    """An agent, NIXL's or ours, whose `transfer` only says what is to be transferred, and whose `check_xfer_state` only
+    looks.
 
     `prepare` is called in the thread before every read. The thread starts with the first one.
     """

@@ -6,6 +6,7 @@ over the bus. Sizes are bounded here, where things come in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,8 @@ HOST_PID = "host_pid"
 """In vLLM's configuration of the connector: the process that the engine's processes belong to."""
 
 _MOST_AGENT_BYTES = 1 << 16
+_MOST_AGENTS_BYTES = 1 << 18
+"""Of all ranks: they travel in one message, with the blocks."""
 _MOST_RANKS = 64
 
 Block = Annotated[int, msgspec.Meta(ge=0)]
@@ -28,11 +31,24 @@ Hashes = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_BLOCKS)]
 Agents = Annotated[
     tuple[Annotated[bytes, msgspec.Meta(max_length=_MOST_AGENT_BYTES)], ...], msgspec.Meta(max_length=_MOST_RANKS)
 ]
-"""By rank: what NIXL needs to know to read from that rank's worker process (a NixlHandshakePayload in msgpack).
+"""By rank: what is to be known to read from that rank's worker process (a NixlHandshakePayload in msgpack).
 
 vLLM would have the reader fetch it over an unauthenticated TCP port of the source. It travels with the answer to a pin
 instead, over the bus, and no port is opened.
 """
+
+
+def why_not_told(agents: Sequence[bytes]) -> str | None:
+    """Why readers cannot be told of these agents, if so."""
+    if len(agents) > _MOST_RANKS:
+        return f"it has {len(agents)} ranks, and readers are told of {_MOST_RANKS} at most"
+    largest, all_together = max(map(len, agents), default=0), sum(map(len, agents))
+    if largest > _MOST_AGENT_BYTES or all_together > _MOST_AGENTS_BYTES:
+        most = f"{_MOST_AGENT_BYTES} of a rank and {_MOST_AGENTS_BYTES} of all are the most"
+        return (
+            f"what NIXL has to tell readers of it is too long: {largest} bytes of a rank, {all_together} of all; {most}"
+        )
+    return None
 
 
 class Handle(msgspec.Struct, frozen=True):

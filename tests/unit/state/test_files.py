@@ -98,6 +98,14 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None
         make_private_directory(shared)
 
 
+def test_a_directory_that_others_can_list_is_closed_to_them(tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    listed.chmod(0o755)
+    assert make_private_directory(listed) == listed
+    assert mode(listed) == 0o700
+
+
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     with pytest.raises(StateError, match="not a directory"):

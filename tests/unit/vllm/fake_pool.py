@@ -33,6 +33,9 @@ class FakePool:
             if self.references[block] == 0:
                 self.free.append(block)
 
+    def references_to(self, block: int) -> int:
+        return self.references[block]
+
     def find(self, block_hash: bytes) -> int | None:
         return self.hashes.index(block_hash) if block_hash in self.hashes else None
 

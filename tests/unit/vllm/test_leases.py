@@ -24,6 +24,8 @@ class LeasesMachine(RuleBasedStateMachine):
         self.expected: dict[Key, tuple[list[int], float]] = {}
         self.now = 0.0
         self.names = 0
+        self.used: list[list[int]] = []
+        """By requests."""
 
     @rule(blocks=blocks_of_a_lease, lasts=st.integers(0, 20), kind=st.sampled_from(["pin", "hold"]))
     def take(self, blocks: list[int], lasts: int, kind: str) -> None:
@@ -65,6 +67,34 @@ class LeasesMachine(RuleBasedStateMachine):
         if blocks[:count]:
             self.expected[key] = (blocks[:count], until)
 
+    @rule(blocks=st.lists(st.integers(0, TOTAL - 1), unique=True, min_size=1))
+    def use(self, blocks: list[int]) -> None:
+        self.pool.refer(blocks)
+        self.leases.note(iter(blocks))
+        self.used.append(blocks)
+
+    @precondition(lambda self: self.used)
+    @rule(data=st.data())
+    def use_no_more(self, data: st.DataObject) -> None:
+        blocks = self.used.pop(data.draw(st.integers(0, len(self.used) - 1)))
+        self.pool.give_up(blocks)
+        self.leases.note(blocks)
+
+    @rule()
+    def count_what_is_kept(self) -> None:
+        """Not after every rule: what has changed meanwhile adds up."""
+        leased = {block for blocks, _ in self.expected.values() for block in blocks}
+        assert self.leases.kept() == len(leased - {block for blocks in self.used for block in blocks})
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), lasts=st.integers(0, 20))
+    def end_and_take_under_the_same_name(self, data: st.DataObject, lasts: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.expected)))
+        blocks, _ = self.expected.pop(key)
+        self.leases.end(key)
+        if self.leases.take(key, blocks, self.now + lasts) is None:
+            self.expected[key] = (blocks, self.now + lasts)
+
     @rule(passes=st.integers(0, 10))
     def expire(self, passes: int) -> None:
         self.now += passes
@@ -74,7 +104,8 @@ class LeasesMachine(RuleBasedStateMachine):
     @invariant()
     def every_lease_has_its_references_and_nobody_else_has_any(self) -> None:
         counts = Counter(block for blocks, _ in self.expected.values() for block in blocks)
-        assert self.pool.references == [counts[block] for block in range(TOTAL)]
+        used = Counter(block for blocks in self.used for block in blocks)
+        assert self.pool.references == [counts[block] + used[block] for block in range(TOTAL)]
         assert dict(self.leases.references) == dict(counts)
         assert len(self.leases) == len(self.expected)
         assert {key: self.leases.blocks(key) for key in self.expected} == {

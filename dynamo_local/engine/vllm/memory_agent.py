@@ -1,0 +1,221 @@
+"""Reads of KV where engines compute in ordinary memory: the reader copies straight from the other process' memory.
+
+The kernel does the copying (process_vm_readv(2)), for processes of the same user only. So nothing listens, no thread
+waits for readers, and the source takes no part: it may be busy or stopped. The death of the source ends a read at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dynamo_local.core.errors import EngineError
+from state.model import Owner
+from state.processes import alive, this_process
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = -1
+
+_MOST_PIECES = 1024
+"""Of one call: IOV_MAX."""
+_MOST_BYTES = 1 << 30
+"""Of one call. Linux copies less than 2 GiB at once."""
+
+_HERE = "NIXL_INIT_AGENT"
+"""What vLLM calls the agent's own side."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_libc.prctl.argtypes = (ctypes.c_int, ctypes.c_long, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+
+Pieces = NDArray[np.uint64]
+"""Rows of address and length."""
+
+_owner_decoder = msgspec.msgpack.Decoder(Owner)
+_owner_encoder = msgspec.msgpack.Encoder()
+
+
+class Peer:
+    """Another process, whose memory is read."""
+
+    def __init__(self, owner: Owner) -> None:
+        """Raises EngineError."""
+        self.pid = owner.pid
+        try:
+            self._descriptor = os.pidfd_open(owner.pid)
+        except OSError as error:
+            raise EngineError("the other engine's process has ended") from error
+        weakref.finalize(self, os.close, self._descriptor)
+        # Asked after opening: from here on the descriptor cannot come to mean another process.
+        if not alive(owner.pid, owner.start_time):
+            raise EngineError("the other engine's process has ended")
+
+    def alive(self) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return not poll.poll(0)
+
+    def read(self, local: Pieces, remote: Pieces) -> None:
+        """Copy each remote piece to the local one of the same length. Raises EngineError."""
+        longest = int(remote[:, 1].max(initial=1))
+        pieces = min(_MOST_PIECES, max(_MOST_BYTES // longest, 1))
+        for start in range(0, len(remote), pieces):
+            part = slice(start, start + pieces)
+            self._read(*_joined(local[part], remote[part]))
+        # While it lives, its number is nobody else's.
+        if not self.alive():
+            raise EngineError("the other engine's process has ended")
+
+    def _read(self, local: Pieces, remote: Pieces) -> None:
+        count = len(remote)
+        copied = _libc.process_vm_readv(self.pid, local.ctypes.data, count, remote.ctypes.data, count, 0)
+        if copied < 0:
+            raise EngineError(f"the other engine's memory cannot be read: {os.strerror(ctypes.get_errno())}")
+        if copied != int(remote[:, 1].sum()):
+            raise EngineError("the other engine's memory cannot be read to the end")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """In place of NIXL's handle of a prepared list. `peer` is None for this process' own."""
+
+    peer: Peer | None
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """In place of NIXL's handle of a transfer."""
+
+    peer: Peer
+    local: Pieces
+    remote: Pieces
+
+
+class MemoryAgent:
+    """In place of a NIXL agent: what vLLM's connector and `ReaderThread` use of one."""
+
+    def __init__(self, name: str, config: object = None) -> None:
+        """`config` is NIXL's."""
+        self.name = name
+        self._peers: dict[str, Peer] = {}
+        _allow_reading()
+
+    def get_reg_descs(self, ranges: Any, memory: str) -> Any:
+        return ranges
+
+    def register_memory(self, ranges: Any, backends: Any = None) -> None:
+        """Memory needs no preparation to be read."""
+
+    def deregister_memory(self, ranges: Any) -> None:
+        """See `register_memory`."""
+
+    def get_agent_metadata(self) -> bytes:
+        """Who this process is. Where its blocks are is told by vLLM."""
+        return _owner_encoder.encode(this_process())
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        """Raises msgspec.DecodeError, and EngineError if that process has ended."""
+        owner = _owner_decoder.decode(metadata)
+        name = f"{owner.pid}-{owner.start_time}"
+        self._peers[name] = Peer(owner)
+        return name
+
+    def remove_remote_agent(self, name: str) -> None:
+        """Its process is let go of with the last list of its blocks."""
+        self._peers.pop(name, None)
+
+    def check_remote_metadata(self, name: str) -> bool:
+        """Whether it is worth while to read from there again."""
+        peer = self._peers.get(name)
+        return peer is not None and peer.alive()
+
+    def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
+        """`blocks` are rows of address, length and device."""
+        return np.ascontiguousarray(np.asarray(blocks, dtype=np.uint64)[:, :2])
+
+    def prep_xfer_dlist(self, name: str, pieces: Pieces) -> Blocks:
+        return Blocks(None if name == _HERE else self._peers[name], pieces)
+
+    def release_dlist_handle(self, blocks: Blocks) -> None:
+        """Nothing is held."""
+
+    def make_prepped_xfer(
+        self, operation: str, local: Blocks, local_indices: Any, remote: Blocks, remote_indices: Any
+    ) -> Transfer:
+        assert operation == "READ"
+        assert remote.peer is not None
+        return Transfer(remote.peer, local.pieces[local_indices], remote.pieces[remote_indices])
+
+    def transfer(self, transfer: Transfer) -> str:
+        """Returns when everything has been copied. Raises EngineError."""
+        transfer.peer.read(transfer.local, transfer.remote)
+        return "DONE"
+
+    def release_xfer_handle(self, transfer: Transfer) -> None:
+        """Nothing is held."""
+
+
+@contextmanager
+def memory_agents() -> Iterator[None]:
+    """vLLM's connectors that are made within have such an agent instead of NIXL's."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
+    module: Any = base_worker
+    original = module.NixlWrapper
+    module.NixlWrapper = MemoryAgent
+    try:
+        yield
+    finally:
+        module.NixlWrapper = original
+
+
+def why_unreadable(pid: int) -> str | None:
+    """Why this system lets no process read that one's memory, if so. Both are of one user; that one has made a
+    `MemoryAgent`, or is a child of this one."""
+    byte = np.zeros(1, dtype=np.uint8)
+    local = np.array([[byte.ctypes.data, 1]], dtype=np.uint64)
+    # Where nothing is: whether one may read is judged before that is found out.
+    remote = np.array([[0, 1]], dtype=np.uint64)
+    copied = _libc.process_vm_readv(pid, local.ctypes.data, 1, remote.ctypes.data, 1, 0)
+    number = ctypes.get_errno()
+    if copied >= 0 or number in (errno.EFAULT, errno.ESRCH):
+        return None
+    return (
+        "this system does not let an engine read another one's memory (process_vm_readv: "
+        f"{os.strerror(number)}; kernel.yama.ptrace_scope above 1, or a container's seccomp profile)"
+    )
+
+
+def _allow_reading() -> None:
+    """Yama, where it is on, lets only ancestors read a process' memory, unless that one has said otherwise. Other users
+    may not in any case."""
+    # Fails where there is no Yama.
+    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def _joined(local: Pieces, remote: Pieces) -> tuple[Pieces, Pieces]:
+    """The same, with those as one piece that follow one another at both sides."""
+    follows = (local[:-1].sum(axis=1) == local[1:, 0]) & (remote[:-1].sum(axis=1) == remote[1:, 0])
+    starts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    lengths = np.add.reduceat(remote[:, 1], starts)
+    return np.column_stack((local[starts, 0], lengths)), np.column_stack((remote[starts, 0], lengths))

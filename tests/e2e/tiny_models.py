@@ -1,0 +1,182 @@
+"""Tiny models with random weights, one of each family of caches that vLLM knows. Nothing is downloaded.
+
+All have the vocabulary and the tokenizer of the quick start's model, and are made by transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamo_local.quickstart import quickstart_model
+
+WINDOW = 64
+"""Of sliding-window attention, in tokens."""
+
+_SPREAD = 0.12
+"""Standard deviation of the weights: at transformers' own (0.02) a tiny model says the same whatever it is asked."""
+
+_ATTENTION: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model. `settings` are those of transformers' configuration of this `model_type`."""
+
+    model_type: str
+    settings: Mapping[str, Any]
+    lends: bool = False
+    """Its KV blocks can be read by others."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "full attention": Family("llama", _ATTENTION, lends=True),
+    "mixture of experts": Family(
+        "mixtral", {**_ATTENTION, "num_local_experts": 4, "num_experts_per_tok": 2}, lends=True
+    ),
+    "latent attention": Family(
+        "deepseek_v2",
+        {
+            **_ATTENTION,
+            "head_dim": 64,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 64,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        lends=True,
+    ),
+    "long rope": Family(
+        "phi3",
+        {
+            **_ATTENTION,
+            "original_max_position_embeddings": 2048,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0] * 32,
+                "long_factor": [2.0] * 32,
+            },
+        },
+        lends=True,
+    ),
+    "sliding window": Family("mistral", {**_ATTENTION, "sliding_window": WINDOW}),
+    "sliding and full": Family(
+        "gemma3_text",
+        {
+            **_ATTENTION,
+            "num_hidden_layers": 3,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "mamba": Family("mamba", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 16, "conv_kernel": 4}),
+    "mamba 2": Family(
+        "mamba2",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "state_size": 16,
+            "num_heads": 4,
+            "head_dim": 32,
+            "n_groups": 1,
+        },
+    ),
+    "hybrid with mamba": Family(
+        "jamba",
+        {
+            **{name: value for name, value in _ATTENTION.items() if name != "head_dim"},
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "mamba_d_state": 16,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "hybrid with mamba 2": Family(
+        "granitemoehybrid",
+        {
+            **{name: value for name, value in _ATTENTION.items() if name != "head_dim"},
+            "layer_types": ["mamba", "attention"],
+            "shared_intermediate_size": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+        },
+    ),
+    "hybrid with linear attention": Family(
+        "qwen3_next",
+        {
+            **_ATTENTION,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "hybrid with short convolutions": Family(
+        "lfm2",
+        {
+            **{name: value for name, value in _ATTENTION.items() if name != "head_dim"},
+            "layer_types": ["conv", "full_attention"],
+            # As published models have them; transformers does without.
+            "conv_dim": 128,
+            "block_dim": 128,
+            "block_ff_dim": 128,
+        },
+    ),
+}
+
+
+def make_model(family: Family, folder: Path) -> Path:
+    """Write a model of this family into `folder`, which does not exist yet. Returns it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(quickstart_model(), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    tokens = json.loads((folder / "generation_config.json").read_text())
+    vocabulary = json.loads((quickstart_model() / "config.json").read_text())["vocab_size"]
+    config = AutoConfig.for_model(
+        family.model_type,
+        **family.settings,
+        **tokens,
+        vocab_size=vocabulary,
+        initializer_range=_SPREAD,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(tokens))
+    return folder
