@@ -22,6 +22,7 @@ from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.http_ticks import Ending
+from dynamo_local.engine.vllm.replacements import require
 from dynamo_local.sdk.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class OpenAIServer:
         await asyncio.get_running_loop().run_in_executor(None, serving.llm.shutdown)
 
     def _build(self, progress: Progress) -> tuple[Namespace, Any]:
+        require("starting engines", "requests and outputs", "the frontend's engine")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.core_client import build
