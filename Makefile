@@ -5,6 +5,7 @@
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make soak                       chaos until there were 10,000 faults, or 300 with ENGINE=vllm; goes on where it was
+#   make families                   a tiny model of each kind that vLLM runs on a CPU: serves, is killed, moves
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -17,7 +18,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve check test lint format bench chaos soak lock
+.PHONY: setup serve check test lint format bench chaos soak families lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -50,6 +51,9 @@ chaos: setup
 soak: setup
 	@exec $(BIN)/python -m tests.chaos.soak $(if $(FAULTS),--faults $(FAULTS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
+families: setup
+	@exec $(BIN)/python -m pytest tests/e2e/test_families.py $(ARGS)
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)

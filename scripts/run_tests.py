@@ -42,7 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     # They wait more than they compute. Stolen from the end of a queue, tests of one module stay together mostly, and
     # share its server.
     "integration": ("tests/integration", f"--numprocesses={min(CORES + 2, 6)}", "--dist=worksteal"),
-    "e2e": ("tests/e2e",),
+    "e2e": ("tests/e2e", "-m", "not families"),
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""
 STEPS = ("lint", *SUITES)

@@ -53,4 +53,6 @@ def _load(row: Row) -> str:
     words = [f"{number} {what}" for what, number in known if number is not None]
     if load.kv_usage is not None:
         words.append(f"KV {load.kv_usage:.0%}")
+    if row.no_transfer is not None:
+        words.append(f"no KV transfer: {row.no_transfer}")
     return ", ".join(words)

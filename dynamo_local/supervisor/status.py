@@ -45,6 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     load: Load | None = None
     """Of a worker, after its last engine step."""
+    no_transfer: str | None = None
+    """Why a worker's engine neither lends nor borrows KV, if it does not."""
 
 
 async def rows(paths: StatePaths) -> list[Row]:
@@ -71,6 +73,7 @@ def row(
     """What is known of one watcher. `status` is circus', `reachable` tells whether the bus could be asked."""
     # A forked process has registered itself; circus knows its launcher.
     pid = component.pid or pids[0] if pids else None
+    engine = presence.engine if presence is not None else None
     word, detail = _health(component, status, pid, presence, reachable)
     return Row(
         watcher=component.watcher_name,
@@ -83,6 +86,7 @@ def row(
         lease=component.lease,
         url=presence.url if presence is not None else None,
         load=presence.load if presence is not None else None,
+        no_transfer=engine.no_transfer if engine is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from dynamo_local.engine.vllm.replacements import applies
 from dynamo_local.engine.vllm.shared_memory import name_segments
 
 CPU_CORES_ENV = "DYN_CPU_CORES"
@@ -66,6 +67,8 @@ def compile_nothing() -> None:
     vLLM compiles some helpers at their first use, even where it is told to be eager: on a CPU, the first request for
     log-probabilities would stop its worker for ten seconds and more.
     """
+    if not applies("compiling nothing"):
+        return
     from torch._dynamo import config
 
     config.disable = True
@@ -79,6 +82,8 @@ def leave_memory_where_it_is() -> None:
     has done some work of its own. On a core whose engine decodes without a pause that has taken minutes, for which
     the new worker was not there.
     """
+    if not applies("leaving memory where it is"):
+        return
     import torch
     from vllm.utils.cpu_resource_utils import get_memory_affinity
 

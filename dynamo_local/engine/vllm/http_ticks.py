@@ -7,6 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from dynamo_local.engine.vllm.replacements import applies
+
 _TICK_S = 1.0
 """The answers' `date` is as old at most."""
 
@@ -18,7 +20,8 @@ class Ending:
         """Call before the server serves."""
         self._server = server
         self._told = asyncio.Event()
-        server.main_loop = partial(_main_loop, server, self._told)
+        if applies("uvicorn's ticks"):
+            server.main_loop = partial(_main_loop, server, self._told)
 
     def tell(self) -> None:
         """Have it take no new connection and end with the last request."""

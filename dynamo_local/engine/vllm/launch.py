@@ -15,6 +15,7 @@ from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, settle_threads
 from dynamo_local.engine.vllm.neighbours import NeighbourSettings, other_people, why_not_beside
+from dynamo_local.engine.vllm.replacements import applies, require
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.transfer import HOST_PID
 from dynamo_local.engine.vllm.wakeups import wait_without_spinning
@@ -46,6 +47,7 @@ def launch(
 ) -> Launched:
     """Import vLLM, start its engine core, and wait until that has loaded the model."""
     progress("importing vLLM")
+    require("starting engines", "requests and outputs", "continuing requests")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -116,11 +118,13 @@ def _set_up_transfer(
 
     Some models vLLM would refuse to start with a KV connector. So it is asked without one first.
     """
-    from dynamo_local.engine.vllm.identity import model_identity, why_not_lent
-
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER
+    if not applies("KV transfer"):
+        return vllm_config, None, "it is not known how, with this version of vLLM"
+    from dynamo_local.engine.vllm.identity import model_identity, why_not_lent
+
     if vllm_config.kv_transfer_config is not None:
         what = "kv-transfer excludes kv-transfer-config and kv-offloading-size"
         raise EngineError(what, "leave out either it or them")

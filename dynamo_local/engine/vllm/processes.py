@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dynamo_local.engine.vllm.replacements import applies
 from dynamo_local.runtime.process_groups import children_of
 
 _WORKER = b"::Worker"
@@ -74,9 +75,11 @@ class EngineProcesses:
             self._loop.remove_reader(descriptor)
 
 
-def watch_processes(core: Any) -> EngineProcesses:
+def watch_processes(core: Any) -> EngineProcesses | None:
     """Of a client of vLLM's: its engine core, and the workers of that. When one has ended, the client behaves as if
-    vLLM had noticed."""
+    vLLM had noticed. None: this vLLM's cannot be watched, and it notices by itself."""
+    if not applies("watching the engine's processes"):
+        return None
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def tell() -> None:

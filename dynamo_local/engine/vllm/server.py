@@ -25,6 +25,7 @@ from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, se
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.http_ticks import Ending
 from dynamo_local.engine.vllm.outer import take_outer
+from dynamo_local.engine.vllm.replacements import require
 from dynamo_local.engine.vllm.routes import add_routes
 from dynamo_local.sdk.schema import combine
 
@@ -98,6 +99,7 @@ class OpenAIServer:
         await asyncio.get_running_loop().run_in_executor(None, serving.llm.shutdown)
 
     def _build(self, progress: Progress) -> tuple[Namespace, Any]:
+        require("starting engines", "requests and outputs", "the frontend's engine")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.core_client import build

@@ -10,6 +10,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+from dynamo_local.engine.vllm.replacements import applies
 from state.processes import descendants
 from state.remains import SEGMENTS_ENV, record_segments
 
@@ -18,7 +19,7 @@ def name_segments(environ: Mapping[str, str]) -> None:
     """Have shared memory that Python makes in this process, and in those forked from it, be named as $DYN_SHM_PREFIX
     says. Without it, names stay as they are."""
     prefix = environ.get(SEGMENTS_ENV)
-    if not prefix:
+    if not prefix or not applies("naming shared memory"):
         return
     module: Any = shared_memory
     module._make_filename = lambda: f"/{prefix}{secrets.token_hex(4)}"

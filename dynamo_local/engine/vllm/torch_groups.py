@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from dynamo_local.engine.vllm.replacements import applies
+
 _GLOO = "gloo"
 
 
@@ -17,6 +19,8 @@ def share_process_groups() -> None:
     second (https://github.com/pytorch/gloo/issues/246), on the core that computes: 1,284 times for a worker that has
     nothing to do, and as often as all else of one that decodes.
     """
+    if not applies("one process group for a lone worker"):
+        return
     import torch
 
     distributed: Any = torch.distributed

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.replacements import applies
 
 FUTEX_SYSCALLS: Final[Mapping[str, int]] = {
     "aarch64": 98,
@@ -44,7 +45,7 @@ def wait_without_spinning() -> None:
 
     Where this is not known to work, vLLM's own way stays.
     """
-    if platform.machine() not in FUTEX_SYSCALLS:
+    if platform.machine() not in FUTEX_SYSCALLS or not applies("waiting without spinning"):
         return
     from vllm.distributed.device_communicators import shm_broadcast
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynamo_local.core.messages import Presence, ProcessState
+from dynamo_local.cli.ps import _cells
+from dynamo_local.core.messages import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.supervisor.status import row
 from state.model import Component, Resources
 
@@ -58,3 +59,12 @@ def test_a_row_has_what_the_statefile_and_the_process_tell() -> None:
     found = row(WORKER, "active", (7,), says("ready"), True)
     assert (found.watcher, found.component, found.role) == ("ns_W", "W", "decode")
     assert (found.pid, found.devices, found.url) == (7, (1,), "http://here")
+
+
+def test_a_worker_that_lends_no_kv_says_why() -> None:
+    engine = EngineInfo("vllm", "m", 1024, 32, 100, 8, no_transfer="the model keeps a state")
+    presence = msgspec.structs.replace(says("ready"), engine=engine, load=Load(0, 0, 0.0), url=None)
+    found = row(WORKER, "active", (7,), presence, True)
+    assert found.no_transfer == "the model keeps a state"
+    assert _cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
+    assert row(WORKER, "active", (7,), says("ready"), True).no_transfer is None
