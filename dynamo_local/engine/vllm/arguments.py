@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -27,6 +29,18 @@ MANAGED = frozenset(
 """Arguments of `vllm serve` that are not settings here."""
 
 _ADAPTERS = KeySpec("lora-modules", "list", optional=True, help="LoRA adapters, each as name=path; with enable-lora")
+
+
+_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size")
+
+SPLIT = frozenset(
+    {
+        *_SIZES, "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-rank",
+        "data-parallel-size-local", "data-parallel-start-rank", "decode-context-parallel-size",
+        "distributed-executor-backend", "nnodes", "node-rank",
+    }
+)  # fmt: skip
+"""Arguments that say among which processes a model is split."""
 
 
 class _Described(msgspec.Struct, frozen=True):
@@ -58,6 +72,16 @@ def adapter_schema() -> SchemaTable:
 
 def _table(specs: list[KeySpec]) -> SchemaTable:
     return SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
+
+
+def ranks_of(config: Mapping[str, Any]) -> int:
+    """Among how many devices an engine with this configuration splits its model, or has copies of it."""
+    return math.prod(config.get(size) or 1 for size in _SIZES)
+
+
+def unsplit(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a process that has no engine: vLLM would look for the devices of all ranks."""
+    return {key: value for key, value in config.items() if key not in SPLIT}
 
 
 def to_argv(config: dict[str, Any], allowed: SchemaTable) -> list[str]:

@@ -32,7 +32,7 @@ def carried_out(state: State, *changes: object) -> State:
     """The state once the changes are complete."""
     for change in changes:
         if isinstance(change, AddWorker):
-            state, _ = claim_worker(state, PLAN, change, DeviceLimits())
+            state, _ = claim_worker(state, PLAN, change, DeviceLimits(), {})
         else:
             assert isinstance(change, RemoveWorker)
             state = release(retire_worker(state, change), change.watcher)
