@@ -175,21 +175,31 @@ def holder_of(names: Names, name: str, bound: Collection[str]) -> Holder | None:
     return None
 
 
+def held(inventory: Inventory, but: Collection[int] = (), names: Names = NAMES) -> frozenset[int]:
+    """The devices that somebody holds or is left over on, without those of `but`. Asks nobody."""
+    if not inventory.exclusive:
+        return frozenset()
+    bound = names.bound()
+    return frozenset(
+        device_id
+        for device_id in inventory.free(but)
+        for name in inventory.machine_names((device_id,))
+        if device(name) in bound or on_device(bound, name)
+    )
+
+
 def held_elsewhere(
     inventory: Inventory, server: int, mine: Collection[int] = (), names: Names = NAMES
-) -> Mapping[int, Holder]:
+) -> dict[int, Holder]:
     """By device: who holds it that is not the server of that pid. `mine`: devices that are that one's by its own word.
     Blocks for as long as holders take to answer."""
-    if not inventory.exclusive:
-        return {}
-    bound = names.bound()
-    found = {
-        device_id: holder
-        for device_id in inventory.free(mine)
-        for name in inventory.machine_names((device_id,))
-        if (holder := holder_of(names, name, bound)) is not None
-    }
-    return {device_id: holder for device_id, holder in found.items() if holder.pid != server or holder.left_over}
+    found: dict[int, Holder] = {}
+    for device_id in sorted(held(inventory, mine, names)):
+        for name in inventory.machine_names((device_id,)):
+            holder = holder_of(names, name, names.bound())
+            if holder is not None and (holder.pid != server or holder.left_over):
+                found[device_id] = holder
+    return found
 
 
 def occupy(environ: Mapping[str, str], server: int, names: Names = NAMES) -> list[Bound]:

@@ -18,12 +18,14 @@ from dynamo_local.core.errors import DecodeError, DeviceError, NotRunningError, 
 from dynamo_local.core.messages import HoldQuestion, Holds
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus, Message
+from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.launch import Launch
 from dynamo_local.supervisor.plan import ServiceTemplate, plan_services
 from state.devices import Inventory
 from state.holding import NAMES, Bound, HeldError, Holder, Names, held_elsewhere, holder_of, introduce, on_device, take
 from state.model import State
 from state.store import StateStore
+from state.transitions import taken
 
 _LOOK_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0
@@ -96,6 +98,14 @@ def beside(launch: Launch, others: Mapping[int, Holder]) -> Launch:
     elsewhere = {device_id: str(holder) for device_id, holder in others.items()}
     namespace = launch.graph.namespace
     return replace(launch, services=plan_services(namespace, launch.templates, launch.inventory, elsewhere))
+
+
+def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
+    """By device: who else holds it, as far as that matters to the server's workers. Blocks as `held_elsewhere`."""
+    if all(template.virtual for template in blueprint.workers):
+        return {}
+    found = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
+    return {device_id: str(holder) for device_id, holder in found.items()}
 
 
 def names_of_plans(launch: Launch) -> frozenset[str]:

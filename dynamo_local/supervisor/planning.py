@@ -25,7 +25,7 @@ from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.running import bus_of
 from dynamo_local.supervisor.turns import turn_at
-from state.holding import held_elsewhere
+from state.holding import held
 from state.locks import LockTimeoutError
 from state.model import State
 from state.paths import StatePaths
@@ -129,7 +129,7 @@ def usable_devices(blueprint: Blueprint, state: State) -> int:
     devices = len(blueprint.inventory.devices)
     if all(template.virtual for template in blueprint.workers):
         return devices
-    return devices - len(held_elsewhere(blueprint.inventory, state.owner.pid, taken(state)))
+    return devices - len(held(blueprint.inventory, taken(state)))
 
 
 class LoggedReport:

@@ -12,9 +12,9 @@ from dynamo_local.core.fleet import WORKER_ROLES
 from dynamo_local.core.planning.changes import AddWorker, Change, DeviceLimits, Outcome, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.device_keeping import held_by_others
 from dynamo_local.supervisor.report import Report
 from state.devices import held_by, noun
-from state.holding import held_elsewhere
 from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
@@ -116,9 +116,8 @@ async def scale(
     """Have as many workers as asked for. Ends at the first change that is not done. Raises as `plan_scaling`."""
 
     def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
-        elsewhere = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
-        told = {device_id: str(holder) for device_id, holder in elsewhere.items()}
-        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=told)
+        elsewhere = held_by_others(blueprint, state)
+        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
     return await _changed(paths, report, plan, ready_deadline_s)
 

@@ -81,6 +81,7 @@ class FakeWorld:
         self.state = claim(self.state, name, role=role, cmd=f"run {service}", devices=devices)
         self.watchers[name] = ACTIVE
         self.processes[name] = FakeProcess("well", devices)
+        self.held = taken(self.state)
         self.progress()
 
     def step(self) -> None:
