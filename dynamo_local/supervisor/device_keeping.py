@@ -30,6 +30,8 @@ from state.transitions import taken
 _LOOK_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0
 _LOOK_AGAIN_S = 0.1
+_GONE_S = 3.0
+"""For what a worker that has ended has forked to be gone, too, before whoever ended it is told."""
 _LEFT_OVER_S = 10.0
 """For processes of a server that was killed to be gone: one that frees much memory takes its time."""
 
@@ -60,13 +62,14 @@ class DeviceHolds:
             loop.add_reader(bound, introduce, bound, self._namespace)  # type: ignore[arg-type]  # a socket
         self._held |= taken
 
-    def keep(self, wanted: Iterable[str]) -> None:
-        """Let go of all others, but for those that a process is still on."""
+    def keep(self, wanted: Iterable[str]) -> bool:
+        """Let go of all others, but for those that a process is still on. Returns whether there are none of these."""
         surplus = self._held.keys() - set(wanted)
         bound = self.names.bound() if surplus else ()
         for name in surplus:
             if not on_device(bound, name):
                 self._drop(name)
+        return not surplus & self._held.keys()
 
     def _drop(self, name: str) -> None:
         bound = self._held.pop(name)
@@ -138,7 +141,7 @@ class DeviceKeeping:
         async def on_question(message: Message) -> None:
             with suppress(DecodeError, NotRunningError, StateError):
                 codec.decode(message.data, HoldQuestion)
-                await bus.publish(message.reply, codec.encode(Holds(await self.settle())))
+                await bus.publish(message.reply, codec.encode(Holds(await self.settle(_GONE_S))))
 
         await bus.subscribe(subjects.holds, on_question)
         while True:
@@ -147,19 +150,22 @@ class DeviceKeeping:
                 # It cannot be read. The server sees to that, and says so (upkeep.py).
                 await self.settle()
 
-    async def settle(self) -> dict[int, str]:
-        """Take what is claimed, let go of what is not. Returns what could not be had: who has it, by device."""
+    async def settle(self, patience_s: float = 0.0) -> dict[int, str]:
+        """Take what is claimed, let go of what is not, with patience for processes that are still there. Returns what
+        could not be had: who has it, by device."""
         async with self._turn:
             # Within the turn: what is claimed later is asked for later.
             state = await asyncio.to_thread(self.store.read)
             wanted = names_in_use(state, self.templates, self.inventory)
-            self.holds.keep(wanted)
             refused: dict[int, str] = {}
             for name, device_id in wanted.items():
                 try:
                     self.holds.take([name])
                 except HeldError:
                     refused[device_id] = await asyncio.to_thread(_told, self.holds.names, name)
+            give_up_at = time.monotonic() + patience_s
+            while not self.holds.keep(wanted) and time.monotonic() < give_up_at:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_AGAIN_S)  # the kernel tells nobody of names that are free
             return refused
 
 

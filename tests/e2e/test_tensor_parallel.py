@@ -11,11 +11,12 @@ from pathlib import Path
 import openai
 import pytest
 
+from state.remains import SHARED_MEMORY, segments_of
 from state.threads import cores_of, family_of, threads_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import Stream, begin, migrate, prompt, requests
 
-TOKENS = 400
+TOKENS = 250
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ async def test_a_request_moves_with_its_kv(ranks: LlmServer, client: openai.Open
         (row,) = requests(ranks)
         (result,) = migrate(ranks, row["worker"])
         assert tokens_of(reading.result()) == alone
-    assert result["outcome"] == "moved", result
+    assert (result["outcome"], result["warm_s"] is not None) == ("moved", True), result
     await ranks.until(settled, "blocks are still held or pinned")
 
 
@@ -79,3 +80,13 @@ def test_streams_go_on_when_a_rank_is_killed(ranks: LlmServer, client: openai.Op
         assert [tokens_of(each.result()) for each in reading] == [alone, alone]
     ranks.await_workers(2)
     assert {row["watcher"] for row in ranks.ps() if row["pid"] != hosts[row["watcher"]]} == {worker}
+
+
+@pytest.mark.ends_server
+def test_its_end_leaves_nothing(ranks: LlmServer) -> None:
+    segments = {segment for pid in ranks.tree() for segment in segments_of(pid)}
+    assert any("cpushm" in segment.name for segment in segments), "ranks talk otherwise by now"
+    ranks.signal(signal.SIGTERM)
+    assert ranks.end(PATIENCE_S) == 0
+    ranks.assert_nothing_left()
+    assert [segment for segment in segments if (SHARED_MEMORY / segment.name).exists()] == []
