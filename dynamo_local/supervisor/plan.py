@@ -115,8 +115,8 @@ def plan_watcher(
 ) -> WatcherPlan:
     """One process of the service, on these devices."""
     held = environment_for(inventory, devices)
-    if not template.virtual and (names := inventory.machine_names(devices)):
-        held[DEVICES_VARIABLE] = ",".join(names)
+    # Said in any case: a server may be started by a process that has devices.
+    held[DEVICES_VARIABLE] = "" if template.virtual else ",".join(inventory.machine_names(devices))
     environment = threads_for(inventory, devices) | template.environment | held | {WATCHER_ENV: str(watcher)}
     return WatcherPlan(watcher, template.role, template.argv, environment, devices)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor import device_keeping
-from dynamo_local.supervisor.device_keeping import DeviceHolds, DeviceKeeping, beside, secured
+from dynamo_local.supervisor.blueprint import Blueprint
+from dynamo_local.supervisor.device_keeping import DeviceHolds, DeviceKeeping, beside, held_by_others, secured
 from dynamo_local.supervisor.launch import Launch
 from dynamo_local.supervisor.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.planning import usable_devices
 from state.devices import DEVICES_VARIABLE, Device, Inventory, cpu_slots
 from state.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
 from state.paths import StatePaths
@@ -33,8 +36,8 @@ def inventory() -> Inventory:
 def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All holders are in this process, and seen as if by another one."""
 
-    def seen(inventory: Inventory, server: int, *args: object) -> dict[int, Holder]:
-        return held_elsewhere(inventory, os.getppid())
+    def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
+        return held_elsewhere(inventory, os.getppid(), mine)
 
     monkeypatch.setattr(device_keeping, "held_elsewhere", seen)
 
@@ -120,7 +123,7 @@ async def test_mockers_take_devices_from_nobody(tmp_path: Path, inventory: Inven
     with DeviceHolds("ns") as holds:
         launch = await secured(launched(tmp_path, inventory, workers=3, virtual=True), holds)
     assert devices_of(launch) == [0, 1, 2]
-    assert all(DEVICES_VARIABLE not in plan.environment for plan in launch.services)
+    assert all(plan.environment[DEVICES_VARIABLE] == "" for plan in launch.services)
     _close(others)
 
 
@@ -163,3 +166,17 @@ async def test_a_server_tells_who_asks_whose_it_is(inventory: Inventory) -> None
         holds.take(inventory.machine_names([1]))
         (holder,) = (await asyncio.to_thread(held_elsewhere, inventory, os.getppid())).values()
     assert (holder.pid, holder.namespace) == (os.getpid(), "ns")
+
+
+@pytest.mark.parametrize(("virtual", "usable"), [(False, 2), (True, 3)])
+def test_the_planner_counts_what_is_left_to_its_server(
+    tmp_path: Path, inventory: Inventory, virtual: bool, usable: int
+) -> None:
+    launch = launched(tmp_path, inventory, virtual=virtual)
+    blueprint = Blueprint("7:3:1", "/", inventory, launch.templates, 1.0, 1.0)
+    # Its own, and that of another one.
+    bound = somebody_else(inventory, 0, 2)
+    state = claim(new_state("ns", "ipc://x", "gpu", this_process()), "ns_Worker", role="decode", cmd="w", devices=[0])
+    assert usable_devices(blueprint, state) == usable
+    assert list(held_by_others(blueprint, state)) == ([] if virtual else [2])
+    _close(bound)
