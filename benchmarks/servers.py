@@ -21,6 +21,7 @@ import msgspec
 from benchmarks.accounting import Process, descendants, is_alive
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.core_keeping import bind
+from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -160,6 +161,9 @@ def start_ours(
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     state_root = folder / "state"
     environ = {**ENGINE_ENVIRONMENT, "DYN_LOCAL_STATE_DIR": str(state_root)}
+    if not driver_present():
+        # Two sides of a comparison may be there at the same time, on the same cores.
+        environ[CPU_SLOTS_VARIABLE] = str(len(usable_cores()))
     server = _start("ours", argv, environ, folder / "ours.log", port, project)
     server.state_root = state_root
     return server

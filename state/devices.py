@@ -1,13 +1,15 @@
 """What a device is, who gets which, and what a process must be told about its own. Pure.
 
-A device is a GPU or, where none is used, a CPU slot (a set of cores). A device is held by at most one
-process.
+A device is a GPU or, where none is used, a CPU slot (a set of cores). A device is held by at most one process of a
+server. On the machine, GPUs and slots that are cores of their own have one holder as well (`state.holding`); slots that
+were counted out on purpose share cores, and are no concern of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from dynamo_local.core.errors import DeviceError
@@ -15,8 +17,11 @@ from dynamo_local.core.errors import DeviceError
 DeviceKind = Literal["gpu", "cpu-slot"]
 
 CPU_CORES_VARIABLE = "DYN_CPU_CORES"
+"""Cores of a process on CPU slots: comma-separated for each slot, the slots separated by "|". An engine binds the
+threads of each rank to the cores of one slot."""
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""Comma-separated cores of a process on CPU slots. An engine binds its threads to them."""
+DEVICES_VARIABLE = "DYN_DEVICES"
+"""Comma-separated names on the machine of the devices that a process has to itself."""
 
 CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CUDA_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
@@ -36,10 +41,11 @@ class Device:
 @dataclass(frozen=True)
 class Inventory:
     """The devices that may be handed out: all of one kind, ids distinct and ascending, not necessarily
-    0..n-1."""
+    0..n-1. `exclusive`: each has one holder on the machine."""
 
     kind: DeviceKind
     devices: tuple[Device, ...]
+    exclusive: bool = True
 
     def __post_init__(self) -> None:
         ids = self.ids
@@ -63,6 +69,15 @@ class Inventory:
         """Ids that nobody holds, ascending."""
         return tuple(device_id for device_id in self.ids if device_id not in taken)
 
+    def machine_names(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """What the devices are called on the machine, however a server counts them; nothing if others do not matter."""
+        if not self.exclusive:
+            return ()
+        return tuple(name for device_id in ids for name in _machine_names(self.device(device_id)))
+
+
+_NOBODY: Mapping[int, str] = MappingProxyType({})
+
 
 def noun(kind: DeviceKind, count: int) -> str:
     """What to call that many devices of the kind in a message."""
@@ -71,18 +86,34 @@ def noun(kind: DeviceKind, count: int) -> str:
 
 
 def allocate(
-    inventory: Inventory, taken: Collection[int], count: int, needed_by: str = "the service"
+    inventory: Inventory,
+    taken: Collection[int],
+    count: int,
+    needed_by: str = "the service",
+    elsewhere: Mapping[int, str] = _NOBODY,
 ) -> tuple[int, ...]:
-    """The `count` lowest ids that are not taken. Raises DeviceError when fewer are free: never
-    over-subscribes."""
+    """The `count` lowest ids that are not taken, nor held `elsewhere` (by id: who holds it). Raises DeviceError when
+    fewer are free: never over-subscribes."""
     if count < 0:
         raise DeviceError(f"{needed_by} asks for {count} devices", "ask for 0 or more")
-    free = inventory.free(taken)
+    free = inventory.free({*taken, *elsewhere})
     if count > len(free):
         needed = f"{count} device" if count == 1 else f"{count} devices"
         available = _availability(inventory, free)
-        raise DeviceError(f"{needed_by} needs {needed}, {available}", _remedy(inventory, count))
+        others = {device_id: who for device_id, who in elsewhere.items() if device_id not in taken}
+        cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}"
+        raise DeviceError(cause, _remedy(inventory, count, bool(others)))
     return free[:count]
+
+
+def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:
+    """Who else holds which devices, to be said behind something else; empty if nobody does."""
+    return "".join(f"; {line}" for line in holder_lines(kind, holders))
+
+
+def holder_lines(kind: DeviceKind, holders: Mapping[int, str]) -> list[str]:
+    """Who else holds which devices, a line each."""
+    return [f"{noun(kind, 1)} {device_id} is held by {who}" for device_id, who in sorted(holders.items())]
 
 
 def environment_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
@@ -96,29 +127,32 @@ def environment_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
         return {CUDA_DEVICES_VARIABLE: visible, CUDA_ORDER_VARIABLE: "PCI_BUS_ID"}
     settings = {CUDA_DEVICES_VARIABLE: ""}
     if devices:
-        # Slots share a core when there are more slots than cores.
-        cores = sorted({core for device in devices for core in device.cores})
-        settings[CPU_CORES_VARIABLE] = ",".join(map(str, cores))
+        settings[CPU_CORES_VARIABLE] = "|".join(",".join(map(str, device.cores)) for device in devices)
     return settings
 
 
+def cores_of_slots(setting: str) -> tuple[tuple[int, ...], ...]:
+    """Inverse of what `environment_for` says of cores: those of each slot."""
+    return tuple(tuple(map(int, slot.split(","))) for slot in setting.split("|"))
+
+
 def threads_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
-    """What such a process is to find unless its own settings say otherwise: as many OpenMP threads as cores.
+    """What such a process is to find unless its own settings say otherwise: as many OpenMP threads as a slot has cores.
 
     From its first moment: OpenMP reads it when it is loaded, which a preloaded library does before any code of the
     process runs. More threads than cores wait for each other by spinning, and everything becomes many times slower.
     """
-    cores = {core for device_id in ids for core in inventory.device(device_id).cores}
-    return {OMP_THREADS_VARIABLE: str(len(cores))} if cores and inventory.kind != "gpu" else {}
+    cores = [len(inventory.device(device_id).cores) for device_id in ids]
+    return {OMP_THREADS_VARIABLE: str(min(cores))} if cores and inventory.kind != "gpu" else {}
 
 
-def cpu_slots(cores: Sequence[int], count: int) -> Inventory:
+def cpu_slots(cores: Sequence[int], count: int, *, exclusive: bool = False) -> Inventory:
     """`count` CPU slots over the cores: fewer slots than cores get contiguous runs whose lengths differ by at
     most one, more slots share cores (slot i gets core i modulo their number)."""
     ordered = sorted(set(cores))
     if count < 1 or not ordered:
         raise DeviceError(f"cannot make {count} CPU slots of {len(ordered)} cores", "ask for 1 slot or more")
-    return Inventory("cpu-slot", tuple(_slot(index, ordered, count) for index in range(count)))
+    return Inventory("cpu-slot", tuple(_slot(index, ordered, count) for index in range(count)), exclusive)
 
 
 def _slot(index: int, cores: Sequence[int], count: int) -> Device:
@@ -138,13 +172,20 @@ def _availability(inventory: Inventory, free: Sequence[int]) -> str:
     return f"{len(free)} of {total} {noun(inventory.kind, total)} {verb} free"
 
 
-def _remedy(inventory: Inventory, count: int) -> str:
+def _remedy(inventory: Inventory, count: int, held_elsewhere: bool) -> str:
     fewer = "ask for fewer workers or devices a worker"
+    if held_elsewhere:
+        virtual = f"give this server CPU slots that may share cores (--cpu-slots {max(count, len(inventory.devices))})"
+        return f"end that, or {virtual if inventory.kind == 'cpu-slot' else fewer}"
     if inventory.kind == "cpu-slot":
         return f"{fewer}, or set more CPU slots with DYN_CPU_SLOTS (more than cores are allowed)"
     if count <= len(inventory.devices):
         return f"{fewer}, or stop what holds the others"
     return f"{fewer}, or make more GPUs visible in {CUDA_DEVICES_VARIABLE}"
+
+
+def _machine_names(device: Device) -> tuple[str, ...]:
+    return (device.uuid,) if device.kind == "gpu" else tuple(f"core-{core}" for core in device.cores)
 
 
 def _listing(numbers: Iterable[int]) -> str:

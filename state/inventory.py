@@ -76,9 +76,10 @@ def probe(slots: int | None, environ: Mapping[str, str], machine: Machine = THIS
     """The devices that may be handed out.
 
     Asking for CPU slots, by argument or $DYN_CPU_SLOTS (the argument counts first), gives CPU slots also on a
-    machine with GPUs. Otherwise GPUs, restricted to $CUDA_VISIBLE_DEVICES where that is set; where there is
-    none or all are hidden, one CPU slot a core. Raises DeviceError for a setting that makes no sense, and
-    when NVML fails for another reason than the absence of its library or driver.
+    machine with GPUs; these share cores with whoever computes there. Otherwise GPUs, restricted to
+    $CUDA_VISIBLE_DEVICES where that is set; where there is none or all are hidden, one CPU slot a core. Raises
+    DeviceError for a setting that makes no sense, and when NVML fails for another reason than the absence of its
+    library or driver.
     """
     wanted = slots if slots is not None else _slots_setting(environ)
     if wanted is not None:
@@ -87,7 +88,7 @@ def probe(slots: int | None, environ: Mapping[str, str], machine: Machine = THIS
     if gpus:
         return Inventory("gpu", gpus)
     cores = machine.cores()
-    return cpu_slots(cores, len(cores))
+    return cpu_slots(cores, len(cores), exclusive=True)
 
 
 def _slots_setting(environ: Mapping[str, str]) -> int | None:

@@ -10,9 +10,10 @@ from dynamo_local.core.ports import Engine
 from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm import VLLM_PRELOAD
-from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema
+from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
 from dynamo_local.engine.vllm.neighbours import NeighbourSettings
 from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.sdk.resources import DeviceUse
 from dynamo_local.sdk.schema import SchemaTable, combine, schema_of
 
 
@@ -60,6 +61,13 @@ def worker_schema() -> SchemaTable:
 def preload_of(config: Mapping[str, Any]) -> str | None:
     """What to import before a worker with this configuration starts."""
     return VLLM_PRELOAD if config.get("engine", WorkerSettings.engine) == "vllm" else None
+
+
+def devices_of(config: Mapping[str, Any]) -> DeviceUse:
+    """What a worker with this configuration does with its devices: vLLM has a rank on each, a mocker is on none."""
+    if config.get("engine", WorkerSettings.engine) == "mocker":
+        return DeviceUse(virtual=True)
+    return DeviceUse(ranks=ranks_of(config))
 
 
 def make_engine(context: ServiceContext) -> Engine:

@@ -14,7 +14,7 @@ import asyncio
 from components.workers.duty import EngineDuty
 from components.workers.prefill import PrefillDuty
 from components.workers.roles import Roles
-from components.workers.settings import WorkerSettings, make_engine, preload_of, worker_schema
+from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
 from dynamo_local.core.fleet import PREFILL_ROLE
 from dynamo_local.runtime.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
@@ -24,6 +24,7 @@ ENGINE_END_S = 5.0
 
 @service(
     resources={"gpu": 1},
+    devices=devices_of,
     config=worker_schema(),
     role="aggregated",
     role_beside={PREFILL_ROLE: "decode"},
@@ -63,6 +64,6 @@ class VllmWorker(Service):
         await self._engine.close(0.0 if self._duty.abandoned else ENGINE_END_S)
 
 
-@service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE, preload=preload_of)
+@service(resources={"gpu": 1}, devices=devices_of, config=worker_schema(), role=PREFILL_ROLE, preload=preload_of)
 class PrefillWorker(VllmWorker):
     """Prefills long prompts for the decode workers, on an engine of its own."""

@@ -19,18 +19,21 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ps(namespace: str, as_json: bool) -> None:
-    """Show the processes of a running server: pids, roles, devices, health, load."""
+    """Show the processes of a running server: pids, roles, devices, health, load; and devices that others hold."""
     import asyncio
 
     import msgspec
 
-    from dynamo_local.supervisor.status import rows
+    from dynamo_local.supervisor.status import others, rows
 
-    found = asyncio.run(rows(paths_of(namespace)))
+    paths = paths_of(namespace)
+    found = asyncio.run(rows(paths))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         click.echo(table(_HEADERS, [_cells(row) for row in found]))
+        for line in asyncio.run(others(paths)):
+            click.echo(line)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

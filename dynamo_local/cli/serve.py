@@ -38,7 +38,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 @click.option(
     "--cpu-slots",
     type=click.IntRange(min=1),
-    help="Hand out this many CPU slots instead of GPUs or one slot a core. [env: DYN_CPU_SLOTS]",
+    help="Hand out so many CPU slots, which others may share, instead of GPUs or one slot a core. [env: DYN_CPU_SLOTS]",
 )
 @click.option(
     "--zygote/--no-zygote",
@@ -92,11 +92,13 @@ def serve(
     """
     from dynamo_local.cli.dry_run import as_json as dry_run_json
     from dynamo_local.cli.dry_run import as_text as dry_run_text
+    from dynamo_local.supervisor.device_keeping import beside
     from dynamo_local.supervisor.launch import ServeRequest, prepare
     from dynamo_local.supervisor.listening import claim_address
     from dynamo_local.supervisor.plan import HttpAddress
     from dynamo_local.supervisor.server import ServerSettings
     from dynamo_local.supervisor.serving import serve as run_server
+    from state.holding import held_elsewhere
 
     if as_json and not dry_run:
         raise UsageError("--json goes with --dry-run only", "add --dry-run")
@@ -104,6 +106,7 @@ def serve(
     request = ServeRequest(target, config, overrides, namespace, model, nats_url, cpu_slots, zygote)
     if dry_run:
         planned = prepare(request, HttpAddress(host, port), os.environ)
+        planned = beside(planned, held_elsewhere(planned.inventory, os.getpid()))
         click.echo(dry_run_json(planned) if as_json else dry_run_text(planned))
         return
     launch = prepare(request, claim_address(host, port), os.environ, _quickstart_model)

@@ -13,6 +13,7 @@
     worker             -> worker         PinQuestion     keep these blocks while I read them   (reply: PinAnswer)
     worker             -> worker         Unpin           I have read them
     operator, planner  -> worker         RoleQuestion    take up another role                  (reply: RoleAnswer)
+    operator, planner  -> server         HoldQuestion    hold the devices that are claimed     (reply: Holds)
 
 What moves requests is in move_messages.py, what the planner tells in planner_messages.py.
 
@@ -483,6 +484,19 @@ class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str
     refused: str | None = None
+    v: int = VERSION
+
+
+class HoldQuestion(msgspec.Struct, frozen=True):
+    """Hold on the machine what the statefile says, and let go of the rest."""
+
+    v: int = VERSION
+
+
+class Holds(msgspec.Struct, frozen=True):
+    """By device: who holds it on the machine, where that is somebody else."""
+
+    refused: dict[int, str]
     v: int = VERSION
 
 

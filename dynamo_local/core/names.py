@@ -139,6 +139,11 @@ class Subjects:
         return f"{self._root}.role.{lease}"
 
     @property
+    def holds(self) -> str:
+        """Asks the server to hold the devices that are claimed (request-reply)."""
+        return f"{self._root}.holds"
+
+    @property
     def planner(self) -> str:
         """The planner tells what it sees and decides."""
         return f"{self._root}.planner"

@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 class FleetMetrics:
     """Pulls observations of one running server. `watch` is started and run by its owner.
 
-    `templates`: by role, the service whose workers start in it. `inventory`: how many devices there are.
+    `templates`: by role, the service whose workers start in it. `inventory`: how many devices there are for the server
+    of that state. Blocks for milliseconds.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class FleetMetrics:
         watch: FleetWatch,
         store: StateStore,
         templates: Mapping[str, str],
-        inventory: int | None,
+        inventory: Callable[[State], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
@@ -51,7 +52,7 @@ class FleetMetrics:
 
     async def pull(self) -> Observation:
         """The fleet as it is now. Raises NotRunningError when the server has ended."""
-        claims = await self._claims()
+        claims, inventory = await self._claims()
         queue = await self._queue_length()
         view = self._watch.view
         return observe(
@@ -62,19 +63,25 @@ class FleetMetrics:
             routable=view.ready(ENGINE_ROLES),
             queue=queue,
             templates=self._templates,
-            inventory=self._inventory,
+            inventory=inventory,
         )
 
-    async def _claims(self) -> tuple[Claim, ...] | None:
+    async def _claims(self) -> tuple[tuple[Claim, ...] | None, int | None]:
+        """Of workers, on devices; and how many devices there are."""
+
+        def read() -> tuple[State, int]:
+            state = self._store.read()
+            return state, self._inventory(state)
+
         try:
-            state = await asyncio.to_thread(self._store.read)
+            state, inventory = await asyncio.to_thread(read)
         except (NotRunningError, StateError) as error:
             if isinstance(error, NotRunningError) and await asyncio.to_thread(server_pid, self._store.paths) is None:
                 raise
             self._missed("statefile", error)
-            return None
+            return None, None
         self._unread.discard("statefile")
-        return claims_of(state)
+        return claims_of(state), inventory
 
     async def _queue_length(self) -> QueueReading | None:
         if PREFILL_ROLE not in self._templates or not self._bus.connected:

@@ -33,6 +33,7 @@ from dynamo_local.runtime.tasks import TaskGuard
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
 from state.files import DiskError
+from state.holding import Bound, occupy
 from state.locks import LockTimeoutError
 from state.model import State
 from state.paths import Sockets
@@ -92,6 +93,8 @@ class ServiceProcess:
         self._client = CallClient(bus, self._subjects)
         self._server = CallServer(bus, self._subjects, tasks)
         self._instance: object | None = None
+        self._marks: list[Bound] = []
+        """Never given back but by the kernel."""
 
     async def live(self) -> int:
         """The whole life. Returns the exit status."""
@@ -123,6 +126,8 @@ class ServiceProcess:
         placement = self._placement
         await self._announcer.announce()
         state = await self._enter_lease()
+        # Before there is an engine. What this process forks is on them, too, until it is gone.
+        self._marks = await asyncio.to_thread(occupy, os.environ, state.owner.pid)
         # A process that replaces another goes on in its role.
         self._announcer.update(role=state.components[str(placement.watcher)].role)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)

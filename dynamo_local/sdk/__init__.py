@@ -23,6 +23,7 @@ from dynamo_local.sdk.config import resolve
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.schema import ConfigSchema, KeySpec, SchemaTable, combine, schema_of
 from dynamo_local.sdk.service import (
+    DeviceUse,
     Resources,
     Service,
     ServiceSpec,
@@ -38,6 +39,7 @@ from dynamo_local.sdk.service import (
 __all__ = [
     "Call",
     "ConfigSchema",
+    "DeviceUse",
     "Graph",
     "KeySpec",
     "Resources",

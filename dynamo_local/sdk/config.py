@@ -25,9 +25,9 @@ from dynamo_local.sdk.agreement import agree
 from dynamo_local.sdk.graph import Graph, target_of
 from dynamo_local.sdk.overrides import Override, parse_override
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.sdk.resources import Resources
+from dynamo_local.sdk.resources import DeviceUse, Resources
 from dynamo_local.sdk.schema import SchemaTable, build_settings, settings_of
-from dynamo_local.sdk.sections import COMMON, Section, check_value, merge, read_keys, read_section
+from dynamo_local.sdk.sections import ARGS, COMMON, Section, check_value, merge, read_keys, read_section
 from dynamo_local.sdk.service import ServiceSpec, spec_of
 from dynamo_local.sdk.suggestions import suggest
 from dynamo_local.sdk.yaml_source import read_yaml
@@ -158,18 +158,32 @@ def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: st
     spec = spec_of(cls)
     _check_complete(spec, section)
     resources = Resources.parse(section.resources, spec.resources)
+    use = spec.devices(section.values)
     return ResolvedService(
         name=spec.name,
         target=target_of(cls),
         role=role,
         workers=spec.workers if section.workers is None else section.workers,
-        gpu=resources.gpu,
+        gpu=_devices(spec, section, resources, use),
         cpu=resources.cpu,
         envs=dict(section.envs),
         config=dict(section.values),
         depends_on=depends_on,
         preload=spec.preload(section.values),
+        virtual=use.virtual,
     )
+
+
+def _devices(spec: ServiceSpec, section: Section, resources: Resources, use: DeviceUse) -> int:
+    """Of each worker: as many as it computes on. Raises ConfigError if another number is asked for."""
+    if use.ranks is None:
+        return resources.gpu
+    if "gpu" in section.resources and resources.gpu != use.ranks:
+        raise ConfigError(
+            f"{spec.name}.{ARGS}.resources.gpu is {resources.gpu}, but by its settings a worker needs {use.ranks}",
+            "leave resources.gpu out, or change tensor-parallel-size and the like",
+        )
+    return use.ranks
 
 
 def _check_complete(spec: ServiceSpec, section: Section) -> None:

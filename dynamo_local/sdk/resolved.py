@@ -20,7 +20,8 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One service of a graph.
 
     `target` is "module:Class" of the service class. `gpu` counts devices for each worker; `cpu` is a number
-    of cores, 0 when the service asks for none in particular. `config` holds the keys that were set, spelled
+    of cores, 0 when the service asks for none in particular. `virtual`: it computes nothing on
+    its devices. `config` holds the keys that were set, spelled
     in kebab-case; defaults are not written out. `depends_on` names the services whose clients the process
     gets. `preload` is the module to import beforehand.
     """
@@ -35,6 +36,7 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any]
     depends_on: tuple[str, ...]
     preload: str | None = None
+    virtual: bool = False
 
 
 class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What the configuration of a service says of a worker's devices. `ranks`: how many it computes on, None if that is
+    up to `resources`. `virtual`: it computes nothing, and so takes them from nobody."""
+
+    ranks: int | None = None
+    virtual: bool = False
+
+
 _CPU = re.compile(r"(?P<cores>[0-9]+(?:\.[0-9]+)?)|(?P<milli>[0-9]+)m")
 _GPU = re.compile(r"[0-9]+")
 

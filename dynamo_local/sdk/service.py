@@ -16,10 +16,11 @@ from dynamo_local.core.errors import ConfigError, GraphError
 from dynamo_local.core.names import DEFAULT_NAMESPACE, MACHINERY, check_namespace, check_service
 from dynamo_local.sdk.client import ServiceClient
 from dynamo_local.sdk.links import Service, link
-from dynamo_local.sdk.resources import Resources
+from dynamo_local.sdk.resources import DeviceUse, Resources
 from dynamo_local.sdk.schema import ConfigSchema, SchemaTable, schema_of
 
 __all__ = [
+    "DeviceUse",
     "EndpointSpec",
     "Resources",
     "Service",
@@ -37,6 +38,7 @@ __all__ = [
 _C = TypeVar("_C")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+Devices = Callable[[Mapping[str, Any]], DeviceUse]
 Preload = Callable[[Mapping[str, Any]], str | None]
 
 _ENDPOINT = "__dynamo_endpoint__"
@@ -66,6 +68,8 @@ class ServiceSpec:
     role_beside: Mapping[str, str]
     """By role of another service of the graph: the role instead, where there is such a service."""
     resources: Resources
+    devices: Devices
+    """What is done with the devices, by configuration."""
     workers: int
     preload: Preload
     """Module to import beforehand, by configuration; None: there is none."""
@@ -158,6 +162,7 @@ def service(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     resources: Mapping[str, int | float | str] | Resources | None = None,
+    devices: Devices | None = None,
     workers: int = 1,
     config: type | ConfigSchema | None = None,
     role: str = DEFAULT_ROLE,
@@ -172,6 +177,8 @@ def service(
     `preload` names a module whose import takes long: it is imported once for all processes of the graph
     (runtime/zygote). A function is asked with the service's configuration.
 
+    `devices` is asked with the service's configuration what a worker does with its devices.
+
     `config` says which keys the service takes: a dataclass, a ConfigSchema, or nothing. Raises GraphError.
     """
 
@@ -183,6 +190,7 @@ def service(
                 role=role,
                 role_beside=MappingProxyType(dict(role_beside or {})),
                 resources=Resources.parse(resources),
+                devices=devices or (lambda _: DeviceUse()),
                 workers=_check_workers(workers),
                 preload=preload if callable(preload) else lambda _: preload,
                 schema=_schema(config),

@@ -67,10 +67,11 @@ class Again:
     async def _claimed_beside(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:
         """Name and devices of the one that is to take its place; None if there are no devices for it."""
         planned: list[WatcherPlan | None] = []
+        elsewhere = await self.world.devices.elsewhere()
 
         def claimed(state: State) -> State:
             try:
-                state, plan = claim_replacement(state, self.blueprint, change, limits)
+                state, plan = claim_replacement(state, self.blueprint, change, limits, elsewhere)
             except DeviceError:
                 plan = None
             planned.append(plan)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError
+from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet import WORKER_ROLES
 from dynamo_local.core.planning.changes import RemoveWorker
 from dynamo_local.supervisor.actuator_ports import Result, World
@@ -36,6 +37,9 @@ class Down:
         """End a worker that is marked as retiring: it gets nothing new, finishes, ends, and lets go of its devices."""
         await self._end(watcher, self.drain_deadline_s if deadline_s is None else deadline_s)
         await asyncio.to_thread(self.world.books.update, lambda state: release(state, watcher))
+        # It does so by itself, a moment later.
+        with suppress(BusError, DecodeError):
+            await self.world.devices.settle()
 
     async def clear(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting: name and devices are kept for the next one."""

@@ -45,6 +45,17 @@ class Fleet(Protocol):
         """Wait until something about the fleet changes, or for so long."""
 
 
+class Devices(Protocol):
+    """What the machine's other servers hold, and what ours does (device_keeping.py)."""
+
+    async def elsewhere(self) -> Mapping[int, str]:
+        """By device: who else holds it."""
+
+    async def settle(self) -> Mapping[int, str]:
+        """Have our server hold what is claimed, and let go of the rest. Returns what it could not get: who has it, by
+        device. Raises BusError or DecodeError when it does not answer."""
+
+
 class Books(Protocol):
     """The statefile. Calls block for milliseconds."""
 
@@ -61,6 +72,7 @@ class World:
     """
 
     books: Books
+    devices: Devices
     watchers: Watchers
     fleet: Fleet
     turn: Callable[[], AbstractAsyncContextManager[None]]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
 from dynamo_local.core.planning.changes import AddWorker, DeviceLimits
 from dynamo_local.supervisor.actuator_down import Down
 from dynamo_local.supervisor.actuator_ports import Result, World
@@ -15,7 +15,7 @@ from dynamo_local.supervisor.circus import STOPPED
 from dynamo_local.supervisor.claims import claim_worker
 from dynamo_local.supervisor.logs import last_error, size, tail
 from dynamo_local.supervisor.plan import WatcherPlan
-from state.devices import noun
+from state.devices import held_by, noun
 from state.model import State
 from state.transitions import in_phase, settle
 
@@ -44,8 +44,9 @@ class Up:
         log_start = size(self.world.log_of(plan.name))
         self.world.report.step(f"{plan.name}  starting{self._on_devices(plan)}")
         try:
+            await self._hold(plan)
             await self.world.watchers.add(plan)
-        except SupervisorError as error:
+        except (SupervisorError, DeviceError, BusError, DecodeError) as error:
             return await self.undone(plan.name, str(error))
         return await self.await_ready(plan.name, log_start)
 
@@ -74,14 +75,22 @@ class Up:
 
     async def _claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
         planned: list[WatcherPlan] = []
+        elsewhere = await self.world.devices.elsewhere()
 
         def claimed(state: State) -> State:
-            after, plan = claim_worker(state, self.blueprint, change, limits)
+            after, plan = claim_worker(state, self.blueprint, change, limits, elsewhere)
             planned.append(plan)
             return after
 
         await asyncio.to_thread(self.world.books.update, claimed)
         return planned[-1]
+
+    async def _hold(self, plan: WatcherPlan) -> None:
+        """Have the server hold the worker's devices. Raises DeviceError if another one was faster."""
+        refused = await self.world.devices.settle()
+        mine = {device_id: who for device_id, who in refused.items() if device_id in plan.devices}
+        if mine:
+            raise DeviceError(f"a device was taken by somebody else{held_by(self.blueprint.inventory.kind, mine)}")
 
     async def _trouble(self, watcher: str) -> str | None:
         """Wait until the worker is ready (None), or until it is clear that it will not be (why)."""

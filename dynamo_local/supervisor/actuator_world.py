@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dynamo_local.supervisor.actuator import LocalActuator
 from dynamo_local.supervisor.actuator_ports import World
 from dynamo_local.supervisor.blueprint import Blueprint, check_reachable, why_absent
 from dynamo_local.supervisor.circus import CircusClient
+from dynamo_local.supervisor.device_keeping import ask_to_hold
 from dynamo_local.supervisor.register import StateRegister
 from dynamo_local.supervisor.report import Report
 from dynamo_local.supervisor.roles import change_role
@@ -26,6 +28,8 @@ from dynamo_local.supervisor.running import bus_of
 from dynamo_local.supervisor.silence import Silence
 from dynamo_local.supervisor.turns import turn_at
 from dynamo_local.supervisor.watchers import CircusWatchers, Placing
+from state.devices import Inventory
+from state.holding import held_elsewhere
 from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.store import StateStore
@@ -53,11 +57,13 @@ async def open_actuator(
         state = await asyncio.to_thread(store.read)
         await asyncio.to_thread(check_reachable, paths, state)
         fleet = BusFleet(bus, Subjects(paths.namespace))
+        devices = MachineDevices(bus, Subjects(paths.namespace), blueprint.inventory, state.owner.pid)
         placing = Placing(paths, blueprint.death_pipe, Path(blueprint.working_dir))
         circusd = CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S, silence=Silence(report))
         async with circusd as circus, fleet.watched():
             world = World(
                 books=store,
+                devices=devices,
                 watchers=CircusWatchers(circus, placing, StateRegister(store).pid_of, report),
                 fleet=fleet,
                 turn=partial(taking_turns, paths, patience_s, report),
@@ -68,6 +74,23 @@ async def open_actuator(
                 clock=time.monotonic,
             )
             yield LocalActuator(world, blueprint, ready_deadline_s)
+
+
+@dataclass(frozen=True)
+class MachineDevices:
+    """The actuator's devices (actuator_ports.Devices). `server`: pid of ours."""
+
+    bus: Bus
+    subjects: Subjects
+    inventory: Inventory
+    server: int
+
+    async def elsewhere(self) -> Mapping[int, str]:
+        found = await asyncio.to_thread(held_elsewhere, self.inventory, self.server)
+        return {device_id: str(holder) for device_id, holder in found.items()}
+
+    async def settle(self) -> Mapping[int, str]:
+        return await ask_to_hold(self.bus, self.subjects)
 
 
 class BusFleet:

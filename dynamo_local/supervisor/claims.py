@@ -6,6 +6,7 @@ Whatever cannot be done raises UsageError, and nothing has changed then.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.planning.changes import AddWorker, DeviceLimits, RemoveWorker, Restart
@@ -17,24 +18,25 @@ from state.transitions import claim, next_watcher, restart, retire, taken
 
 
 def claim_worker(
-    state: State, blueprint: Blueprint, change: AddWorker, limits: DeviceLimits
+    state: State, blueprint: Blueprint, change: AddWorker, limits: DeviceLimits, elsewhere: Mapping[int, str]
 ) -> tuple[State, WatcherPlan]:
-    """Claim name and devices of one more worker, which is marked as starting."""
+    """Claim name and devices of one more worker, which is marked as starting. `elsewhere`: devices that others on the
+    machine hold, with who does."""
     template = _template(blueprint, change)
-    plan = _plan_one_more(state, blueprint, template, limits)
+    plan = _plan_one_more(state, blueprint, template, limits, elsewhere)
     cmd = shlex.join(plan.argv)
     return claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, phase="starting"), plan
 
 
 def claim_replacement(
-    state: State, blueprint: Blueprint, change: Restart, limits: DeviceLimits
+    state: State, blueprint: Blueprint, change: Restart, limits: DeviceLimits, elsewhere: Mapping[int, str]
 ) -> tuple[State, WatcherPlan | None]:
     """Claim name and devices of a worker that takes the place of that one, in the role that it has by now. None for
     what is no worker: there is one of it. Raises DeviceError if no device is free."""
     component = _restartable(state, blueprint, change.watcher)
     if not is_worker(component):
         return state, None
-    plan = _plan_one_more(state, blueprint, blueprint.worker(component.component), limits)
+    plan = _plan_one_more(state, blueprint, blueprint.worker(component.component), limits, elsewhere)
     cmd = shlex.join(plan.argv)
     claimed = claim(
         state,
@@ -90,9 +92,12 @@ def _restartable(state: State, blueprint: Blueprint, watcher: str) -> Component:
     return component
 
 
-def _plan_one_more(state: State, blueprint: Blueprint, template: ServiceTemplate, limits: DeviceLimits) -> WatcherPlan:
+def _plan_one_more(
+    state: State, blueprint: Blueprint, template: ServiceTemplate, limits: DeviceLimits, elsewhere: Mapping[int, str]
+) -> WatcherPlan:
     _check_budget(state, template, limits)
-    devices = allocate(blueprint.inventory, taken(state), template.devices, needed_by=template.service)
+    others = {} if template.virtual else elsewhere
+    devices = allocate(blueprint.inventory, taken(state), template.devices, template.service, others)
     return plan_watcher(template, next_watcher(state, template.service), blueprint.inventory, devices)
 
 

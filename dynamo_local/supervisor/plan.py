@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -20,7 +21,7 @@ from dynamo_local.core.names import (
     Watcher,
 )
 from dynamo_local.sdk.resolved import ResolvedGraph, ResolvedService
-from state.devices import Inventory, allocate, environment_for, threads_for
+from state.devices import DEVICES_VARIABLE, Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE
 
 BUS_ROLE = "bus"
@@ -57,7 +58,7 @@ class WatcherPlan:
 
 class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all processes of a service have in common. `environment` may hold secrets. `devices`: how many each holds.
-    `workers`: how many there are at first."""
+    `workers`: how many there are at first. `virtual`: they compute nothing, and share devices with whoever does."""
 
     service: str
     role: str
@@ -65,6 +66,7 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: dict[str, str]
     devices: int
     workers: int
+    virtual: bool = False
 
 
 def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:
@@ -80,23 +82,29 @@ def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress)
             _settings(graph, service, state_root, http),
             service.gpu,
             service.workers,
+            service.virtual,
         )
         for service in graph.services
     )
 
 
 def plan_services(
-    namespace: str, templates: Sequence[ServiceTemplate], inventory: Inventory
+    namespace: str,
+    templates: Sequence[ServiceTemplate],
+    inventory: Inventory,
+    elsewhere: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[WatcherPlan, ...]:
     """The watchers that the services have at first, in the order to start them in.
 
-    Devices go to services in that order, lowest ids first. Raises DeviceError when there are too few.
+    Devices go to services in that order, lowest ids first, without those that others on the machine hold (`elsewhere`:
+    who holds them). Raises DeviceError when there are too few.
     """
     plans: list[WatcherPlan] = []
     taken: set[int] = set()
     for template in templates:
         for index in range(template.workers):
-            devices = allocate(inventory, taken, template.devices, needed_by=_label(template, index))
+            others = {} if template.virtual else elsewhere
+            devices = allocate(inventory, taken, template.devices, _label(template, index), others)
             taken.update(devices)
             plans.append(plan_watcher(template, Watcher(namespace, template.service, index), inventory, devices))
     return tuple(plans)
@@ -107,6 +115,8 @@ def plan_watcher(
 ) -> WatcherPlan:
     """One process of the service, on these devices."""
     held = environment_for(inventory, devices)
+    # Said in any case: a server may be started by a process that has devices.
+    held[DEVICES_VARIABLE] = "" if template.virtual else ",".join(inventory.machine_names(devices))
     environment = threads_for(inventory, devices) | template.environment | held | {WATCHER_ENV: str(watcher)}
     return WatcherPlan(watcher, template.role, template.argv, environment, devices)
 

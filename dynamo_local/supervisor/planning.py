@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.names import Subjects
@@ -24,9 +25,12 @@ from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.running import bus_of
 from dynamo_local.supervisor.turns import turn_at
+from state.holding import held
 from state.locks import LockTimeoutError
+from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
+from state.transitions import taken
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +62,8 @@ class Planning:
         reports = PlannerReports(bus, subjects, self.options, self.watcher)
         tasks.spawn("planner reports", reports.run())
         templates = {template.role: template.service for template in reversed(blueprint.workers)}
-        metrics = FleetMetrics(
-            bus, subjects, watch, StateStore(self.paths), templates, len(blueprint.inventory.devices)
-        )
+        inventory = partial(usable_devices, blueprint)
+        metrics = FleetMetrics(bus, subjects, watch, StateStore(self.paths), templates, inventory)
         if not self.watcher:
             self.options.check_fits((await metrics.pull()).devices or 0)
         actuator = EachTime(self.paths, self.options.change_timeout)
@@ -119,6 +122,14 @@ class EachTime:
         """See `core.planning.changes.Actuator`."""
         async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
             return await actuator.reconcile()
+
+
+def usable_devices(blueprint: Blueprint, state: State) -> int:
+    """How many devices the server has, or could have: those that others hold do not count where workers compute."""
+    devices = len(blueprint.inventory.devices)
+    if all(template.virtual for template in blueprint.workers):
+        return devices
+    return devices - len(held(blueprint.inventory, taken(state)))
 
 
 class LoggedReport:

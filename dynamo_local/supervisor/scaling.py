@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet import WORKER_ROLES
 from dynamo_local.core.planning.changes import AddWorker, Change, DeviceLimits, Outcome, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator_world import open_actuator
 from dynamo_local.supervisor.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.device_keeping import held_by_others
 from dynamo_local.supervisor.report import Report
-from state.devices import noun
+from state.devices import held_by, noun
 from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
@@ -35,16 +37,25 @@ def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def plan_scaling(
-    state: State, blueprint: Blueprint, targets: Mapping[str, int], *, even_the_last: bool
+    state: State,
+    blueprint: Blueprint,
+    targets: Mapping[str, int],
+    *,
+    even_the_last: bool,
+    elsewhere: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Change, ...]:
     """What is to be done, removals first, so that their devices are free for the others. Pure.
+
+    `elsewhere`: devices that others on the machine hold, with who does.
 
     Raises UsageError for what is not a service of workers, more than there are devices for, and, unless
     `even_the_last`, for an end of all workers that answer requests.
     """
     removals: list[Change] = []
     additions: list[Change] = []
-    devices = len(taken(state))
+    held = taken(state)
+    devices = len(held)
+    others: dict[int, str] = {}
     for component, number in targets.items():
         template = blueprint.worker(component)
         present = [entry for entry in entries(state, component) if entry.holds]
@@ -52,10 +63,12 @@ def plan_scaling(
         removals += [RemoveWorker(entry.watcher_name, entry.role) for entry in reversed(leaving)]
         additions += [AddWorker(template.role, component)] * (number - len(present))
         devices += template.devices * (number - len(present))
-    if devices > len(blueprint.inventory.devices):
-        total = len(blueprint.inventory.devices)
+        if not template.virtual:
+            others = {device_id: who for device_id, who in elsewhere.items() if device_id not in held}
+    total, kind = len(blueprint.inventory.devices), blueprint.inventory.kind
+    if devices > total - len(others):
         raise DeviceError(
-            f"that takes {devices} devices, and there are {total} {noun(blueprint.inventory.kind, total)}",
+            f"that takes {devices} devices, and there are {total} {noun(kind, total)}{held_by(kind, others)}",
             "ask for fewer workers",
         )
     changes = (*removals, *additions)
@@ -103,7 +116,8 @@ async def scale(
     """Have as many workers as asked for. Ends at the first change that is not done. Raises as `plan_scaling`."""
 
     def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
-        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last)
+        elsewhere = held_by_others(blueprint, state)
+        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
     return await _changed(paths, report, plan, ready_deadline_s)
 
@@ -147,7 +161,7 @@ async def _changed(
             report.step(note)
         blueprint = await asyncio.to_thread(Blueprint.read, paths.blueprint_file)
         state = await asyncio.to_thread(StateStore(paths).read)
-        for change in plan(state, blueprint):
+        for change in await asyncio.to_thread(plan, state, blueprint):
             outcome = await actuator.apply(change, DeviceLimits())
             outcomes.append(outcome)
             if not outcome.done:

@@ -27,6 +27,7 @@ from dynamo_local.supervisor.arbiter_keeping import ArbiterKeeping
 from dynamo_local.supervisor.blueprint import Blueprint
 from dynamo_local.supervisor.circus import CircusClient
 from dynamo_local.supervisor.core_keeping import CoreKeeping
+from dynamo_local.supervisor.device_keeping import DeviceHolds, DeviceKeeping
 from dynamo_local.supervisor.drain import Drain, Watched
 from dynamo_local.supervisor.events import EventStream
 from dynamo_local.supervisor.janitor import Janitor
@@ -83,14 +84,17 @@ class StopRequest:
 
 
 class Server:
-    """Runs one launch. The caller holds the namespace's server lock and has cleared leftovers."""
+    """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers."""
 
-    def __init__(self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock) -> None:
+    def __init__(
+        self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock, holds: DeviceHolds
+    ) -> None:
         self._launch = launch
         self._paths = launch.paths
         self._settings = settings
         self._report = report
         self._lock = lock
+        self._holds = holds
         self._store = StateStore(launch.paths)
         self._register = StateRegister(self._store)
         self._janitor = Janitor(launch.paths, report)
@@ -218,6 +222,7 @@ class Server:
             self._keep_cores(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
+            self._keep_devices(bus)
             placing = self._placing()
             for plan in self._launch.services:
                 await circus.add(placing.spec(plan))
@@ -227,6 +232,10 @@ class Server:
             await expiry
         finally:
             await bus.close()
+
+    def _keep_devices(self, bus: Bus) -> None:
+        keeping = DeviceKeeping(self._store, self._launch.inventory, self._launch.templates, self._holds)
+        self._tasks.spawn("devices", keeping.run(bus, Subjects(self._launch.graph.namespace)))
 
     def _keep_cores(self, watch: FleetWatch) -> None:
         if self._launch.inventory.kind == "gpu":

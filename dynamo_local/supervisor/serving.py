@@ -6,6 +6,7 @@ import asyncio
 import signal
 
 from dynamo_local.runtime.bus import Bus, BusAddress
+from dynamo_local.supervisor.device_keeping import DeviceHolds, secured
 from dynamo_local.supervisor.launch import Launch
 from dynamo_local.supervisor.report import Report
 from dynamo_local.supervisor.server import Server, ServerSettings, StopRequest
@@ -30,13 +31,14 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
     for number in handled_signals():
         loop.add_signal_handler(number, _on_signal, stop, report, number)
     # Blocking is right here: nothing else runs yet, and a signal that comes is looked at afterwards.
-    with ServerLock(launch.paths) as lock:
+    with ServerLock(launch.paths) as lock, DeviceHolds(launch.graph.namespace) as holds:
         for note in clear_leftovers(lock):
             report.step(note)
         if launch.bus is not None:
             await _check_bus(launch.bus)
+        launch = await secured(launch, holds)
         report.step(f"starting {launch.graph.target} in namespace {launch.graph.namespace}")
-        await Server(launch, settings, report, lock).run(stop)
+        await Server(launch, settings, report, lock, holds).run(stop)
     report.step("stopped")
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.core.errors import BusError, NotRunningError
+from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet import TTL_S, Change
 from dynamo_local.core.messages import Load, Presence
 from dynamo_local.core.names import BUS_SERVICE, MACHINERY, ZYGOTE_SERVICE, Subjects, parse_watcher
 from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.supervisor.blueprint import check_reachable, why_absent
+from dynamo_local.supervisor.blueprint import Blueprint, check_reachable, why_absent
 from dynamo_local.supervisor.circus import ACTIVE, CircusClient
+from dynamo_local.supervisor.device_keeping import held_by_others
 from dynamo_local.supervisor.progress import described
+from state.devices import holder_lines
 from state.locks import server_pid
 from state.model import Component, State
 from state.paths import StatePaths
@@ -61,6 +63,19 @@ async def rows(paths: StatePaths) -> list[Row]:
         row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
         for name, component in state.components.items()
     ]
+
+
+async def others(paths: StatePaths) -> list[str]:
+    """Which of the machine's devices others hold, a line each. None while the server starts or ends."""
+
+    def read() -> list[str]:
+        blueprint = Blueprint.read(paths.blueprint_file)
+        return holder_lines(blueprint.inventory.kind, held_by_others(blueprint, StateStore(paths).read()))
+
+    try:
+        return await asyncio.to_thread(read)
+    except (SupervisorError, StateError, NotRunningError):
+        return []
 
 
 def row(

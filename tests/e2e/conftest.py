@@ -24,7 +24,7 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = ("served", "pair", "disagg", "lora", "monitored", "engines", "real", "own_servers")
+SERVERS = ("served", "pair", "disagg", "lora", "monitored", "ranks", "engines", "real", "own_servers")
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 
@@ -102,6 +102,26 @@ def pair(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
         f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
     ]
     with LlmServer(tmp_path_factory.mktemp("pair") / "state", "pair", options) as server:
+        server.await_ready()
+        server.await_workers(2)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ranks(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """Two workers that lend each other KV, of two ranks each, on four CPU slots. The frontend is told so, too."""
+    options = [
+        "examples.llm.graphs.agg_router:Frontend",
+        "--file=examples/llm/configs/agg_router.yaml",
+        "--cpu-slots=4",
+        "--Frontend.common-configs=[model, max-model-len, tensor-parallel-size]",
+        "--VllmWorker.common-configs=[model, max-model-len, tensor-parallel-size]",
+        "--Common.tensor-parallel-size=2",
+        "--VllmWorker.dtype=float32",
+        f"--drain-timeout={PATIENCE_S}",
+        f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
+    ]
+    with LlmServer(tmp_path_factory.mktemp("ranks") / "state", "ranks", options) as server:
         server.await_ready()
         server.await_workers(2)
         yield server

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -30,6 +32,8 @@ from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm import wire
 from dynamo_local.engine.vllm.continuing import install
 from dynamo_local.engine.vllm.draws import Draws
+from state.devices import DEVICES_VARIABLE
+from state.holding import NAMES, on_device
 from tests.e2e.llm_server import PATIENCE_S
 
 PROMPT, OUTPUT = [1, 2, 3, 4, 5], [6, 7, 8, 9, 8, 7]
@@ -144,10 +148,16 @@ MODULE_OF_THE_HOOK = (
 )
 
 
-def test_processes_that_vllm_spawns_continue_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_vllm_spawns_continue_requests_and_are_on_their_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = f"GPU-{secrets.token_hex(8)}"
     monkeypatch.setenv(WATCHER_ENV, "w")
+    monkeypatch.setenv(DEVICES_VARIABLE, device)
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=load_general_plugins) as pool:
         assert pool.submit(eval, MODULE_OF_THE_HOOK).result(PATIENCE_S) == install.__module__
+        (mark,) = on_device(NAMES.bound(), device)
+        assert f"/{pool.submit(os.getpid).result(PATIENCE_S)}-" in mark
 
 
 class Reasoner:

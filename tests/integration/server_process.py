@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from dynamo_local.runtime.processes import PARENT_PID_ENV
+from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.model import State
 from state.paths import StatePaths
 from state.processes import Process, ProcFs
@@ -44,6 +45,9 @@ class ServerProcess:
             # What it leaves there when it is killed goes with the test.
             "TMPDIR": self._temporary.name,
         }
+        if not driver_present():
+            # Servers of other tests, and of others, may be on the same cores.
+            environ.setdefault(CPU_SLOTS_VARIABLE, str(len(usable_cores())))
         for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
             environ.pop(name, None)
         environ[PARENT_PID_ENV] = str(os.getpid())

@@ -50,7 +50,7 @@ async def watch(bus: Bus, subjects: Subjects) -> FleetWatch:
 
 @pytest.fixture
 def metrics(bus: Bus, subjects: Subjects, watch: FleetWatch, store: StateStore) -> FleetMetrics:
-    return FleetMetrics(bus, subjects, watch, store, TEMPLATES, 4)
+    return FleetMetrics(bus, subjects, watch, store, TEMPLATES, lambda _: 4)
 
 
 async def test_workers_queue_and_devices_are_put_together(

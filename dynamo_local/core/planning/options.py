@@ -35,7 +35,9 @@ class PlannerOptions:
     adjustment_interval: float = _option(30.0, "time between adjustments, in s", above=0, at_most=86400)
     metric_pulling_interval: float = _option(1.0, "time between pulls of the metrics, in s", above=0, at_most=3600)
     max_gpu_budget: int = _option(
-        8, "devices that all workers together hold at most; never more than there are", at_least=1
+        8,
+        "devices that all workers together hold at most; never more than there are, without those of other servers",
+        at_least=1,
     )
     min_gpu_budget: int = _option(1, "devices that the workers of each role keep at least", at_least=1)
     decode_kv_scale_up_threshold: float = _option(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -73,6 +74,18 @@ AGREED: Mapping[str, str] = MappingProxyType({**{name: name for name in _AGREED}
 _ADAPTERS = KeySpec("lora-modules", "list", optional=True, help="LoRA adapters, each as name=path; with enable-lora")
 
 
+_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size")
+
+SPLIT = frozenset(
+    {
+        *_SIZES, "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-rank",
+        "data-parallel-size-local", "data-parallel-start-rank", "decode-context-parallel-size",
+        "distributed-executor-backend", "nnodes", "node-rank",
+    }
+)  # fmt: skip
+"""Arguments that say among which processes a model is split."""
+
+
 class _Described(msgspec.Struct, frozen=True):
     vllm: str
     engine: list[KeySpec]
@@ -103,6 +116,16 @@ def adapter_schema() -> SchemaTable:
 def _table(specs: list[KeySpec]) -> SchemaTable:
     keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
     return replace(keys, fixed=MANAGED, agreed=AGREED)
+
+
+def ranks_of(config: Mapping[str, Any]) -> int:
+    """Among how many devices an engine with this configuration splits its model, or has copies of it."""
+    return math.prod(config.get(size) or 1 for size in _SIZES)
+
+
+def unsplit(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a process that has no engine: vLLM would look for the devices of all ranks."""
+    return {key: value for key, value in config.items() if key not in SPLIT}
 
 
 def to_argv(config: dict[str, Any], allowed: SchemaTable) -> list[str]:

@@ -14,6 +14,7 @@ from dynamo_local.core.run_queue import ThreadTimes, shares_between
 from dynamo_local.core.soft_binding import Binding, rebind
 from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
 from dynamo_local.runtime.tasks import TaskGuard
+from state.devices import cores_of_slots
 from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all
 
 _log = logging.getLogger(__name__)
@@ -58,10 +59,10 @@ class EngineThreads:
 
 
 class SoftBinding:
-    """Keeps an engine to the cores of its slot while they are its own, to others while somebody else computes there.
+    """Keeps an engine to the cores of its slots while they are its own, to others while somebody else computes there.
 
-    `home`: the slot's cores; `watch`: of all that it may use. `busy` tells whether the engine has anything to do:
-    nobody looks while it has not.
+    `home`: the slots' cores, of which each rank has its own; `watch`: of all that it may use. `busy` tells
+    whether the engine has anything to do: nobody looks while it has not.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ def soft_binding(
     threads: EngineThreads, busy: Callable[[], bool], environ: Mapping[str, str] = os.environ
 ) -> SoftBinding | None:
     """As the worker's device claim says. None: it has no cores of its own."""
-    cores = environ.get(CPU_CORES_ENV)
-    if not cores:
+    slots = environ.get(CPU_CORES_ENV)
+    if not slots:
         return None
-    home = frozenset(int(core) for core in cores.split(","))
+    home = frozenset(core for cores in cores_of_slots(slots) for core in cores)
     return SoftBinding(threads, home, CoreWatch(home | os.sched_getaffinity(0)), busy)

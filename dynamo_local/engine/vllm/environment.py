@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dynamo_local.engine.vllm.replacements import applies
 from dynamo_local.engine.vllm.shared_memory import name_segments
+from state.devices import cores_of_slots
 
 CPU_CORES_ENV = "DYN_CPU_CORES"
-"""Cores of the worker's CPU slot, comma-separated. Set with the device claim."""
+"""Cores of the worker's CPU slots, comma-separated, the slots separated by "|". Set with the device claim."""
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -41,12 +43,35 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     environ["TMPDIR"] = environ["VLLM_RPC_BASE_PATH"] = str(private_dir)
     defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.
-    if cores := environ.get(CPU_CORES_ENV):
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    if slots := environ.get(CPU_CORES_ENV):
+        # One list for each rank.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = slots
         # Forked engine processes inherit this process's OpenMP, which has read its settings already.
-        defaults["OMP_NUM_THREADS"] = str(len(cores.split(",")))
+        defaults["OMP_NUM_THREADS"] = str(min(map(len, cores_of_slots(slots))))
     for name, value in defaults.items():
         environ.setdefault(name, value)
+
+
+def start_ranks_on_their_slots() -> None:
+    """Have each worker of vLLM's begin on the cores that its rank is to have, in this process and in those forked from
+    it. vLLM tells a spawned worker's OpenMP; that of a forked one has read its settings before."""
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    manager: Any = OMPProcessManager
+    original = manager.configure_omp_envs
+
+    @contextmanager
+    def configure(self: Any, rank: int, local_rank: int) -> Iterator[None]:
+        before = os.sched_getaffinity(0)
+        if self.cpu_lists:
+            os.sched_setaffinity(0, self.cpu_lists[local_rank])
+        try:
+            with original(self, rank, local_rank):
+                yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    manager.configure_omp_envs = configure
 
 
 def settle_threads(environ: Mapping[str, str]) -> None:

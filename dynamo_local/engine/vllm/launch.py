@@ -13,7 +13,12 @@ from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
-from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is, settle_threads
+from dynamo_local.engine.vllm.environment import (
+    compile_nothing,
+    leave_memory_where_it_is,
+    settle_threads,
+    start_ranks_on_their_slots,
+)
 from dynamo_local.engine.vllm.neighbours import NeighbourSettings, other_people, why_not_beside
 from dynamo_local.engine.vllm.replacements import applies, require
 from dynamo_local.engine.vllm.torch_groups import share_process_groups
@@ -93,6 +98,7 @@ def launch(
         if binding is not None:
             # Of the engine's processes, which are forked from here: vLLM binds spawned ones only.
             binding.bind_forks()
+            start_ranks_on_their_slots()
             # Who computes without a pause, and who is awake for moments: the kernel is to tell them apart.
             let_forks_lead_sessions()
     # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.

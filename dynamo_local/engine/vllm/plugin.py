@@ -17,11 +17,15 @@ import os
 from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm.shared_memory import name_segments
 from dynamo_local.runtime.processes import die_with_parent
+from state.holding import Bound, mark
+
+_marks: list[Bound] = []
+"""Never given back but by the kernel."""
 
 
 def register() -> None:
     """If this process is one of this project's workers, or a child of it: have it end at once when it ends. If it is a
-    child, have it killed when its parent dies, and continue requests.
+    child, have it killed when its parent dies, say on which devices it is, and continue requests.
 
     Anywhere else this leaves vLLM alone.
     """
@@ -32,6 +36,8 @@ def register() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         die_with_parent(parent.pid)
+        # Not inherited where it was spawned. Nobody needs to be asked: its parent is on them.
+        _marks.extend(mark(os.environ))
         from dynamo_local.engine.vllm.continuing import install
         from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
         from dynamo_local.engine.vllm.token_logprobs import give_each_its_own

@@ -21,7 +21,7 @@ from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import ConfigError, EngineError
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.core.request_bounds import RequestBounds
-from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
+from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv, unsplit
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.http_ticks import Ending
 from dynamo_local.engine.vllm.outer import take_outer
@@ -166,7 +166,8 @@ def _parse(config: dict[str, Any]) -> Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(to_argv(config, combine(engine_schema(), server_schema(), adapter_schema())))
+    allowed = combine(engine_schema(), server_schema(), adapter_schema())
+    args: Namespace = parser.parse_args(to_argv(unsplit(config), allowed))
     try:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:

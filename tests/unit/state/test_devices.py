@@ -70,7 +70,7 @@ def test_a_process_without_a_gpu_sees_none() -> None:
 
 def test_slots_become_cores() -> None:
     assert environment_for(cpu_slots([0, 1, 2, 3], 2), (1,))["DYN_CPU_CORES"] == "2,3"
-    assert environment_for(cpu_slots([4, 6], 4), (0, 2))["DYN_CPU_CORES"] == "4"
+    assert environment_for(cpu_slots([4, 6], 4), (0, 2))["DYN_CPU_CORES"] == "4|4"
     assert "DYN_CPU_CORES" not in environment_for(cpu_slots([0], 1), ())
 
 

@@ -18,7 +18,7 @@ from dynamo_local.supervisor.circus import ACTIVE, STOPPED
 from dynamo_local.supervisor.plan import ServiceTemplate, WatcherPlan
 from state.devices import cpu_slots
 from state.model import State
-from state.transitions import claim, clear_lease, set_lease
+from state.transitions import claim, clear_lease, set_lease, taken
 from tests.unit.state.builders import empty_state
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -66,6 +66,11 @@ class FakeWorld:
     checks: list[Callable[[], None]] = field(default_factory=list)
     now: float = 0.0
     leases: int = 0
+    others: dict[int, str] = field(default_factory=dict)
+    """Devices that others are seen to hold."""
+    faster: dict[int, str] = field(default_factory=dict)
+    """Devices that others take before ours does."""
+    held: frozenset[int] = frozenset()
     ended: list[tuple[str, float, bool]] = field(default_factory=list)
     """Watcher, deadline, and whether its lease had been revoked by then."""
     report: RecordingReport = field(default_factory=RecordingReport)
@@ -76,6 +81,7 @@ class FakeWorld:
         self.state = claim(self.state, name, role=role, cmd=f"run {service}", devices=devices)
         self.watchers[name] = ACTIVE
         self.processes[name] = FakeProcess("well", devices)
+        self.held = taken(self.state)
         self.progress()
 
     def step(self) -> None:
@@ -97,6 +103,7 @@ class FakeWorld:
     def actuator(self, plan: Blueprint) -> LocalActuator:
         world = World(
             books=self,
+            devices=self,
             watchers=self,
             fleet=self,
             turn=_nobody_else,
@@ -119,6 +126,17 @@ class FakeWorld:
         self.state = change(self.state)
         self.step()
         return self.state
+
+    # The machine
+
+    async def elsewhere(self) -> Mapping[int, str]:
+        self.step()
+        return dict(self.others)
+
+    async def settle(self) -> Mapping[int, str]:
+        self.step()
+        self.held = taken(self.state)
+        return {device: self.faster[device] for device in self.held if device in self.faster}
 
     # circus
 

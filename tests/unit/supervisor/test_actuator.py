@@ -42,6 +42,35 @@ def actuator(world: FakeWorld) -> LocalActuator:
     return world.actuator(blueprint())
 
 
+async def test_a_worker_goes_on_a_device_that_nobody_else_holds(world: FakeWorld, actuator: LocalActuator) -> None:
+    world.others = {1: "somebody", 2: "somebody"}
+    assert (await actuator.apply(ADD, NO_LIMIT)).done
+    assert shape(world.state) == {"dynamo_VllmWorker": (0,), "dynamo_VllmWorker_1": (3,)}
+    assert world.held == {0, 3}
+    outcome = await actuator.apply(ADD, NO_LIMIT)
+    assert not outcome.done
+    assert "CPU slot 1 is held by somebody; CPU slot 2 is held by somebody;" in outcome.note
+    # There is none for another worker in its place either.
+    assert (await actuator.apply(Restart("dynamo_VllmWorker", "decode"), NO_LIMIT)).watcher == "dynamo_VllmWorker"
+
+
+async def test_a_worker_whose_device_another_server_was_faster_to_take_does_not_start(
+    world: FakeWorld, actuator: LocalActuator
+) -> None:
+    world.faster = {1: "somebody"}
+    outcome = await actuator.apply(ADD, NO_LIMIT)
+    assert not outcome.done
+    assert "a device was taken by somebody else; CPU slot 1 is held by somebody" in outcome.note
+    assert shape(world.state) == {"dynamo_VllmWorker": (0,)}
+    assert set(world.processes) == {"dynamo_Frontend", "dynamo_VllmWorker"}
+
+
+async def test_a_device_is_let_go_with_its_worker(world: FakeWorld, actuator: LocalActuator) -> None:
+    assert (await actuator.apply(ADD, NO_LIMIT)).done
+    assert (await actuator.apply(RemoveWorker("dynamo_VllmWorker_1", "decode"), NO_LIMIT)).done
+    assert world.held == {0}
+
+
 async def test_the_statefile_goes_through_the_documented_states(world: FakeWorld, actuator: LocalActuator) -> None:
     seen: list[dict[str, tuple[int, ...] | None]] = [shape(world.state)]
     world.checks.append(lambda: seen.append(shape(world.state)) if seen[-1] != shape(world.state) else None)
@@ -396,6 +425,7 @@ class Operation(RuleBasedStateMachine):
         state, held = self.world.state, 0
         for name, process in self.world.processes.items():
             assert state.components[name].devices == process.devices, "it runs on devices that it has not claimed"
+            assert self.world.held.issuperset(process.devices), "it runs on devices that its server does not hold"
         for name, component in state.components.items():
             held += len(component.devices) if "Worker" in name else 0
         assert self.limits.max_devices is not None

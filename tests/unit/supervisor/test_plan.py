@@ -115,6 +115,20 @@ def test_no_plan_gives_a_device_twice_or_fewer_than_asked_for(shape: list[tuple[
     assert all(len(p.devices) == asked.get(p.watcher.service, 0) for p in plans)
 
 
+def test_devices_that_others_hold_are_not_handed_out_but_to_those_who_compute_nothing() -> None:
+    gpus = Inventory("gpu", tuple(Device(i, "gpu", "H100", uuid=f"GPU-{i}") for i in range(3)))
+    mocking = msgspec.structs.replace(service("Mocker", gpu=1), virtual=True)
+    resolved = graph(mocking, service("Worker", gpu=1), service("Front"))
+    templates = service_templates(resolved, ROOT, HTTP)
+    others = {0: "somebody", 1: "somebody"}
+    mocker, worker, front = plan_services("ns", templates, gpus, others)
+    assert (mocker.devices, worker.devices) == ((0,), (2,))
+    assert worker.environment["DYN_DEVICES"] == "GPU-2"
+    assert mocker.environment["DYN_DEVICES"] == front.environment["DYN_DEVICES"] == ""
+    with pytest.raises(DeviceError, match="0 of 3 GPUs are free; GPU 1 is held by somebody; GPU 2 is held by me;"):
+        plan_services("ns", templates, gpus, others | {2: "me"})
+
+
 def test_services_with_something_to_import_are_started_through_the_launcher_and_share_one_nursery() -> None:
     preloading = msgspec.structs.replace(service("Worker", workers=2, gpu=1), preload="big.one")
     fronting = msgspec.structs.replace(service("Front"), preload="big.one")

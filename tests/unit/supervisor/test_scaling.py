@@ -32,7 +32,7 @@ def carried_out(state: State, *changes: object) -> State:
     """The state once the changes are complete."""
     for change in changes:
         if isinstance(change, AddWorker):
-            state, _ = claim_worker(state, PLAN, change, DeviceLimits())
+            state, _ = claim_worker(state, PLAN, change, DeviceLimits(), {})
         else:
             assert isinstance(change, RemoveWorker)
             state = release(retire_worker(state, change), change.watcher)
@@ -66,6 +66,17 @@ def test_devices_of_those_that_leave_count_as_free() -> None:
     assert len(planned(state, PrefillWorker=3, VllmWorker=3)) == 4
     with pytest.raises(DeviceError, match="that takes 7 devices, and there are 6 CPU slots"):
         planned(state, PrefillWorker=2)
+
+
+def test_devices_that_others_hold_do_not_count() -> None:
+    state = carried_out(disaggregated(), ADD)
+    others = {0: "nobody: it is ours", 5: "somebody"}
+    planned = plan_scaling(state, PLAN, {"VllmWorker": 4}, even_the_last=False, elsewhere=others)
+    assert len(planned) == 2
+    with pytest.raises(
+        DeviceError, match="takes 6 devices, and there are 6 CPU slots; CPU slot 5 is held by somebody;"
+    ):
+        plan_scaling(state, PLAN, {"VllmWorker": 5}, even_the_last=False, elsewhere=others)
 
 
 def test_the_last_worker_that_answers_requests_needs_force() -> None:
