@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm import replacements
 from dynamo_local.engine.vllm.replacements import REPLACEMENTS, TESTED, applies, why_not
@@ -175,7 +176,7 @@ async def test_a_frontend_that_cannot_use_it_refuses_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_version: None
 ) -> None:
     monkeypatch.setattr(OutputProcessor, "process_outputs", lambda self: None)
-    server = OpenAIServer({"model": "none"}, tmp_path, None, partial(nothing))  # type: ignore[arg-type]
+    server = OpenAIServer({"model": "none"}, tmp_path, None, partial(nothing), Limits())  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=rf"OutputProcessor.process_outputs.*install vLLM {TESTED}") as raised:
         await server.start(None, nothing)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
