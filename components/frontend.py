@@ -128,7 +128,7 @@ class Frontend(Service):
         """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
         from dynamo_local.engine.vllm.server import OpenAIServer
 
-        listener = _bind()
+        listener = bind()
         await self._live_settings.start()
         self._context.tasks.spawn("settings", self._live_settings.run())
         await self._dispatcher.start()
@@ -226,7 +226,7 @@ def _with_max_logprobs(limits: Limits, config: Mapping[str, Any]) -> Limits:
     return replace(limits, max_candidates=config["max-logprobs"])
 
 
-def _bind() -> socket.socket:
+def bind() -> socket.socket:
     """The listening address that `dynamo serve` chose and has checked to be free."""
     host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
     port = int(os.environ.get(HTTP_PORT_ENV, "0"))

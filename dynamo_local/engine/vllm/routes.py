@@ -18,17 +18,18 @@ def add_routes(app: Any) -> None:
     from starlette.exceptions import HTTPException
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
-    app.add_api_route(MODEL_PREFIX + "{model:path}", _model_by_name(app), methods=["GET"])
+    show_one_model(app)
     # vLLM registers it for FastAPI's exception alone, not for Starlette's own: no such path, no such method.
     app.add_exception_handler(HTTPException, http_exception_handler)
     if app.openapi_url is not None:
-        _describe_what_is_open(app)
+        describe_what_is_open(app)
 
 
-def _model_by_name(app: Any) -> Any:
+def show_one_model(app: Any) -> None:
+    """Open a path for each model that the application lists, adapters included."""
     from starlette.responses import JSONResponse, Response
 
-    async def show_model(model: str) -> Response:
+    async def show_model(model: str) -> Any:
         """One of the models that /v1/models lists."""
         listed = await app.state.openai_serving_models.show_available_models()
         found = next((card for card in listed.data if card.id == model), None)
@@ -37,10 +38,10 @@ def _model_by_name(app: Any) -> Any:
         refusal = Refusal(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
         return Response(refusal.body(), refusal.status, media_type="application/json")
 
-    return show_model
+    app.add_api_route(MODEL_PREFIX + "{model:path}", show_model, methods=["GET"], response_model=None)
 
 
-def _describe_what_is_open(app: Any) -> None:
+def describe_what_is_open(app: Any) -> None:
     """Replace the route of the description. It is made when it is first asked for, in a thread: that takes long."""
     from starlette.responses import Response
 

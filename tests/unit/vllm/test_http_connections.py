@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.connections import GRACE_S
+from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.runtime.http.asgi import Receive, Scope, Send
 from dynamo_local.runtime.http_gate import GateState, HttpGate
 
@@ -258,3 +262,33 @@ async def test_who_only_waits_makes_room_for_others() -> None:
         assert (await idle[1].answer())[0] == 200
         server.open.set()
         assert (await busy.answer())[0] == 200
+
+
+@pytest.mark.parametrize(("files", "connections"), [((300, 300), 12), ((300, 2000), 1024), ((5000, 5000), 1024)])
+def test_no_more_connections_are_held_than_files_may_be_open(files: tuple[int, int], connections: int) -> None:
+    """In a process of its own, whose limit it is."""
+    program = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {files})\n"
+        "from dynamo_local.engine.vllm.http_connections import _affordable\n"
+        "print(_affordable(1024), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    found, limit = map(int, done.stdout.split())
+    assert (found, limit) == (connections, min(files[1], max(files[0], 1312)))
+
+
+def test_a_client_that_leaves_its_answer_unread_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.frontend import bind
+
+    monkeypatch.setenv(HTTP_PORT_ENV, "0")
+    with bind() as listener:
+        assert 0 < listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
+        listener.listen()
+        with socket.create_connection(listener.getsockname()):
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(PATIENCE_S)
+                with pytest.raises(OSError, match="timed out") as caught:
+                    connection.sendall(bytes(64 << 20))
+                assert caught.value.errno == errno.ETIMEDOUT
