@@ -5,6 +5,8 @@
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make soak                       chaos until there were 10,000 faults, or 300 with ENGINE=vllm; goes on where it was
+#   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
+#   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -17,7 +19,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve check test lint format bench chaos soak lock
+.PHONY: setup serve check test lint format bench chaos soak clients conformance lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -50,6 +52,13 @@ chaos: setup
 soak: setup
 	@exec $(BIN)/python -m tests.chaos.soak $(if $(FAULTS),--faults $(FAULTS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
+# These need a network with package registries.
+clients: setup
+	@exec $(BIN)/python -m tests.clients $(ARGS)
+
+conformance: setup
+	@exec $(BIN)/python -m tests.conformance $(ARGS)
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)
