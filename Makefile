@@ -6,6 +6,8 @@
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make soak                       chaos until there were 10,000 faults, or 300 with ENGINE=vllm; goes on where it was
 #   make families                   a tiny model of each kind that vLLM runs on a CPU: serves, is killed, moves
+#   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
+#   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -18,7 +20,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve check test lint format bench chaos soak families lock
+.PHONY: setup serve check test lint format bench chaos soak families clients conformance lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -54,6 +56,13 @@ soak: setup
 
 families: setup
 	@exec $(BIN)/python -m pytest tests/e2e/test_families.py $(ARGS)
+
+# These need a network with package registries.
+clients: setup
+	@exec $(BIN)/python -m tests.clients $(ARGS)
+
+conformance: setup
+	@exec $(BIN)/python -m tests.conformance $(ARGS)
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)

@@ -95,7 +95,7 @@ def quickstart_model(cache_root: Path | None = None) -> Path:
     `cache_root` defaults to $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local. Raises UsageError when the
     folder cannot be written or a library is missing.
     """
-    root = cache_root or _default_cache_root()
+    root = cache_root or default_cache_root()
     folder = root / "models" / f"{QUICKSTART}-{_recipe_digest()}"
     if folder.is_dir():
         return folder
@@ -114,7 +114,8 @@ def quickstart_model(cache_root: Path | None = None) -> Path:
     return folder
 
 
-def _default_cache_root() -> Path:
+def default_cache_root() -> Path:
+    """Folder for what is made or fetched once: $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local."""
     named = os.environ.get("DYN_LOCAL_CACHE_DIR")
     return Path(named).expanduser().absolute() if named else Path.home() / ".cache" / "dynamo-local"
 
