@@ -32,7 +32,10 @@ class WorkerSettings:
     )
     kv_transfer: bool = field(
         default=False,
-        metadata={"help": "lend KV blocks to other workers, and pull theirs; needed where prefill is separate"},
+        metadata={
+            "help": "lend KV blocks to other workers, and pull theirs, where the model allows it; "
+            "needed where prefill is separate"
+        },
     )
     prefill_batch: int = field(
         default=4, metadata={"help": "prefill jobs that a worker in the prefill role computes at once"}
