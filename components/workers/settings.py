@@ -35,7 +35,10 @@ class WorkerSettings:
     )
     kv_transfer: bool = field(
         default=False,
-        metadata={"help": "lend KV blocks to other workers, and pull theirs; needed where prefill is separate"},
+        metadata={
+            "help": "lend KV blocks to other workers, and pull theirs, where the model allows it; "
+            "needed where prefill is separate"
+        },
     )
     grammar_timeout_s: float = field(
         default=RequestBounds.grammar_timeout_s,
