@@ -55,6 +55,8 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
 def start_ranks_on_their_slots() -> None:
     """Have each worker of vLLM's begin on the cores that its rank is to have, in this process and in those forked from
     it. vLLM tells a spawned worker's OpenMP; that of a forked one has read its settings before."""
+    if not applies("ranks on their slots"):
+        return
     from vllm.utils.ompmultiprocessing import OMPProcessManager
 
     manager: Any = OMPProcessManager

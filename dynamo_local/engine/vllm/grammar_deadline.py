@@ -17,6 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_local.engine.vllm.faults import blame
 from dynamo_local.engine.vllm.grammar_threads import GrammarThreads, timeout_of
+from dynamo_local.engine.vllm.replacements import applies
 
 
 class _AbandonedError(Exception):
@@ -26,6 +27,8 @@ class _AbandonedError(Exception):
 @cache
 def bound_compilation() -> None:
     """Have the engines of this process, and of those forked from it, do so. Calling it again does nothing."""
+    if not applies("deadlines of grammars"):
+        return
     manager: Any = StructuredOutputManager
     manager.__init__ = _with_threads(manager.__init__)
     manager._create_grammar = _unless_ended(manager._create_grammar)

@@ -27,6 +27,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from dynamo_local.engine.vllm.grammar_threads import GrammarThreads, GrammarThreadsBusyError, GrammarTimeoutError
+from dynamo_local.engine.vllm.replacements import applies
 
 LONG_TEXT = 32 * 1024
 """Characters. Tokenizing as many takes some ten milliseconds."""
@@ -34,6 +35,8 @@ LONG_TEXT = 32 * 1024
 
 def keep_responsive(llm: AsyncLLM, grammar_timeout_s: float) -> None:
     """Have this server prepare requests so."""
+    if not applies("preparing requests beside each other"):
+        return
     _set_long_texts_apart(llm.renderer)
     tokenize_router.JSONResponse = _QuickAnswer  # type: ignore[attr-defined]
     _refuse_unknown_tokens_first(llm.renderer)

@@ -40,6 +40,8 @@ _CONNECTOR = f"{_NIXL}.connector:NixlBaseConnector"
 _SCHEDULER = f"{_NIXL}.pull_scheduler:NixlPullConnectorScheduler"
 _WORKER = f"{_NIXL}.pull_worker:NixlPullConnectorWorker"
 _CLIENT = "vllm.v1.engine.core_client:EngineCoreClient"
+_SAMPLER = "vllm.v1.sample.sampler:Sampler"
+_GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
 
 REPLACEMENTS: Final[Mapping[str, Replacement]] = {
@@ -149,6 +151,40 @@ REPLACEMENTS: Final[Mapping[str, Replacement]] = {
             "nixl._api:nixlBind.nixlAgentConfig.syncMode",
         ),
         without="KV is neither lent nor borrowed",
+    ),
+    "candidates beside named tokens": Replacement(
+        (
+            f"{_SAMPLER}.forward(self, logits, sampling_metadata, ...)",
+            f"{_SAMPLER}.gather_specific_token_logprobs(self, logprobs, logprob_token_ids, sampled)",
+            f"{_SAMPLER}.gather_logprobs(logprobs, num_logprobs, token_ids)",
+        ),
+        without="a request that names tokens takes the candidates from others of its step",
+    ),
+    "deadlines of grammars": Replacement(
+        (
+            f"{_GRAMMARS}.__init__(self, vllm_config)",
+            f"{_GRAMMARS}._create_grammar(self, request)",
+            "vllm.v1.structured_output~self.executor",
+        ),
+        without="a grammar may take as long as it likes to compile",
+    ),
+    "preparing requests beside each other": Replacement(
+        (
+            "vllm.renderers.base:BaseRenderer.render_cmpl_async(self, prompts, ...)",
+            "vllm.renderers.base:BaseRenderer.validate_token_ids",
+            "vllm.renderers.base~self._executor",
+            "vllm.v1.engine.async_llm:AsyncLLM.add_request(self, request_id, prompt, params, ...)",
+            "vllm.v1.engine.input_processor:InputProcessor._validate_params(self, params, supported_tasks)",
+            "vllm.entrypoints.serve.tokenize.api_router:JSONResponse",
+        ),
+        without="long texts and grammars hold up other requests",
+    ),
+    "ranks on their slots": Replacement(
+        (
+            "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
+            "vllm.utils.ompmultiprocessing~self.cpu_lists",
+        ),
+        without="the ranks of an engine share its cores",
     ),
     "watching the engine's processes": Replacement(
         (

@@ -15,12 +15,16 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
+from dynamo_local.engine.vllm.replacements import applies
+
 _MOST = "_dynamo_most_candidates"
 
 
 @cache
 def give_each_its_own() -> None:
     """Have the samplers of this process, and of those forked from it, do so. Calling it again does nothing."""
+    if not applies("candidates beside named tokens"):
+        return
     sampler: Any = Sampler
     sampler.forward = _noting_candidates(sampler.forward)
     sampler.gather_specific_token_logprobs = _with_candidates(sampler.gather_specific_token_logprobs)
