@@ -30,17 +30,8 @@ TOKENS = 300
 SERVED = [name for name, family in FAMILIES.items() if family.fails is None]
 
 
-OPEN = {
-    "hybrid with short convolutions": "what goes on elsewhere is another text, with the states that prefix caching "
-    "keeps; whether vLLM's kernels or their use here are at fault is not known",
-}
-"""What is not as it should be."""
-
-
 def families() -> list[object]:
-    slow = pytest.mark.families
-    marks = {name: [pytest.mark.xfail(reason=why, strict=False)] for name, why in OPEN.items()}
-    return [name if name == "mamba 2" else pytest.param(name, marks=[slow, *marks.get(name, [])]) for name in SERVED]
+    return [name if name == "mamba 2" else pytest.param(name, marks=pytest.mark.families) for name in SERVED]
 
 
 @pytest.fixture(params=families())

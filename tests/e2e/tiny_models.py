@@ -159,6 +159,8 @@ FAMILIES: Mapping[str, Family] = {
             "block_dim": 128,
             "block_ff_dim": 128,
         },
+        # On a CPU, log-probabilities of one engine are apart by 0.04 to 0.14 when a context is computed as a prompt.
+        exact=False,
     ),
 }
 
