@@ -102,6 +102,7 @@ def continuation(delta: TokenDelta, known: int) -> TokenDelta:
         logprobs=logprobs,
         prompt_logprobs=None,
         cached_tokens=None,
+        created_tokens=0,
         events=(),
     )
 

@@ -127,7 +127,7 @@ PREFILL: Fields = {
     "num_cached_tokens": ("carried", ""),
     "num_local_cached_tokens": ("derived", "to a client, KV that was pulled is cached as any other"),
     "num_external_cached_tokens": ("derived", "as above"),
-    "num_cache_creation_tokens": ("meaningless", "what this engine has written, of which the next one knows nothing"),
+    "num_cache_creation_tokens": ("carried", ""),
 }
 
 ADAPTER: Fields = {
@@ -300,6 +300,7 @@ def test_the_engine_knows_whether_the_prompt_lets_the_model_think(thinking: bool
 def stats_of(cached: int) -> PrefillStats:
     stats = PrefillStats()
     stats.set(10, cached, 0)
+    stats.finalize(8)
     return stats
 
 

@@ -216,6 +216,7 @@ def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> 
         logprobs=None if output.new_logprobs is None else pack_logprobs(*output.new_logprobs[:3]),
         prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(_numpy, prompt_logprobs[:3])),
         cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+        created_tokens=0 if output.prefill_stats is None else output.prefill_stats.num_cache_creation_tokens,
         events=tuple((int(event.type), event.timestamp) for event in output.events or ()),
     )
 
@@ -234,7 +235,7 @@ def core_output_of(
         stop_reason=delta.stop_reason,
         events=events or None,
         trace_headers=trace_headers,
-        prefill_stats=_prefill_stats(delta.cached_tokens, prompt_tokens),
+        prefill_stats=_prefill_stats(delta, prompt_tokens),
     )
 
 
@@ -251,11 +252,12 @@ def load_of(stats: SchedulerStats | None, *, keeps: bool = False, warm: int = 0)
     return Load(running, waiting, used / counts.blocks, counts.kept_blocks / counts.blocks)
 
 
-def _prefill_stats(cached_tokens: int | None, prompt_tokens: int) -> PrefillStats | None:
-    if cached_tokens is None:
+def _prefill_stats(delta: TokenDelta, prompt_tokens: int) -> PrefillStats | None:
+    if delta.cached_tokens is None:
         return None
     stats = PrefillStats()
-    stats.set(prompt_tokens, min(cached_tokens, prompt_tokens), 0)
+    stats.set(prompt_tokens, min(delta.cached_tokens, prompt_tokens), 0)
+    stats.num_cache_creation_tokens = delta.created_tokens
     return stats
 
 

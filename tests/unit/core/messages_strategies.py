@@ -104,6 +104,7 @@ deltas = st.builds(
     logprobs=st.none() | logprobs(),
     prompt_logprobs=st.none() | logprobs(),
     cached_tokens=st.none() | counts,
+    created_tokens=counts,
     events=st.lists(st.tuples(st.integers(1, 3), finite), max_size=3).map(tuple),
 )
 engine_infos = st.builds(
