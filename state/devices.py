@@ -107,12 +107,12 @@ def allocate(
 
 
 def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:
-    """Who else holds which devices, to be said behind something else; empty if nobody does."""
+    """Tell who else holds which devices, to be said behind something else; empty if nobody does."""
     return "".join(f"; {line}" for line in holder_lines(kind, holders))
 
 
 def holder_lines(kind: DeviceKind, holders: Mapping[int, str]) -> list[str]:
-    """Who else holds which devices, a line each."""
+    """Tell who else holds which devices, a line each."""
     return [f"{noun(kind, 1)} {device_id} is held by {who}" for device_id, who in sorted(holders.items())]
 
 

@@ -1,4 +1,4 @@
-"""Who holds which device on this machine, across namespaces, state directories and users.
+"""Holders of devices on this machine, across namespaces, state directories and users.
 
 It is told by names of abstract unix sockets, which the kernel gives to one owner at a time, and takes back when the
 last process is gone that has the socket open:
@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a name. What is not known is None. `left_over`: a process of a server that holds the device no more."""
+    """The process that has a name; what is not known is None. `left_over`: of a server that holds the device no more."""
 
     pid: int | None = None
     user: str | None = None
@@ -74,7 +74,7 @@ class Names(Protocol):
         """All names of devices, and of processes on them, that somebody has."""
 
     def holder(self, name: str) -> Holder:
-        """Who has that name. It may be given back meanwhile."""
+        """Tell which process has that name. It may be given back meanwhile."""
 
 
 class AbstractNames:
@@ -166,7 +166,7 @@ class HeldError(DeviceError):
 
 
 def holder_of(names: Names, name: str, bound: Collection[str]) -> Holder | None:
-    """Who holds a device, or is left over on it; None if it is free. `bound`: the names that somebody has."""
+    """Tell which process holds a device, or is left over on it; None if it is free. `bound`: names in use."""
     if device(name) in bound:
         return names.holder(device(name))
     for process in on_device(bound, name):

@@ -17,7 +17,7 @@ class Room(Generic[_C]):
         self._size = size
         self._inside: set[_C] = set()
         self._waiting: dict[_C, float] = {}
-        """Those whose client is to send something, with since when. The first has waited longest."""
+        """Connections whose client is to send something, with since when. The first has waited longest."""
 
     def __len__(self) -> int:
         return len(self._inside)
@@ -42,7 +42,7 @@ class Room(Generic[_C]):
         self._waiting.pop(connection, None)
 
     def waits(self, connection: _C, now: float) -> None:
-        """It is the client's turn again. Of a connection that has left, nothing is noted."""
+        """Note that it is the client's turn again. Of a connection that has left, nothing is noted."""
         if connection in self._inside and connection not in self._waiting:
             self._waiting[connection] = now
 

@@ -35,7 +35,7 @@ class Answer:
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection."""
+    """A connection with these bounds."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -26,6 +27,12 @@ STREAMS = 6
 TOKENS = 120
 """Of each stream."""
 TOPICS = ("a sailor", "the winter", "a clock", "bread", "the moon", "a violin", "rivers", "a letter")
+ROWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seed, top-p, top-k": {"temperature": 0.9, "seed": 8, "top_p": 0.9, "top_k": 40},
+    "penalties": {"temperature": 0, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "regular expression": {"temperature": 0, "structured_outputs": {"regex": "([a-z]+ )+"}},
+}
 STORY = "Once upon a time there was an old town by the sea, and the people who lived there told each other stories. "
 
 
@@ -131,6 +138,22 @@ async def test_moved_streams_bring_greedy_tokens(api: openai.OpenAI, real: LlmSe
     assert any(result["outcome"] == "moved" for result in results), results
     assert prefilled_elsewhere(api) > before
     assert_greedy(api, asked, answers)
+    await real.until(holding_nothing, "blocks are still held or pinned")
+
+
+@pytest.mark.parametrize("row", ROWS)
+async def test_a_row_of_fidelity_is_the_same_when_it_moves_alone_with_its_kv(
+    api: openai.OpenAI, real: LlmServer, row: str
+) -> None:
+    """The batch is the same then, one request, and so is every token."""
+    left, moved = (Stream(api, prompt(api, 0, 0), TOKENS, ROWS[row], f"{row} {salt}", MODEL) for salt in ("a", "b"))
+    alone = undisturbed(left)
+    with ThreadPoolExecutor(1) as pool:
+        reading = begin(pool, moved)
+        results = [result for worker in WORKERS for result in migrate(real, worker)]
+        tokens = reading.result()[0][0]
+    assert any(result["outcome"] == "moved" for result in results), results
+    assert tokens == alone
     await real.until(holding_nothing, "blocks are still held or pinned")
 
 

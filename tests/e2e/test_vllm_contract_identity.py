@@ -176,7 +176,7 @@ def test_arguments_change_the_fingerprint_if_they_change_the_kv(arguments: dict[
 
 
 def test_a_length_that_shrinks_to_the_memory_there_is_changes_nothing() -> None:
-    """It does so after the model has been built, by what each engine has; they lend to each other all the same."""
+    """`max-model-len` is settled after the model has been built, by what each engine has: they lend to each other."""
     made: list[VllmConfig] = []
 
     def configuration(_: Any = None) -> VllmConfig:

@@ -1,4 +1,4 @@
-"""One request does not hold up the others while the pinned vLLM prepares it, nor its log or its engines."""
+"""A request does not hold up the others while the pinned vLLM prepares it, nor its log or its engines."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _NO_SCAN = "'_OpNamespace' '_C' object has no attribute 'selective_scan_fwd'"
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model. `settings` are those of transformers' configuration of this `model_type`."""
+    """A kind of model. `settings` are those of transformers' configuration of this `model_type`."""
 
     model_type: str
     settings: Mapping[str, Any]

@@ -36,7 +36,7 @@ class Machine:
 
 
 class DeviceServer(ServerProcess):
-    """One worker at first."""
+    """A server with one worker at first."""
 
     def __init__(self, root: Path, namespace: str, *gpus: str) -> None:
         super().__init__(root, namespace, ["-m", "tests.integration.serve_devices", namespace, *gpus])

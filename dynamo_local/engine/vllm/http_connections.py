@@ -42,7 +42,7 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """A connection with these bounds."""
 
     def __init__(self, all_of_them: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

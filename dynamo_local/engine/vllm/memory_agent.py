@@ -130,7 +130,7 @@ class MemoryAgent:
         """See `register_memory`."""
 
     def get_agent_metadata(self) -> bytes:
-        """Who this process is. Where its blocks are is told by vLLM."""
+        """Name this process. vLLM tells where its blocks are."""
         return _owner_encoder.encode(this_process())
 
     def add_remote_agent(self, metadata: bytes) -> str:

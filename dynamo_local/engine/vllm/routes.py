@@ -30,7 +30,7 @@ def show_one_model(app: Any) -> None:
     from starlette.responses import JSONResponse, Response
 
     async def show_model(model: str) -> Any:
-        """One of the models that /v1/models lists."""
+        """Answer with one of the models that /v1/models lists."""
         listed = await app.state.openai_serving_models.show_available_models()
         found = next((card for card in listed.data if card.id == model), None)
         if found is not None:

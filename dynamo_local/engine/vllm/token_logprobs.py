@@ -52,7 +52,7 @@ def _with_candidates(gather: Callable[..., LogprobsTensors | None]) -> Callable[
 
 
 def _merged(of_named: LogprobsTensors, likeliest: LogprobsTensors, rows: Collection[int]) -> LogprobsTensors:
-    """These rows of the one, all others of the other one."""
+    """Take these rows from `of_named`, all others from `likeliest`."""
     width = max(of_named.logprobs.shape[1], likeliest.logprobs.shape[1])
     is_named = torch.zeros(len(of_named.logprobs), 1, dtype=torch.bool)
     is_named[list(rows)] = True

@@ -11,7 +11,7 @@ JSON = (b"content-type", b"application/json")
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """One whole answer."""
+    """Send one whole answer."""
     all_headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})

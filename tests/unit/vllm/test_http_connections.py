@@ -29,7 +29,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Client:
-    """One connection, driven by hand."""
+    """A connection, driven by hand."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
