@@ -98,7 +98,18 @@ def _outcomes(name: str, vllm_tests: Path, folder: Path, options: argparse.Names
             suite.MODEL_ENV: str(model),
             suite.RESULTS_ENV: str(results),
         }
-        pytest = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-o", "asyncio_mode=strict"]
+        pytest = [
+            "-q",
+            "--tb=no",
+            "--no-header",
+            "--no-summary",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:hypothesispytest",
+            "-o",
+            "asyncio_mode=strict",
+        ]
         only = ["-k", options.only] if options.only else []
         subprocess.run(
             [sys.executable, "-m", "pytest", *pytest, *only, *files],

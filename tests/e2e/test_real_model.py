@@ -146,7 +146,7 @@ async def test_a_row_of_fidelity_is_the_same_when_it_moves_alone_with_its_kv(
     api: openai.OpenAI, real: LlmServer, row: str
 ) -> None:
     """The batch is the same then, one request, and so is every token."""
-    left, moved = (Stream(api, prompt(api, 0, 0), TOKENS, ROWS[row], f"{row} {salt}", MODEL) for salt in ("a", "b"))
+    left, moved = (Stream(api, prompt(api, 0, 2), TOKENS, ROWS[row], f"{row} {salt}", MODEL) for salt in ("a", "b"))
     alone = undisturbed(left)
     with ThreadPoolExecutor(1) as pool:
         reading = begin(pool, moved)

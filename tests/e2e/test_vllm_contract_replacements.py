@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +17,7 @@ import pytest
 from dynamo_local.core.admission import Limits
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm import replacements
-from dynamo_local.engine.vllm.replacements import REPLACEMENTS, TESTED, applies, why_not
+from dynamo_local.engine.vllm.replacements import REPLACEMENTS, TESTED, applies
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -49,12 +51,31 @@ def test_the_version_that_nothing_is_looked_at_in_is_the_installed_one() -> None
     assert f'"vllm=={TESTED}"' in pinned
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
-def test_everything_is_as_expected(other_version: None, name: str) -> None:
-    # The CPU's own functions come with its worker.
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+LOOK = """
+import json
+from dynamo_local.engine.vllm import replacements
+replacements._version = lambda: "0.99.0"
+import vllm.v1.worker.cpu_worker  # the CPU's own functions come with its worker
+print(json.dumps({name: replacements.why_not(name) for name in replacements.REPLACEMENTS}))
+# Once all is replaced, too: not everything is looked at before the first thing is touched.
+from dynamo_local.engine.vllm.continuing import install
+from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
+from dynamo_local.engine.vllm.token_logprobs import give_each_its_own
+install(), bound_compilation(), give_each_its_own()
+print(json.dumps({name: replacements.why_not(name) for name in replacements.REPLACEMENTS}))
+"""
 
-    assert why_not(name) is None
+
+@pytest.fixture(scope="module")
+def differences() -> list[dict[str, str | None]]:
+    """What is other than expected, before anything is replaced and after: in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=240, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_everything_is_as_expected(differences: list[dict[str, str | None]], name: str) -> None:
+    assert [each[name] for each in differences] == [None, None]
 
 
 Change = Callable[[pytest.MonkeyPatch], None]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -62,6 +62,7 @@ class _Continued(Request):
 
 
 def _with_output(made: Callable[..., Request]) -> Callable[..., Request]:
+    @wraps(made, assigned=())
     def from_engine_core_request(cls: type[Request], request: Any, block_hasher: Any) -> Request:
         accepted = _accepted(request.sampling_params)
         if not accepted:
@@ -88,6 +89,7 @@ class _Replay:
 def _taken_further(
     compiled: Callable[[StructuredOutputManager, Request], StructuredOutputGrammar],
 ) -> Callable[[StructuredOutputManager, Request], StructuredOutputGrammar]:
+    @wraps(compiled, assigned=())
     def create_grammar(manager: StructuredOutputManager, request: Request) -> StructuredOutputGrammar:
         try:
             grammar = compiled(manager, request)
@@ -112,6 +114,7 @@ def _looked_into(
     accept: Callable[[StructuredOutputManager, Any, list[int]], bool],
     compiled: Callable[[StructuredOutputManager, Request], StructuredOutputGrammar],
 ) -> Callable[[StructuredOutputManager, Any, list[int]], bool]:
+    @wraps(accept, assigned=())
     def accept_tokens(manager: StructuredOutputManager, request: Any, new_token_ids: list[int]) -> bool:
         if accept(manager, request, new_token_ids):
             return True
@@ -160,6 +163,7 @@ def _replay(
 
 
 def _begun(initialise: Callable[[CachedRequestState], None]) -> Callable[[CachedRequestState], None]:
+    @wraps(initialise, assigned=())
     def post_init(state: CachedRequestState) -> None:
         if accepted := _accepted(state.sampling_params):
             state.output_token_ids = list(accepted)

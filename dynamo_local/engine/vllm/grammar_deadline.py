@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from vllm.v1.request import Request
@@ -40,6 +40,7 @@ def threads_of_engine(timeout_s: float) -> GrammarThreads:
 
 
 def _with_threads(initialise: Callable[..., None]) -> Callable[..., None]:
+    @wraps(initialise)
     def init(manager: Any, vllm_config: Any) -> None:
         initialise(manager, vllm_config)
         if not vllm_config.model_config.skip_tokenizer_init:
@@ -50,6 +51,7 @@ def _with_threads(initialise: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unless_ended(create: Callable[[Any, Request], Any]) -> Callable[[Any, Request], Any]:
+    @wraps(create)
     def create_grammar(manager: Any, request: Request) -> Any:
         if request.is_finished():
             raise _AbandonedError

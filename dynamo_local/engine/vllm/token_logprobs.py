@@ -8,7 +8,7 @@ own request asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ def give_each_its_own() -> None:
 
 
 def _noting_candidates(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
     def noting(sampler: Any, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         setattr(sampler, _MOST, sampling_metadata.max_num_logprobs)
         return forward(sampler, logits, sampling_metadata, *args, **kwargs)
@@ -39,6 +40,7 @@ def _noting_candidates(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_candidates(gather: Callable[..., LogprobsTensors | None]) -> Callable[..., LogprobsTensors | None]:
+    @wraps(gather)
     def gather_both(
         sampler: Any, logprobs: torch.Tensor, named: dict[int, list[int]], sampled: torch.Tensor
     ) -> LogprobsTensors | None:
