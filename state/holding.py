@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that has a name; what is not known is None. `left_over`: of a server that holds the device no more."""
+    """The process that has a name; unknown is None. `left_over`: of a server that holds the device no more."""
 
     pid: int | None = None
     user: str | None = None
