@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -26,11 +26,19 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from dynamo_local.engine.vllm.grammar_threads import GrammarThreads, GrammarThreadsBusyError, GrammarTimeoutError
+from dynamo_local.engine.vllm.grammar_threads import (
+    GrammarThreads,
+    GrammarThreadsBusyError,
+    GrammarTimeoutError,
+    yield_to_others,
+)
 from dynamo_local.engine.vllm.replacements import applies
 
 LONG_TEXT = 32 * 1024
 """Characters. Tokenizing as many takes some ten milliseconds."""
+
+_NICE = 10
+"""Of the thread for long texts: who waits for a long text waits a little longer, all others do not."""
 
 
 def keep_responsive(llm: AsyncLLM, grammar_timeout_s: float) -> None:
@@ -53,7 +61,7 @@ class _QuickAnswer(JSONResponse):
 def _set_long_texts_apart(renderer: Any) -> None:
     executor = renderer._executor
     submit = executor.submit
-    long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text")
+    long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text", initializer=partial(yield_to_others, _NICE))
 
     def submit_by_length(function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         chosen = long_texts.submit if text_length(function) > LONG_TEXT else submit
@@ -64,7 +72,7 @@ def _set_long_texts_apart(renderer: Any) -> None:
 
 def text_length(call: Any) -> int:
     """About how many characters, or tokens, a call of the renderer is about: those of its longest argument."""
-    if not isinstance(call, functools.partial):
+    if not isinstance(call, partial):
         return 0
     return max((_size(value) for value in (*call.args, *call.keywords.values())), default=0)
 
