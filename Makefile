@@ -5,7 +5,7 @@
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
 #   make soak                       chaos until there were 10,000 faults, or 300 with ENGINE=vllm; goes on where it was
-#   make families                   a tiny model of each kind that vLLM runs on a CPU: serves, is killed, moves
+#   make families                   a model of each kind that vLLM runs on a CPU: serves, is killed, moves
 #   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
 #   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
 #   make lint | bench | setup | lock
@@ -55,7 +55,7 @@ soak: setup
 		$(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 families: setup
-	@exec $(BIN)/python -m pytest tests/e2e/test_families.py $(ARGS)
+	@exec $(BIN)/python -m pytest tests/e2e -m families $(ARGS)
 
 # These need a network with package registries.
 clients: setup

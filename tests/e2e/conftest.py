@@ -24,7 +24,7 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = ("served", "pair", "disagg", "lora", "monitored", "ranks", "engines", "real", "own_servers")
+SERVERS = ("served", "pair", "disagg", "lora", "monitored", "ranks", "engines", "real", "real_float32", "own_servers")
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 
