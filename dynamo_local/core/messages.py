@@ -351,10 +351,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int | None = None
     """Prompt tokens found in the worker's cache; told once, with the first token."""
-    created_tokens: int = 0
-    """Prompt tokens that the worker has put into its cache; told with `cached_tokens`."""
     events: tuple[tuple[int, float], ...] = ()
     """Scheduling events (kind, timestamp): 1 queued, 2 scheduled, 3 preempted."""
+    created_tokens: int = 0
+    """Prompt tokens that the worker has put into its cache; told with `cached_tokens`."""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
