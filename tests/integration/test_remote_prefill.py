@@ -11,7 +11,7 @@ from dynamo_local.core.fidelity import Fidelity, Survival
 from dynamo_local.core.messages import RequestEpoch, TokenDelta
 from dynamo_local.core.names import Subjects
 from dynamo_local.runtime.bus import Bus
-from dynamo_local.runtime.prefill_queue import LIMITS, QueueLength, delete_prefill_queue
+from dynamo_local.runtime.prefill_queue import LIMITS, delete_prefill_queue
 from tests.integration.conftest import Disaggregate
 from tests.integration.fleet_of_fakes import FakeWorker, until
 from tests.integration.prefill_fakes import LONG, WORTH_IT, Disaggregated, FakePrefillWorker, long_request
@@ -133,7 +133,7 @@ async def test_of_many_that_come_at_once_no_more_are_queued_than_may_wait(
     for number in range(5):
         await fleet.submit(long_request(f"r{number}", prompt=(number, *LONG)))
     stayed = {(await decode.submitted()).request_id for _ in range(2)}
-    assert await fleet.queue.length() == QueueLength(WORTH_IT.max_prefill_queue_size, 0)
+    await fleet.queued(WORTH_IT.max_prefill_queue_size)
     queued = {(await prefill.granted())[1].request_id for _ in range(3)}
     assert stayed | queued == {f"r{number}" for number in range(5)}
     assert fleet.outcomes == {"long": 3, "queue_full": 2}
