@@ -6,7 +6,6 @@ bfloat16: as exact as the file, and what a real model is served in.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,8 @@ from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig
+
+from dynamo_local.quickstart import default_cache_root
 
 _PACKAGE = Path(__file__).with_name("package.txt")
 _FOLDER = "smollm2-135m-instruct-1"
@@ -50,8 +51,7 @@ def real_model() -> Path:
 
     The folder is under $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local. Safe with concurrent callers.
     """
-    named = os.environ.get("DYN_LOCAL_CACHE_DIR")
-    models = (Path(named) if named else Path.home() / ".cache" / "dynamo-local") / "models"
+    models = default_cache_root() / "models"
     folder = models / _FOLDER
     if folder.is_dir():
         return folder
