@@ -18,7 +18,8 @@ import msgspec
 from benchmarks.accounting import Process, descendants
 from benchmarks.servers import ENGINE, ENGINE_ENVIRONMENT, ServerError
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages import Submit, TokenDelta
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.environment import CPU_CORES_ENV

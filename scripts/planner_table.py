@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dynamo_local.core.names import DEFAULT_NAMESPACE
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.sdk.schema import KeySpec, schema_of
+from dynamo_local.sdk.config.schema import KeySpec, schema_of
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "planner.md"
 BEGIN, END = "<!-- options: made by scripts/planner_table.py -->", "<!-- end of options -->"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.ports import Engine
-from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
-from dynamo_local.engine.vllm.neighbours import NeighbourSettings
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings
+from dynamo_local.process.context import ServiceContext
+from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
-from dynamo_local.sdk.schema import SchemaTable, combine, schema_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import click
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from dynamo_local.load.generator import Tally
-    from dynamo_local.load.results import Run
+    from dynamo_local.load.generator import SendCounts
+    from dynamo_local.load.results.file import Run
 
 _INTERRUPTED = 130
 _STDOUT = Path("-")
@@ -129,9 +129,9 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
     import asyncio
     import os
 
-    from dynamo_local.load import results
     from dynamo_local.load.asked import Asked
-    from dynamo_local.load.report import report
+    from dynamo_local.load.results import file
+    from dynamo_local.load.results.report import report
     from dynamo_local.load.session import run
 
     settings = Asked(**options).settings(os.environ)
@@ -142,7 +142,7 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
     to_stdout = json_file == _STDOUT
     click.echo(report(finished), err=to_stdout)
     if json_file is not None:
-        _save(json_file, results.encode(finished))
+        _save(json_file, file.encode(finished))
     return _exit_code(finished)
 
 
@@ -156,9 +156,9 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.load import comparison, results
+    from dynamo_local.load.results import comparison, file
 
-    found = comparison.compare(results.read(first), results.read(second), random.Random(0))
+    found = comparison.compare(file.read(first), file.read(second), random.Random(0))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
@@ -175,7 +175,7 @@ class _Terminal:
         self.clear()
         click.echo(f"note: {text}", err=True)
 
-    def progress(self, elapsed_s: float, tally: Tally) -> None:
+    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
         if self._is_terminal:
             words = f"{tally.sent} sent, {tally.in_flight} in flight, {tally.completed} done, {tally.failed} failed"
             click.echo(f"\r\033[K[{elapsed_s:5.0f} s] {words}", nl=False, err=True)

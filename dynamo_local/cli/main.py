@@ -9,21 +9,21 @@ from collections.abc import Sequence
 import click
 
 from dynamo_local import __version__
-from dynamo_local.cli.config import config
-from dynamo_local.cli.drain import drain
 from dynamo_local.cli.load import load
-from dynamo_local.cli.logs import logs
-from dynamo_local.cli.migrate import migrate
-from dynamo_local.cli.planner import planner
-from dynamo_local.cli.ps import ps
-from dynamo_local.cli.queue import queue
-from dynamo_local.cli.requests import requests
-from dynamo_local.cli.restart import restart
-from dynamo_local.cli.role import role
-from dynamo_local.cli.scale import scale
-from dynamo_local.cli.serve import serve
-from dynamo_local.cli.stop import stop
-from dynamo_local.cli.top import top
+from dynamo_local.cli.requests.migrate import migrate
+from dynamo_local.cli.requests.queue import queue
+from dynamo_local.cli.requests.requests import requests
+from dynamo_local.cli.server.config import config
+from dynamo_local.cli.server.logs import logs
+from dynamo_local.cli.server.ps import ps
+from dynamo_local.cli.server.serve import serve
+from dynamo_local.cli.server.stop import stop
+from dynamo_local.cli.server.top import top
+from dynamo_local.cli.workers.drain import drain
+from dynamo_local.cli.workers.planner import planner
+from dynamo_local.cli.workers.restart import restart
+from dynamo_local.cli.workers.role import role
+from dynamo_local.cli.workers.scale import scale
 from dynamo_local.core.errors import DynamoError
 
 INTERRUPTED = 130

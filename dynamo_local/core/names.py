@@ -30,10 +30,10 @@ BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
 
 
-ZYGOTE_SERVICE = "Zygote"
-"""Service name of the nursery's watcher, which services are forked from (runtime/zygote). As above."""
+FORKSERVER_SERVICE = "ForkServer"
+"""Service name of the fork server's watcher, which services are forked from (process/forkserver). As above."""
 
-MACHINERY = frozenset({BUS_SERVICE, ZYGOTE_SERVICE})
+MACHINERY = frozenset({BUS_SERVICE, FORKSERVER_SERVICE})
 """Watchers that are no services of the graph: they do not announce themselves."""
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.core.planning.changes import DeviceLimits
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.planning.actions import DeviceLimits
 
 
 def _option(

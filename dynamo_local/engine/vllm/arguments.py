@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.engine.vllm.adapters import AdapterSettings
-from dynamo_local.sdk.schema import KeySpec, SchemaTable
+from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
+from dynamo_local.sdk.config.schema import KeySpec, SchemaTable
 
 _LISTENING = "`dynamo serve` has --host and --port"
 _PROCESSES = "processes and devices are given by ServiceArgs and `dynamo scale`"

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from dynamo_local.core.run_queue import ThreadTimes, shares_between
-from dynamo_local.core.soft_binding import Binding, rebind
+from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
+from dynamo_local.core.process.soft_binding import Binding, rebind
 from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from state.devices import cores_of_slots
 from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all
 

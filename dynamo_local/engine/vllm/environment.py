@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.engine.vllm.replacements import applies
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.engine.vllm.shared_memory import name_segments
 from state.devices import cores_of_slots
 
