@@ -19,7 +19,7 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ps(namespace: str, as_json: bool) -> None:
-    """Show the processes of a running server: pids, roles, devices, health, load; and devices that others hold."""
+    """Show the processes of a running server (pid, role, devices, state, load) and devices that other servers hold."""
     import asyncio
 
     import msgspec
