@@ -15,7 +15,9 @@ from dynamo_local.cli.scale import FORCE_HELP, check_done, outcome_fields
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
-    """Remove one worker: it takes no new requests, its requests migrate or finish, and it ends and frees its devices.
+    """Remove one worker of a running server.
+
+    The worker takes no new requests, its requests migrate or finish, and it ends and frees its devices.
 
     WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again.
     """

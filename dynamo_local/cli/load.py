@@ -126,7 +126,7 @@ BASE_URL_ENV = "OPENAI_BASE_URL"
 )
 @click.pass_context
 def load(context: click.Context, /, json_file: Path | None, **options: Any) -> int:
-    """Send a load of requests to an OpenAI endpoint, and measure latencies and throughput.
+    """Send a load of requests to an OpenAI endpoint and measure it.
 
     \b
     dynamo load --rate 5                         5 requests per second for a minute
@@ -135,8 +135,9 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
     dynamo load --trace mooncake.jsonl --speed 0.1 --max-input 4000
     dynamo load compare a.json b.json
 
-    With --rate and --trace, requests are sent at planned times, however slow the answers are, as independent users
-    do (open loop). With --concurrency, each stream sends its next request when its answer is complete (closed loop).
+    Give one of --rate, --trace and --concurrency. With --rate and --trace, requests are sent at planned times, however
+    slow the answers are, as independent users do (open loop). With --concurrency, each stream sends its next request
+    when its answer is complete (closed loop).
 
     \b
     RATE    5               5 per second on average (Poisson): independent users
@@ -178,7 +179,10 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
 @click.argument("second", type=click.Path(path_type=Path), metavar="B.json")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two saved runs: the ratio of A.json and B.json (B over A), latencies with 95 % bootstrap intervals."""
+    """Compare the saved runs A.json and B.json.
+
+    The comparison shows the ratio of B to A, for latencies with 95 % bootstrap intervals.
+    """
     import random
 
     import msgspec

@@ -30,9 +30,9 @@ _LOOK_EVERY_S = 0.2
     help="Number of last lines to show of each log.",
 )
 def logs(service: str | None, namespace: str, follow: bool, lines: int) -> None:
-    """Show the logs of all services, or of SERVICE: the name of a service or watcher, Nats or circusd.
+    """Show the logs of all services, or of SERVICE.
 
-    Logs are kept after the server has ended.
+    SERVICE is the name of a service or watcher, Nats or circusd. Logs are kept after the server has ended.
     """
     from dynamo_local.core.errors import NotRunningError
     from dynamo_local.supervisor.logs import Follower, select

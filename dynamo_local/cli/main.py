@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "The command has done what was asked.",
-    DynamoError.exit_code: "The command failed. One line on standard error names the cause and the remedy.",
+    DynamoError.exit_code: "The command failed. An error is one line on standard error, with its cause and a remedy.",
     UsageError.exit_code: "The command line or the configuration is wrong, or the server is not in the state that the "
     "command needs. Nothing was started or changed.",
     INTERRUPTED: "The user interrupted the command (Ctrl-C). `serve`, `planner` and `top` end with 0 instead.",

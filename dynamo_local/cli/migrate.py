@@ -31,7 +31,9 @@ _HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 def migrate(
     namespace: str, request: str | None, source: str | None, destination: str | None, cold: bool, as_json: bool
 ) -> None:
-    """Migrate running requests to another worker, with their KV cache, without interrupting their clients.
+    """Migrate running requests to another worker.
+
+    The KV cache migrates with a request, and the answers to clients are not interrupted.
 
     REQUEST is the id that the client received, as `dynamo requests` shows it, or its first characters. Give either
     REQUEST or --from.

@@ -22,6 +22,7 @@ def namespace_option(function: _F) -> _F:
     return click.option(
         "--namespace",
         envvar=NAMESPACE_ENV,
+        show_envvar=True,
         default=DEFAULT_NAMESPACE,
         show_default=True,
         help="Namespace of the server. It tells the servers of one machine apart.",

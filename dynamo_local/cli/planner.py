@@ -42,9 +42,10 @@ def _option(spec: KeySpec) -> click.Option:
 @click.command(cls=PlannerCommand)
 @namespace_option
 def planner(namespace: str, **given: Any) -> None:
-    """Add and remove workers of a running server as its load requires, until interrupted.
+    """Add and remove workers of a running server by its load.
 
-    The graphs of examples/llm include a planner service. It only observes, unless no-operation is set to false for it.
+    The planner runs until interrupted. The graphs of examples/llm include a planner service. It only observes, unless
+    no-operation is set to false for it.
     """
     import asyncio
 

@@ -27,10 +27,11 @@ _HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MOVES")
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def requests(namespace: str, limit: int, as_json: bool) -> None:
-    """Show the requests in flight: worker, epoch, tokens, age, and whether they can migrate.
+    """Show the requests in flight.
 
-    The epoch counts the request's assignments to workers. It is above 1 if the request has migrated, was recovered
-    from a lost worker, or had its prompt prefilled by another worker.
+    The table has the worker, epoch, tokens and age of each request, and whether it can migrate. The epoch counts the
+    request's assignments to workers. It is above 1 if the request has migrated, was recovered from a lost worker, or
+    had its prompt prefilled by another worker.
     """
     import asyncio
 

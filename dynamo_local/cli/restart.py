@@ -16,12 +16,12 @@ from dynamo_local.cli.scale import check_done, outcome_fields, ready_timeout_opt
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def restart(name: str, namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Replace the processes of SERVICE, or the process of one WATCHER, without failing a request.
+    """Replace the processes of SERVICE, or of one WATCHER.
 
-    Workers are restarted one at a time. If a device is free, a new worker (for example VllmWorker_1) starts first; then
-    the old worker's requests migrate to other workers, and it ends. If no device is free, the old worker's requests
-    migrate first, and its new process takes over its name and devices. The command ends at the first worker that does
-    not become ready; workers not yet restarted keep running.
+    Workers are restarted one at a time, without failing a request. If a device is free, a new worker (for example
+    VllmWorker_1) starts first; then the old worker's requests migrate to other workers, and it ends. If no device is
+    free, the old worker's requests migrate first, and its new process takes over its name and devices. The command ends
+    at the first worker that does not become ready; workers not yet restarted keep running.
 
     Other services are stopped and started again under their names. The service that clients connect to cannot be
     restarted.

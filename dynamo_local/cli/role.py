@@ -15,10 +15,10 @@ from dynamo_local.core.errors import UsageError
 @click.option("--force", is_flag=True, help="Proceed even if no worker is left that decodes.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) -> None:
-    """Change the ROLE of a running worker to prefill or decode, without loading its model again.
+    """Change the ROLE of a running worker to prefill or decode.
 
-    WATCHER is the worker's name as `dynamo ps` shows it. The worker finishes what it has begun. It keeps the new role
-    when it is restarted.
+    WATCHER is the worker's name as `dynamo ps` shows it. The worker does not load its model again. It finishes what it
+    has begun. It keeps the new role when it is restarted.
     """
     import asyncio
 

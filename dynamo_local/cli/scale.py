@@ -30,7 +30,9 @@ ready_timeout_option = click.option(
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Set the number of workers of a service (SERVICE=NUMBER), for example VllmWorker=3 PrefillWorker=1.
+    """Set the number of workers of services.
+
+    SERVICE=NUMBER names a service and its number of workers, for example VllmWorker=3.
 
     Workers are added or removed one at a time. The command waits until a new worker is ready, and until the requests of
     a worker to be removed have migrated or finished.

@@ -39,6 +39,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 @click.option(
     "--namespace",
     envvar=NAMESPACE_ENV,
+    show_envvar=True,
     help="Namespace of the server. It tells the servers of one machine apart.  [default: the graph's own]",
 )
 @click.option("--model", help='Model to serve: a Hugging Face id, a folder, or "quickstart".')
@@ -95,7 +96,9 @@ def serve(
     drain_timeout: float,
     restart_backoff_max: float,
 ) -> None:
-    """Start a server for the graph of services whose root is MODULE:SERVICE, until interrupted.
+    """Start a server for the graph MODULE:SERVICE.
+
+    MODULE:SERVICE names the root service of the graph. The server runs until interrupted.
 
     Every configuration key of a service can be given as --SERVICE.KEY=VALUE, for example --VllmWorker.max-num-seqs=64
     or --VllmWorker.ServiceArgs.workers=2. It takes precedence over the configuration file.

@@ -19,7 +19,7 @@ from dynamo_local.cli.options import namespace_option, paths_of
     help="How long to wait until the server has ended.",
 )
 def stop(namespace: str, timeout: float) -> None:
-    """Stop the running server gracefully, or clean up after a crashed one."""
+    """Stop the running server, or clean up after a crashed one."""
     from dynamo_local.supervisor.stopping import stop as stop_server
 
     stop_server(paths_of(namespace), timeout, Console())

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the present state once, as JSON.")
 def top(namespace: str, once: bool, as_json: bool) -> None:
-    """Watch a running server: workers and their load, requests, the prefill queue, the planner. Press q to end."""
+    """Watch a running server.
+
+    The screen shows workers and their load, requests, the prefill queue and the planner. Press q to end.
+    """
     import asyncio
     import sys
 

@@ -14,6 +14,9 @@ from scripts.reference import markdown
 _TYPES = {"integer": "int", "integer range": "int", "float range": "float", "text": "str"}
 """Names of click's types -> names that the page on configuration uses."""
 
+_WIDTH = 200
+"""Characters that the summary of a command may have."""
+
 _DEFAULT = re.compile(r"\s*\[default: ([^]]*)\]")
 _ENVIRONMENT = re.compile(r"\s*\[env: ([^]]*)\]")
 """Parts of a help text for what click cannot know: a default or a variable that is read later."""
@@ -53,16 +56,11 @@ def arguments_of(context: click.Context) -> list[click.Argument]:
 
 def _index(contexts: list[click.Context]) -> str:
     rows = [
-        (f"[{path}](#{path.replace(' ', '-')})", _summary(context))
+        (f"[{path}](#{path.replace(' ', '-')})", context.command.get_short_help_str(_WIDTH))
         for context in contexts[1:]
         for path in [context.command_path]
     ]
     return markdown.table(("command", "purpose"), rows)
-
-
-def _summary(context: click.Context) -> str:
-    first, _, _ = (context.command.help or "").partition("\n\n")
-    return " ".join(first.split())
 
 
 def _section(context: click.Context) -> str:
