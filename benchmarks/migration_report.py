@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.report import Figures, milliseconds, table
 from benchmarks.spread import bootstrap, median
-from dynamo_local.core.move_messages import MoveResult
+from dynamo_local.core.messages.admin import MigrationResult
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ ARMS = (MOVE, FROZEN, REPLAY)
 class Moved:
     """One move, as the client of the stream and those of the streams beside it saw it."""
 
-    result: MoveResult
+    result: MigrationResult
     step_s: float
     """Median time between two tokens of the stream before (mean, if most of them came together)."""
     there_s: float

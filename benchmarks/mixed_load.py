@@ -12,21 +12,21 @@ from benchmarks.accounting import Usage, usage
 from benchmarks.presences import PresenceLog
 from benchmarks.servers import Server
 from benchmarks.spread import quantile
-from dynamo_local.core.messages import TokenBatch
-from dynamo_local.load.arrivals import Constant
-from dynamo_local.load.endpoint import Asking, parse_url
-from dynamo_local.load.generator import Generator, Limits, Writer
-from dynamo_local.load.lengths import Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
-from dynamo_local.load.records import Record
-from dynamo_local.load.workload import Lengthwise, drawn, endless
+from dynamo_local.core.messages.tokens import TokenBatch
+from dynamo_local.load.generator import Generator, LoadLimits, Writer
+from dynamo_local.load.http.endpoint import Asking, parse_url
+from dynamo_local.load.results.records import Record
+from dynamo_local.load.workload.arrivals import Constant
+from dynamo_local.load.workload.lengths import Uniform
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Lengthwise, drawn, endless
 
 LONG_ANSWER = 16
 """Tokens. The answers of the streams are longer."""
 _SETTLE_S = 1.0
 _LETTERS = range(32, 127)
 """Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
-_LIMITS = Limits(max_in_flight=1000, timeout_s=120.0)
+_LIMITS = LoadLimits(max_in_flight=1000, timeout_s=120.0)
 
 
 @dataclass(frozen=True)

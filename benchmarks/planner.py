@@ -25,10 +25,10 @@ from benchmarks.report import Figures, progress
 from benchmarks.servers import NAMESPACE, Server, add_override, parse_overrides, running
 from dynamo_local.core.errors import UsageError
 from dynamo_local.load import generator
-from dynamo_local.load.endpoint import Asking, parse_url
-from dynamo_local.load.lengths import Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
-from dynamo_local.load.workload import Lengthwise, drawn
+from dynamo_local.load.http.endpoint import Asking, parse_url
+from dynamo_local.load.workload.lengths import Uniform
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Lengthwise, drawn
 from state.paths import StatePaths
 
 SUMMARY = "a swinging load: a fleet scaled by the planner, against fleets of the same and of twice the size"
@@ -40,7 +40,7 @@ LIMITS = Limits(ttft_s=2.0, itl_s=0.05)
 _USUAL = Swing(low=1.75, high=7.0, period_s=180.0, cycles=2)
 _QUICK = Swing(low=1.75, high=7.0, period_s=40.0, cycles=1)
 _LETTERS = range(32, 127)
-_SENDING = generator.Limits(max_in_flight=1000, timeout_s=120.0)
+_SENDING = generator.LoadLimits(max_in_flight=1000, timeout_s=120.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

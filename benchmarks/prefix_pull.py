@@ -27,7 +27,7 @@ from benchmarks.models import MODELS, QUICKSTART, model_folder
 from benchmarks.report import Figures, milliseconds, progress, table
 from benchmarks.servers import ServerError
 from benchmarks.spread import Interval, bootstrap, median
-from dynamo_local.core.messages import PinQuestion
+from dynamo_local.core.messages.kv import PinQuestion
 from dynamo_local.core.ports import PulledPrefix
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from benchmarks.report import Figures, progress
 from benchmarks.servers import NAMESPACE, Server, ServerError, add_override, parse_overrides, running, start_ours
 from dynamo_local.core.live_settings import REBALANCE
 from dynamo_local.load import generator
-from dynamo_local.load.arrivals import Gamma
-from dynamo_local.load.endpoint import Asking, parse_url
-from dynamo_local.load.lengths import PowerLaw, Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
-from dynamo_local.load.workload import Lengthwise, drawn
-from dynamo_local.supervisor.settings_view import set_value
+from dynamo_local.load.http.endpoint import Asking, parse_url
+from dynamo_local.load.workload.arrivals import Gamma
+from dynamo_local.load.workload.lengths import PowerLaw, Uniform
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Lengthwise, drawn
+from dynamo_local.supervisor.admin.settings import set_value
 from state.paths import StatePaths
 
 SUMMARY = "workers are added to full ones: the same requests with rebalancing and without"
@@ -46,7 +46,7 @@ _SECONDS = 40.0
 _ROUNDS = 2
 _QUICK_SECONDS = 15.0
 _LETTERS = range(32, 127)
-_SENDING = generator.Limits(max_in_flight=1000, timeout_s=120.0)
+_SENDING = generator.LoadLimits(max_in_flight=1000, timeout_s=120.0)
 _IDLE_WITHIN_S = 10.0
 _SCALED_WITHIN_S = 60.0
 _SAMPLE = re.compile(r"^(\S+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

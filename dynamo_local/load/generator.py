@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dynamo_local.load.answers import AnswerReader, refusal
-from dynamo_local.load.connection import Connections
-from dynamo_local.load.endpoint import Asking, Endpoint
 from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.prompts import Prompts
-from dynamo_local.load.records import CUT_OFF, NOT_SENT, Record
-from dynamo_local.load.workload import Planned
+from dynamo_local.load.http.answers import AnswerReader, refusal
+from dynamo_local.load.http.connection import Connections
+from dynamo_local.load.http.endpoint import Asking, Endpoint
+from dynamo_local.load.results.records import CUT_OFF, NOT_SENT, Record
+from dynamo_local.load.workload.prompts import Prompts
+from dynamo_local.load.workload.workload import Planned
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoadLimits:
     """What bounds the load itself."""
 
     max_in_flight: int
@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass
-class Tally:
+class SendCounts:
     """Where the load stands, for those who watch it."""
 
     sent: int = 0
@@ -54,11 +54,11 @@ class Writer:
 class Generator:
     """Sends one load. Its records are there at any time, also after a cancellation."""
 
-    def __init__(self, connections: Connections, writer: Writer, limits: Limits) -> None:
+    def __init__(self, connections: Connections, writer: Writer, limits: LoadLimits) -> None:
         self._connections, self._writer, self._limits = connections, writer, limits
         self._begin = time.monotonic()
         self.records: list[Record] = []
-        self.tally = Tally()
+        self.tally = SendCounts()
 
     @property
     def elapsed_s(self) -> float:

@@ -13,13 +13,13 @@ import pytest
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.load.asked import Asked
-from dynamo_local.load.endpoint import Asking, parse_url
 from dynamo_local.load.errors import LoadError
-from dynamo_local.load.generator import Generator, Limits, Tally, Writer
-from dynamo_local.load.prompts import Alphabet, Prompts
-from dynamo_local.load.results import Run
+from dynamo_local.load.generator import Generator, LoadLimits, SendCounts, Writer
+from dynamo_local.load.http.endpoint import Asking, parse_url
+from dynamo_local.load.results.file import Run
 from dynamo_local.load.session import run
-from dynamo_local.load.workload import Planned
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Planned
 from tests.unit.load.stub import Exchange, Stub, complete, serving
 
 FAST = {"rate": "constant:1000", "input": "5-20", "output": "1-4"}
@@ -34,7 +34,7 @@ class Notes:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def progress(self, elapsed_s: float, tally: Tally) -> None:
+    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
         """Of no interest here."""
 
 
@@ -110,7 +110,7 @@ async def test_what_exceeds_the_cap_is_not_sent_and_fails() -> None:
         endpoint = parse_url(stub.url)
         prompts = Prompts(Alphabet(range(9), 0), 0)
         writer = Writer(endpoint, Asking("tiny", False, True, {}), prompts)
-        generator = Generator(endpoint.connections(), writer, Limits(max_in_flight=3, timeout_s=30))
+        generator = Generator(endpoint.connections(), writer, LoadLimits(max_in_flight=3, timeout_s=30))
         async with asyncio.timeout(30):
             await generator.open_loop(twenty())
     assert [record.error for record in generator.records] == [""] * 3 + ["not sent"] * 17
