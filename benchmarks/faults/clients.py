@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.client import Answer, Connection
-from benchmarks.load import prompt
-from benchmarks.servers import Server, ServerError
+from benchmarks.harness.client import Answer, Connection
+from benchmarks.harness.load import prompt
+from benchmarks.harness.servers import Server, ServerError
 
 TOKENS = 300
 """Of each answer."""

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import Process, is_alive
 from benchmarks.faults.clients import Clients
 from benchmarks.faults.kinds import Fault
 from benchmarks.faults.parts import Parts, all_ready, running
-from benchmarks.servers import NAMESPACE, Server, ServerError
+from benchmarks.harness.accounting import Process, is_alive
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError
 from state.paths import StatePaths
 
 READY_WITHIN_S = 120.0
