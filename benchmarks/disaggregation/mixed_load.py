@@ -9,24 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from benchmarks.harness.accounting import Usage, usage
+from benchmarks.harness.load import client_of, generator_of
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.servers import Server
 from benchmarks.harness.spread import quantile
 from dynamo_local.core.messages import TokenBatch
 from dynamo_local.load.arrivals import Constant
-from dynamo_local.load.endpoint import Asking, parse_url
-from dynamo_local.load.generator import Generator, Limits, Writer
 from dynamo_local.load.lengths import Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
 from dynamo_local.load.records import Record
 from dynamo_local.load.workload import Lengthwise, drawn, endless
 
 LONG_ANSWER = 16
 """Tokens. The answers of the streams are longer."""
 _SETTLE_S = 1.0
-_LETTERS = range(32, 127)
-"""Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
-_LIMITS = Limits(max_in_flight=1000, timeout_s=120.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,7 @@ class Turn:
 
     @property
     def failures(self) -> list[str]:
-        return [f"{record.error}: {record.detail}" for record in (*self.decodes, *self.longs) if record.is_failed]
+        return [record.failure for record in (*self.decodes, *self.longs) if record.is_failed]
 
     def gap_s(self, share: float) -> float:
         return quantile(self.gaps_s, share)
@@ -129,16 +124,9 @@ class EngineTimes:
 async def mixed_load(server: Server, traffic: Traffic, seconds: float, seed: int, engine_times: EngineTimes) -> Turn:
     """Streams that decode from the first second to the last, when they are cut off (closed loop), and a long prompt at
     steady intervals, whether or not the earlier ones were answered (open loop)."""
-    endpoint = parse_url(f"http://{server.host}:{server.port}")
-    connections = endpoint.connections()
-    asking = Asking(server.model, is_chat=False, ignore_eos=True, extra={})
+    client = client_of(server)
+    decodes, longs = generator_of(client, 2 * seed), generator_of(client, 2 * seed + 1)
     long_shape = Lengthwise(Uniform(traffic.long_tokens, traffic.long_tokens), Uniform(LONG_ANSWER, LONG_ANSWER))
-
-    def generator(prompts_seed: int) -> Generator:
-        prompts = Prompts(Alphabet(_LETTERS, 0), prompts_seed)
-        return Generator(connections, Writer(endpoint, asking, prompts), _LIMITS)
-
-    decodes, longs = generator(2 * seed), generator(2 * seed + 1)
 
     async def decode() -> None:
         with suppress(TimeoutError):
@@ -146,13 +134,11 @@ async def mixed_load(server: Server, traffic: Traffic, seconds: float, seed: int
                 await decodes.closed_loop(endless(traffic.stream_shape, seed), traffic.streams, None)
 
     before = usage(server.processes)
-    try:
+    async with client:
         await asyncio.gather(
             decode(),
             longs.open_loop(drawn(Constant(1 / traffic.every_s), long_shape, seconds, seed)),
         )
-    finally:
-        connections.close()
     used = usage(server.processes).since(before)
     await asyncio.sleep(_SETTLE_S)
     return Turn(tuple(decodes.records), tuple(longs.records), used, seconds, engine_times.view(seconds))

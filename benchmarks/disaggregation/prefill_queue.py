@@ -204,9 +204,9 @@ async def _turn(bench: Bench, case: Case, seconds: float) -> Turn:
 
     action = {_ASK: ask, _PUBLISH: publish, _WHOLE: see_through}[case.what]
     async with _takers(bench, case, waiting):
-        before, begin = usage(bench.processes), time.perf_counter()
+        before, begin = usage(bench.processes), time.monotonic()
         took_s = await _repeatedly(action, case.at_once, begin + seconds)
-        turn = Turn(took_s, time.perf_counter() - begin, usage(bench.processes).since(before))
+        turn = Turn(took_s, time.monotonic() - begin, usage(bench.processes).since(before))
     await queue.purge()
     return turn
 
@@ -216,9 +216,9 @@ async def _repeatedly(action: Callable[[], Awaitable[None]], at_once: int, end: 
     took_s: list[float] = []
 
     async def loop() -> None:
-        while (begin := time.perf_counter()) < end:
+        while (begin := time.monotonic()) < end:
             await action()
-            took_s.append(time.perf_counter() - begin)
+            took_s.append(time.monotonic() - begin)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):

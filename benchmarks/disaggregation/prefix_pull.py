@@ -145,16 +145,16 @@ async def _pull(
     streams = [asyncio.create_task(reader.run([number] * _BLOCK, _BESIDE_TOKENS)) for number in range(beside)]
     if streams:
         await asyncio.sleep(_BESIDE_S)
-    begin = time.perf_counter()
+    begin = time.monotonic()
     prefix = reader.engine.prefix(prompt, None, None)
     if prefix is None:
         raise ServerError("the reader pulls nothing")
     question = PinQuestion(f"{draw.getrandbits(64):x}", prefix.fingerprint, prefix.hashes, time.monotonic() + _PIN_S)
     answer, _ = await asyncio.gather(source.engine.pin(question), reader.engine.cached(prefix))
-    asked_s = time.perf_counter() - begin
-    begun_at = time.perf_counter()
+    asked_s = time.monotonic() - begin
+    begun_at = time.monotonic()
     pulled = await reader.run(prompt, 1, PulledPrefix(question.pin, prefix.hashes, answer))
-    ended_at = time.perf_counter()
+    ended_at = time.monotonic()
     longer_s = _longer(await asyncio.gather(*streams), begun_at, ended_at) if streams else None
     await source.engine.unpin([question.pin])
     _check(pulled, size, "pulled")
@@ -202,9 +202,9 @@ class _Copier:
         self._at += size
         # The kernel may have taken pages away that were not used for a while. One byte of each brings it back.
         self._target[part][::_PAGE_BYTES] = self._source[part][::_PAGE_BYTES]
-        begin = time.perf_counter()
+        begin = time.monotonic()
         self._target[part] = self._source[part]
-        return time.perf_counter() - begin
+        return time.monotonic() - begin
 
 
 _HEADERS = (

@@ -16,6 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
+from dynamo_local.load.connection import Connections
+from dynamo_local.load.errors import ExchangeError
+
 _ANSWER_WITHIN_S = 60.0
 
 
@@ -47,21 +50,18 @@ def _request(path: str, body: bytes) -> bytes:
 
 
 async def _exchange(target: Target, request: bytes) -> str:
+    connections = Connections(target.host, target.port, None)
     try:
         async with asyncio.timeout(_ANSWER_WITHIN_S):
-            reader, writer = await asyncio.open_connection(target.host, target.port)
-            try:
-                writer.write(request)
-                await writer.drain()
-                status = (await reader.readline()).split()
-                await reader.read()
-            finally:
-                writer.close()
+            return str((await connections.exchange(request, _ignore)).status)
     except TimeoutError:
         return "nothing"
-    except OSError:
+    except ExchangeError:
         return "cut off"
-    return status[1].decode() if len(status) > 1 else "cut off"
+
+
+def _ignore(part: bytes, now: float) -> None:
+    """Of an answer that is streamed, nobody reads the body."""
 
 
 @cache
@@ -90,7 +90,7 @@ async def _choices(target: Target) -> str:
 
 
 async def _choices_within(target: Target) -> str:
-    choices = [f"{time.perf_counter()} {number}" for number in range(1000)]
+    choices = [f"{time.monotonic()} {number}" for number in range(1000)]
     fields = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"choice": choices}}
     return await _post(target, "/v1/completions", fields)
 

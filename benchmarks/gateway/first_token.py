@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import tempfile
@@ -19,12 +20,12 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.calm import CALM_CORES, Patience
-from benchmarks.harness.client import Answer, Connection
-from benchmarks.harness.load import prompt
+from benchmarks.harness.load import client_of, prompt
 from benchmarks.harness.models import HEAVY, MODELS, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, running, spread_over_cores, start_ours, start_vllm
 from benchmarks.harness.spread import Interval, bootstrap, median
+from dynamo_local.load.records import Completion
 
 SUMMARY = "what is added to the time to first token of a busy engine, with chance taken out"
 ENGINE_CORE = 0
@@ -137,11 +138,11 @@ async def _pairs(
 
 async def _turn(server: Server, streams: int, probes: int, seed: int) -> Turn:
     draw = random.Random(seed)
-    others = [Answer(0.0) for _ in range(streams - 1)]
+    others = [Completion() for _ in range(streams - 1)]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_decode(server, answer, prompt(draw, 1))) for answer in others]
         await _all_decode(others)
-        before, begun = usage(server.processes), time.perf_counter()
+        before, begun = usage(server.processes), time.monotonic()
         ttfts = await _probe(server, others, probes, draw)
         used = usage(server.processes).since(before)
         for task in tasks:
@@ -149,43 +150,43 @@ async def _turn(server: Server, streams: int, probes: int, seed: int) -> Turn:
     return Turn(tuple(ttfts), _step_s(others, begun), used.foreign_cores)
 
 
-async def _decode(server: Server, answer: Answer, text: str) -> None:
-    async with Connection(server.host, server.port, server.model) as connection:
-        await connection.complete(text, _BACKGROUND_TOKENS, answer)
+async def _decode(server: Server, answer: Completion, text: str) -> None:
+    async with client_of(server) as client:
+        await client.complete(text, _BACKGROUND_TOKENS, answer)
 
 
-async def _all_decode(answers: Sequence[Answer]) -> None:
+async def _all_decode(answers: Sequence[Completion]) -> None:
     async with asyncio.timeout(120):
-        while not all(len(answer.times) > 3 for answer in answers):  # noqa: ASYNC110  # filled by a protocol
+        while not all(len(answer.chunks_s) > 3 for answer in answers):  # noqa: ASYNC110  # filled by a protocol
             await asyncio.sleep(0.05)
 
 
-async def _probe(server: Server, others: Sequence[Answer], probes: int, draw: random.Random) -> list[float]:
+async def _probe(server: Server, others: Sequence[Completion], probes: int, draw: random.Random) -> list[float]:
     ttfts: list[float] = []
-    async with Connection(server.host, server.port, server.model) as connection:
+    async with client_of(server) as client:
         phase = phases()
         while len(ttfts) < probes:
-            step_s = _step_s(others, time.perf_counter() - 5.0)
+            step_s = _step_s(others, time.monotonic() - 5.0)
             await _until_phase(others, step_s, next(phase))
-            answer = await connection.complete(prompt(draw, 1), 1)
-            if answer.error:
-                raise ValueError(f"{server.name} failed a request: {answer.error}")
+            answer = await client.complete(prompt(draw, 1), 1)
+            if answer.ttft_s is None or answer.error:
+                raise ValueError(f"{server.name} failed a request: {answer.failure}")
             ttfts.append(answer.ttft_s)
     return ttfts
 
 
-async def _until_phase(others: Sequence[Answer], step_s: float, phase: float) -> None:
+async def _until_phase(others: Sequence[Completion], step_s: float, phase: float) -> None:
     """Wait for that phase of a step: 0 is the moment at which the tokens of the last one arrive."""
-    now, last = time.perf_counter(), max(answer.times[-1] for answer in others)
+    now, last = time.monotonic(), max(answer.chunks_s[-1] for answer in others)
     ahead_s = (last + phase * step_s - now) % step_s
     await asyncio.sleep(ahead_s)
 
 
-def _step_s(answers: Sequence[Answer], since: float) -> float:
+def _step_s(answers: Sequence[Completion], since: float) -> float:
     gaps = [
         later - earlier
         for answer in answers
-        for earlier, later in zip(answer.times, answer.times[1:], strict=False)
+        for earlier, later in itertools.pairwise(answer.chunks_s)
         if earlier >= since
     ]
     return median(gaps) if gaps else 0.1

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gateway.attacks import ATTACKS
-from benchmarks.harness.client import Connection
+from benchmarks.harness.load import client_of
 from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import ROOT, Server, add_override, parse_overrides, running, start_ours, start_vllm
@@ -94,15 +94,15 @@ async def _attacked(server: Server, names: list[str], rounds: int, turn_s: float
 async def _bystander(server: Server, seconds: float, failed: Counter[str]) -> list[float]:
     """Ask for a few tokens again and again. Returns the seconds to each first one."""
     found: list[float] = []
-    until = time.perf_counter() + seconds
-    async with Connection(server.host, server.port, server.model) as connection:
-        while time.perf_counter() < until:
-            answer = await connection.complete(f"hello {time.perf_counter()}", _TOKENS)
+    until = time.monotonic() + seconds
+    async with client_of(server) as client:
+        while time.monotonic() < until:
+            sent_at = time.monotonic()
+            answer = await client.complete(f"hello {sent_at}", _TOKENS)
             if answer.error:
-                failed[answer.error] += 1
-                found.append(time.perf_counter() - answer.sent_at)
-            else:
-                found.append(answer.ttft_s)
+                failed[answer.failure] += 1
+            first_s = None if answer.error else answer.ttft_s
+            found.append(time.monotonic() - sent_at if first_s is None else first_s)
             await asyncio.sleep(_PAUSE_S)
     return found
 

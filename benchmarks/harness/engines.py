@@ -30,7 +30,7 @@ _BOUND_ENV = "VLLM_CPU_OMP_THREADS_BIND"
 
 @dataclass
 class Request:
-    """One request, and when its tokens came. Times are those of `time.perf_counter`."""
+    """One request, and when its tokens came. Times are those of `time.monotonic`."""
 
     sent_at: float
     done: asyncio.Future[None]
@@ -100,7 +100,7 @@ class BenchEngine:
             token_ids=list(tokens),
             sampling=msgspec.Raw(msgspec.msgpack.encode(sampling)),
         )
-        request.sent_at = time.perf_counter()
+        request.sent_at = time.monotonic()
         await self.engine.submit(work, pulled)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -113,7 +113,7 @@ class BenchEngine:
         try:
             while True:
                 step = await self.engine.step()
-                now = time.perf_counter()
+                now = time.monotonic()
                 for delta in step.deltas:
                     self._note(delta, now)
         except EngineError as error:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.harness.accounting import Process, descendants, is_alive
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.load.endpoint import Endpoint, ask, find_model
+from dynamo_local.load.errors import ExchangeError
 from dynamo_local.supervisor.core_keeping import bind
 from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 
@@ -55,7 +55,7 @@ class Server:
     port: int
     log: Path
     started_at: float
-    """time.perf_counter at its start."""
+    """time.monotonic at its start."""
     state_root: Path | None = None
     """Where ours keeps its files."""
     host: str = HOST
@@ -64,16 +64,16 @@ class Server:
 
     async def ready(self) -> float:
         """Wait until /health answers 200. Returns the seconds since the start."""
-        deadline = time.perf_counter() + READY_WITHIN_S
-        while (await self.get("/health"))[0] != 200:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not await self._is_healthy():
             if self.popen.poll() is not None:
                 raise ServerError(f"{self.name} ended while it was starting:\n{self.last_lines()}")
-            if time.perf_counter() > deadline:
+            if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} is not ready after {READY_WITHIN_S:g} s:\n{self.last_lines()}")
             await asyncio.sleep(_POLL_S)
-        took_s = time.perf_counter() - self.started_at
-        _, body = await self.get("/v1/models")
-        self.model = msgspec.json.decode(body)["data"][0]["id"]
+        took_s = time.monotonic() - self.started_at
+        with contextlib.closing(self.endpoint.connections()) as connections:
+            self.model, _ = await find_model(connections, self.endpoint, None)
         self.refresh()
         return took_s
 
@@ -92,8 +92,8 @@ class Server:
         self.refresh()
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGINT)
-        deadline = time.perf_counter() + END_WITHIN_S
-        while self.popen.poll() is None and time.perf_counter() < deadline:  # noqa: ASYNC110  # a foreign process
+        deadline = time.monotonic() + END_WITHIN_S
+        while self.popen.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110  # a foreign process
             await asyncio.sleep(_POLL_S)  # nothing tells the event loop of a process that ended
         self.kill()
 
@@ -105,21 +105,21 @@ class Server:
                     os.kill(process.pid, signal.SIGKILL)
         self.popen.wait()
 
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body; status 0 if nobody answers."""
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.host, self.port, is_tls=False, path="")
+
+    async def get(self, path: str) -> bytes:
+        """The body of the answer, on a connection of its own. Raises ExchangeError if its status is not 200."""
+        with contextlib.closing(self.endpoint.connections()) as connections:
+            return await ask(connections, self.endpoint.request("GET", path))
+
+    async def _is_healthy(self) -> bool:
         try:
-            reader, writer = await asyncio.open_connection(self.host, self.port)
-        except OSError:
-            return 0, b""
-        try:
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
-            async with asyncio.timeout(10):
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        except (OSError, TimeoutError):
-            return 0, b""
-        finally:
-            writer.close()
-        return (int(head.split()[1]), body) if head else (0, b"")
+            await self.get("/health")
+        except ExchangeError:
+            return False
+        return True
 
 
 def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Server:
@@ -222,7 +222,7 @@ def _start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Server(name, popen, port, log, time.perf_counter())
+    return Server(name, popen, port, log, time.monotonic())
 
 
 def _free_port() -> int:

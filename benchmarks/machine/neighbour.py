@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import Process
 from benchmarks.harness.calm import Patience
-from benchmarks.harness.client import Connection
+from benchmarks.harness.load import client_of
 from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import Server, ServerError, running, start_ours, start_vllm
@@ -137,11 +137,11 @@ def _free(ours: Server) -> Iterator[None]:
 
 async def _ask(server: Server) -> float:
     """Returns its seconds."""
-    async with Connection(server.host, server.port, server.model) as connection:
-        answer = await connection.complete("hello there", _TOKENS)
-    if answer.error:
-        raise ServerError(f"{server.name} {answer.error}")
-    return answer.ended_at - answer.sent_at
+    async with client_of(server) as client:
+        answer = await client.complete("hello there", _TOKENS)
+    if answer.e2e_s is None or answer.error:
+        raise ServerError(f"{server.name}: {answer.failure}")
+    return answer.e2e_s
 
 
 def _report(asked: Seconds, first: Seconds) -> Figures:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.accounting import is_alive
-from benchmarks.harness.client import Answer, Connection
+from benchmarks.harness.load import client_of
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, ServerError
 from benchmarks.harness.spread import median
 from benchmarks.migration.orders import Orders, draw_prompt
+from dynamo_local.load.records import Completion
 
 _STREAMS = 16
 _PROMPTS = (200, 3000)
@@ -67,25 +68,25 @@ async def drains(server: Server, orders: Orders, rounds: int) -> list[Figures]:
 async def _drain(server: Server, orders: Orders, number: int) -> Drained:
     first, second = await orders.workers(2)
     draw = random.Random(100 + number)
-    answers = [Answer(0.0) for _ in range(_STREAMS)]
+    answers = [Completion() for _ in range(_STREAMS)]
     reading = [asyncio.create_task(_stream(server, draw.randint(*_PROMPTS), draw.random(), each)) for each in answers]
     try:
-        while any(not answer.times for answer in answers):  # noqa: ASYNC110  # nothing tells of them
+        while any(not answer.chunks_s for answer in answers):  # noqa: ASYNC110  # nothing tells of them
             await asyncio.sleep(_LOOK_S)
         for result in await orders.move_all(second.lease):
             if result.outcome != "moved":
                 raise ServerError(f"a stream could not be moved: {result.why}")
-        told = time.perf_counter()
+        told = time.monotonic()
         process = next(each for each in server.processes if each.pid == first.pid)
         os.kill(first.pid, signal.SIGTERM)
         while any(row.worker == first.lease for row in await orders.requests()):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
-        left = time.perf_counter()
+        left = time.monotonic()
         while is_alive(process):  # noqa: ASYNC110  # a foreign process
             await asyncio.sleep(_LOOK_S)
-        ended = time.perf_counter()
-        gaps = tuple(_longest(answer.times, told, left) for answer in answers)
-        failures = tuple(answer.error for answer in answers if answer.error)
+        ended = time.monotonic()
+        gaps = tuple(_longest(answer.chunks_s, told, left) for answer in answers)
+        failures = tuple(answer.failure for answer in answers if answer.error)
     finally:
         for task in reading:
             task.cancel()
@@ -99,7 +100,7 @@ def _longest(times: Sequence[float], begin: float, end: float) -> float:
     return max(b - a for a, b in itertools.pairwise(times) if b >= begin and a <= end)
 
 
-async def _stream(server: Server, tokens: int, seed: float, answer: Answer) -> None:
+async def _stream(server: Server, tokens: int, seed: float, answer: Completion) -> None:
     prompt = draw_prompt(random.Random(seed), tokens)
-    async with Connection(server.host, server.port, server.model) as connection:
-        await connection.complete(prompt, _TOKENS, answer)
+    async with client_of(server) as client:
+        await client.complete(prompt, _TOKENS, answer)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.calm import Patience
-from benchmarks.harness.client import Answer, Connection
+from benchmarks.harness.load import client_of
 from benchmarks.harness.models import HEAVY, MODELS, QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import Server, ServerError, add_override, parse_overrides, running, start_ours
@@ -31,6 +31,7 @@ from benchmarks.harness.spread import median
 from benchmarks.migration.drain import drains
 from benchmarks.migration.orders import Orders, draw_prompt
 from benchmarks.migration.report import ARMS, MOVE, Arm, Moved, Turns, report
+from dynamo_local.load.records import Completion
 
 SUMMARY = "a running request is moved: the gap in its stream, against plain replay, and what other streams notice"
 SETTINGS = {
@@ -88,22 +89,22 @@ async def run(arguments: argparse.Namespace) -> Figures:
 class _Beside:
     """Streams that decode all the time."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Completion] = field(default_factory=list)
 
     async def keep_on(self, server: Server, number: int) -> None:
         draw = random.Random(number)
-        async with Connection(server.host, server.port, server.model) as connection:
+        async with client_of(server) as client:
             while True:
-                answer = Answer(0.0)
+                answer = Completion()
                 self.answers.append(answer)
-                await connection.complete(draw_prompt(draw, 20), _BESIDE_TOKENS, answer)
+                await client.complete(draw_prompt(draw, 20), _BESIDE_TOKENS, answer)
 
     def tokens_per_s(self, begin: float, end: float) -> float:
         """Of all streams together then. A token comes little by little, from the one before it on."""
         tokens = sum(
             max(min(later, end) - max(earlier, begin), 0.0) / (later - earlier)
             for answer in self.answers
-            for earlier, later in itertools.pairwise(answer.times)
+            for earlier, later in itertools.pairwise(answer.chunks_s)
             if later > begin and earlier < end and later > earlier
         )
         return tokens / (end - begin)
@@ -152,12 +153,11 @@ async def _steps_of_all_sizes(server: Server) -> None:
     """Of so few tokens as come here. A worker's first step of each size takes 5 to 10 ms more, in which oneDNN makes
     itself ready for it."""
     draw = random.Random(2)
-    one, other = (Connection(server.host, server.port, server.model) for _ in range(2))
-    async with one, other:
+    async with client_of(server) as client:
         for tokens in range(1, _STEP_TOKENS + 1):
-            for _ in range(2):  # two at a time: one for either worker
-                both = (each.complete(draw_prompt(draw, tokens), 1, Answer(0.0)) for each in (one, other))
-                await asyncio.gather(*both)
+            for _ in range(2):
+                # Two at a time: one for either worker.
+                await asyncio.gather(*(client.complete(draw_prompt(draw, tokens), 1) for _ in range(2)))
 
 
 @dataclass(frozen=True)
@@ -170,31 +170,31 @@ class _Stage:
         """A stream is moved when it has so many tokens."""
         await self.orders.level()
         async with self._stream(size) as (answer, request_id, found_at):
-            begun = time.perf_counter()
+            begun = time.monotonic()
             result = await self.orders.move(request_id, cold=arm.cold, frozen=arm.frozen)
-            ended = time.perf_counter()
+            ended = time.monotonic()
             if answer.error or result.outcome != "moved":
-                raise ServerError(f"a stream of {size} tokens was not moved: {answer.error or result.why}")
-        earlier = [b - a for a, b in itertools.pairwise(answer.times) if b <= begun]
-        around = [b - a for a, b in itertools.pairwise(answer.times) if b >= begun and a <= ended]
+                raise ServerError(f"a stream of {size} tokens was not moved: {answer.failure or result.why}")
+        earlier = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b <= begun]
+        around = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b >= begun and a <= ended]
         before, meanwhile = others.tokens_per_s(found_at, begun), others.tokens_per_s(begun, ended)
-        later = [b - a for a, b in itertools.pairwise(answer.times) if a >= ended]
+        later = [b - a for a, b in itertools.pairwise(answer.chunks_s) if a >= ended]
         return Moved(result, _step_s(earlier), _step_s(later), max(around), ended - begun, before, meanwhile)
 
     @contextlib.asynccontextmanager
-    async def _stream(self, size: int) -> AsyncIterator[tuple[Answer, str, float]]:
+    async def _stream(self, size: int) -> AsyncIterator[tuple[Completion, str, float]]:
         """One that has come to this size, and when its decoding was seen first. Left, it is read a little further."""
-        server, answer = self.server, Answer(0.0)
+        server, answer = self.server, Completion()
         prompt = draw_prompt(self.draw, size - _BEFORE_TOKENS)
-        async with Connection(server.host, server.port, server.model) as connection:
-            asking = asyncio.create_task(connection.complete(prompt, _MOST_TOKENS, answer))
+        async with client_of(server) as client:
+            asking = asyncio.create_task(client.complete(prompt, _MOST_TOKENS, answer))
             try:
                 await _tokens(answer, 2, asking)
                 request_id = await self.orders.find(len(prompt))
-                found_at = time.perf_counter()
+                found_at = time.monotonic()
                 await _tokens(answer, _BEFORE_TOKENS, asking)
                 yield answer, request_id, found_at
-                await _tokens(answer, len(answer.times) + _AFTER_TOKENS, asking)
+                await _tokens(answer, len(answer.chunks_s) + _AFTER_TOKENS, asking)
             finally:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
@@ -205,7 +205,7 @@ def _step_s(times: Sequence[float]) -> float:
     return median(times) or statistics.fmean(times)
 
 
-async def _tokens(answer: Answer, number: int, asking: asyncio.Task[Answer]) -> None:
+async def _tokens(answer: Completion, number: int, asking: asyncio.Task[Completion]) -> None:
     """Wait until so many have come."""
-    while len(answer.times) < number and not asking.done():  # noqa: ASYNC110  # nothing tells of them
+    while len(answer.chunks_s) < number and not asking.done():  # noqa: ASYNC110  # nothing tells of them
         await asyncio.sleep(0.002)

@@ -7,6 +7,7 @@ import random
 from types import TracebackType
 from typing import Self
 
+from benchmarks.harness.load import LETTERS
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError
 from dynamo_local.core import codec
 from dynamo_local.core.fleet import WORKER_ROLES
@@ -24,15 +25,13 @@ from dynamo_local.runtime.bus import Bus, BusAddress
 from dynamo_local.runtime.presence import FleetWatch
 from state.paths import StatePaths
 
-_LETTERS = range(32, 127)
-"""Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
 _ANSWER_S = 60.0
 _POLL_S = 0.005
 
 
 def draw_prompt(draw: random.Random, tokens: int) -> list[int]:
     """One that nobody has cached."""
-    return draw.choices(_LETTERS, k=tokens)
+    return draw.choices(LETTERS, k=tokens)
 
 
 class Orders:

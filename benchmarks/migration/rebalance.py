@@ -5,7 +5,7 @@ and preempt others. Then as many workers again are added, as a planner would. Ne
 there already stay where they are, unless they are rebalanced.
 
 Real are `dynamo serve` of the example graph with frontend, router, NATS, every worker process, `dynamo scale`, and the
-time that passes. Pretended are the engines: mockers with the times of planned_fleet.py and a small KV cache, so that
+time that passes. Pretended are the engines: mockers with the times of planner/fleet.py and a small KV cache, so that
 fewer streams fill it. The arms take turns on one server, and differ by a live setting alone.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.accounting import usage
+from benchmarks.harness.load import client_of, generator_of
 from benchmarks.harness.models import QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import (
@@ -35,11 +36,8 @@ from benchmarks.harness.servers import (
 from benchmarks.migration.rebalance_report import PREEMPTIONS, Arm, Turn, report, told
 from benchmarks.planner.fleet import PROFILE
 from dynamo_local.core.live_settings import REBALANCE
-from dynamo_local.load import generator
 from dynamo_local.load.arrivals import Gamma
-from dynamo_local.load.endpoint import Asking, parse_url
 from dynamo_local.load.lengths import PowerLaw, Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
 from dynamo_local.load.workload import Lengthwise, drawn
 from dynamo_local.supervisor.settings_view import set_value
 from state.paths import StatePaths
@@ -53,8 +51,6 @@ _RATE = 4.0
 _SECONDS = 40.0
 _ROUNDS = 2
 _QUICK_SECONDS = 15.0
-_LETTERS = range(32, 127)
-_SENDING = generator.Limits(max_in_flight=1000, timeout_s=120.0)
 _IDLE_WITHIN_S = 10.0
 _SCALED_WITHIN_S = 60.0
 _SAMPLE = re.compile(r"^(\S+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -106,23 +102,16 @@ async def _turn(server: Server, arm: Arm, rate: float, seconds: float, seed: int
     await set_value(StatePaths(server.state_root, NAMESPACE), REBALANCE.name, str(int(arm == "on")))
     await _idle(server)
     await _scale(server, FEW)
-    endpoint = parse_url(f"http://{server.host}:{server.port}")
-    connections = endpoint.connections()
-    asking = Asking(server.model, is_chat=False, ignore_eos=True, extra={})
-    prompts = Prompts(Alphabet(_LETTERS, 0), 2 * seed + (arm == "on"))
-    sender = generator.Generator(connections, generator.Writer(endpoint, asking, prompts), _SENDING)
     before, busy = await _counters(server), usage(())
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(sender.open_loop(drawn(Gamma(rate), SHAPE, seconds, seed)))
-            await asyncio.sleep(seconds / 3)
-            await _scale(server, MANY)
-    finally:
-        connections.close()
+    async with client_of(server) as client, asyncio.TaskGroup() as group:
+        generator = generator_of(client, 2 * seed + (arm == "on"))
+        group.create_task(generator.open_loop(drawn(Gamma(rate), SHAPE, seconds, seed)))
+        await asyncio.sleep(seconds / 3)
+        await _scale(server, MANY)
     used = usage(()).since(busy)
     after = await _counters(server)
     counted = {name: round(count - before.get(name, 0)) for name, count in after.items()}
-    return Turn(arm, seed, tuple(sender.records), counted, used.busy_s / used.at)
+    return Turn(arm, seed, tuple(generator.records), counted, used.busy_s / used.at)
 
 
 async def _scale(server: Server, workers: int) -> None:
@@ -158,10 +147,7 @@ async def _counters(server: Server) -> dict[str, float]:
 
 async def _metric(server: Server, name: str) -> dict[str, float]:
     """See `samples_of`."""
-    status, body = await server.get("/metrics")
-    if status != 200:
-        raise ServerError(f"{server.name} shows no metrics (status {status})")
-    return samples_of(body.decode(), name)
+    return samples_of((await server.get("/metrics")).decode(), name)
 
 
 def samples_of(metrics: str, name: str) -> dict[str, float]:

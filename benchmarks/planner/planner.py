@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness.accounting import usage
+from benchmarks.harness.load import client_of, generator_of
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import NAMESPACE, Server, add_override, parse_overrides, running
 from benchmarks.planner.cycles import Answer, Limits, Made, Outing, Swing, answer_of
@@ -24,10 +25,7 @@ from benchmarks.planner.device_time import DeviceLog
 from benchmarks.planner.fleet import READY_S, Arm, Pace, parse_arm, start_arm
 from benchmarks.planner.report import report, told
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load import generator
-from dynamo_local.load.endpoint import Asking, parse_url
 from dynamo_local.load.lengths import Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
 from dynamo_local.load.workload import Lengthwise, drawn
 from state.paths import StatePaths
 
@@ -39,8 +37,6 @@ PROMPT, OUTPUT = 3000, 150
 LIMITS = Limits(ttft_s=2.0, itl_s=0.05)
 _USUAL = Swing(low=1.75, high=7.0, period_s=180.0, cycles=2)
 _QUICK = Swing(low=1.75, high=7.0, period_s=40.0, cycles=1)
-_LETTERS = range(32, 127)
-_SENDING = generator.Limits(max_in_flight=1000, timeout_s=120.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,17 +101,11 @@ def _unusual(pace: Pace) -> dict[str, str]:
 
 async def _load(server: Server, swing: Swing, seed: int) -> list[Answer]:
     """The requests that the seed draws, each at its time, and all their answers."""
-    endpoint = parse_url(f"http://{server.host}:{server.port}")
-    connections = endpoint.connections()
-    prompts = Prompts(Alphabet(_LETTERS, 0), seed)
-    asking = Asking(server.model, is_chat=False, ignore_eos=True, extra={})
-    sender = generator.Generator(connections, generator.Writer(endpoint, asking, prompts), _SENDING)
     shape = Lengthwise(Uniform(PROMPT, PROMPT), Uniform(OUTPUT, OUTPUT))
-    try:
-        await sender.open_loop(drawn(swing, shape, swing.seconds, seed))
-    finally:
-        connections.close()
-    return [answer_of(record) for record in sender.records]
+    async with client_of(server) as client:
+        generator = generator_of(client, seed)
+        await generator.open_loop(drawn(swing, shape, swing.seconds, seed))
+    return [answer_of(record) for record in generator.records]
 
 
 def _changes(server: Server, begun: float) -> list[Made]:

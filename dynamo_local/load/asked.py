@@ -13,11 +13,10 @@ import msgspec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.load.arrivals import parse_arrivals
 from dynamo_local.load.endpoint import parse_url
-from dynamo_local.load.generator import Limits
 from dynamo_local.load.lengths import parse_lengths
 from dynamo_local.load.objectives import parse_objective
 from dynamo_local.load.quantities import parse_duration, shown_duration
-from dynamo_local.load.session import Load, Settings
+from dynamo_local.load.session import Limits, Load, Settings
 from dynamo_local.load.traces import parse_trace
 from dynamo_local.load.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
 

@@ -13,7 +13,7 @@ from benchmarks.faults.clients import Asked, longest_gap_s
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.parts import all_ready, running
 from benchmarks.faults.table import show, together
-from benchmarks.harness.client import Answer
+from dynamo_local.load.records import Completion
 
 TRIAL: dict[str, Any] = {
     "under_way": 16,
@@ -44,9 +44,8 @@ class TestTheLongestGap:
             assert later < 50.0 or gap >= later - earlier
 
 
-def answer(tokens: list[int], *, ended: bool, error: str = "") -> Answer:
-    events = [b'data: {"choices":[{"text":"","token_ids":[%d]}]}' % token for token in tokens]
-    return Answer(0.0, events=events, ended_at=5.0 if ended else 0.0, error=error)
+def answer(tokens: list[int], *, ended: bool, error: str = "") -> Completion:
+    return Completion(token_ids=tokens, ended_s=5.0 if ended else None, error=error)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def answer(tokens: list[int], *, ended: bool, error: str = "") -> Answer:
         (answer([1, 2, 3, 3], ended=True), True),
     ],
 )
-def test_answers_are_judged_as_far_as_they_came(got: Answer, wrong: bool) -> None:
+def test_answers_are_judged_as_far_as_they_came(got: Completion, wrong: bool) -> None:
     assert Asked("", got).wrong([1, 2, 3]) is wrong
 
 
