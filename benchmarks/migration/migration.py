@@ -1,10 +1,13 @@
 """What moving a running request costs: the gap in its stream, and what the streams beside it notice.
 
 Two real workers that lend each other KV, each with a few streams of its own. A stream of some length is started, and
-moved to the other worker while it decodes: its KV ahead of it; or behind it, which is the classic hand-over (stop, pin,
-pull everything, go on); or cold, which is plain replay. These arms and all lengths take turns in one run, with a prompt
-of their own each time. Gaps are those of the client. What the streams beside it notice is their pace during the move
-against that just before, when the same stream was decoding and nothing moved.
+moved to the other worker while it decodes: with its KV ahead of it; or cold, which is plain replay. Both ways and all
+lengths take turns in one run, with a prompt of their own each time. Gaps are those of the client. What the streams
+beside it notice is their pace during the move against that just before, when the same stream was decoding and nothing
+moved.
+
+Another way would be to stop, pull everything and go on. Its gap is about what `prefix-pull --beside 2` shows: the time
+to ask and pin, and the time to a first token whose KV was pulled.
 """
 
 from __future__ import annotations
@@ -171,7 +174,7 @@ class _Stage:
         await self.orders.level()
         async with self._stream(size) as (answer, request_id, found_at):
             begun = time.monotonic()
-            result = await self.orders.move(request_id, cold=arm.cold, frozen=arm.frozen)
+            result = await self.orders.move(request_id, cold=arm.cold)
             ended = time.monotonic()
             if answer.error or result.outcome != "moved":
                 raise ServerError(f"a stream of {size} tokens was not moved: {answer.failure or result.why}")

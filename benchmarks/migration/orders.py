@@ -74,8 +74,8 @@ class Orders:
                 return row.request_id
         raise ServerError(f"there is no request with a prompt of {prompt_tokens} tokens")
 
-    async def move(self, request_id: str, *, cold: bool = False, frozen: bool = False) -> MoveResult:
-        (result,) = await self._results(MoveOrder((request_id,), cold=cold, frozen=frozen))
+    async def move(self, request_id: str, *, cold: bool = False) -> MoveResult:
+        (result,) = await self._results(MoveOrder((request_id,), cold=cold))
         return result
 
     async def move_all(self, source: str) -> tuple[MoveResult, ...]:

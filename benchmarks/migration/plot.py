@@ -20,7 +20,6 @@ _WIDTH, _HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 20, 50
 _ARMS = (
     ("warm", "move", "#1b7837"),
-    ("frozen", "stop, then pull", "#2166ac"),
     ("cold", "replay", "#b2182b"),
 )
 _STEPS = 2
@@ -39,7 +38,7 @@ class Curve:
 
 
 def curves_of(moves: Sequence[dict[str, object]]) -> list[Curve]:
-    """The three ways to move, and the aim, of the benchmark's figures."""
+    """Both ways to move, and the aim, of the benchmark's figures."""
     rows = sorted(moves, key=lambda row: _number(row["tokens"]))
     found = [
         Curve(name, colour, [(_tokens(row), bootstrap(_values(row, arm, "gap_s"))) for row in rows])

@@ -17,13 +17,11 @@ class Arm:
     name: str
     key: str
     cold: bool = False
-    frozen: bool = False
 
 
 MOVE = Arm("move", "warm")
-FROZEN = Arm("frozen", "frozen", frozen=True)
 REPLAY = Arm("replay", "cold", cold=True)
-ARMS = (MOVE, FROZEN, REPLAY)
+ARMS = (MOVE, REPLAY)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ Turns = dict[Arm, list[Moved]]
 """What was measured for one length, round by round."""
 
 _HEADERS = ("tokens", "gap ms", "steps", "steps at the frontend", "step here, ms", "there", "until the cut, ms")
-_WORSE_HEADERS = ("tokens", "frozen: gap ms", "frozen / move", "replay: gap ms", "replay / move")
+_REPLAY_HEADERS = ("tokens", "gap ms", "replay / move")
 
 
 def report(moved: dict[int, Turns]) -> list[Figures]:
@@ -74,7 +72,7 @@ def report(moved: dict[int, Turns]) -> list[Figures]:
     if MOVE in arms:
         _table("Gaps of moved streams, as their clients saw them", _HEADERS, rows, lambda turns: _gaps(turns[MOVE]))
     if len(arms) == len(ARMS):
-        _table("The other ways, round by round against the move", _WORSE_HEADERS, rows, _worse)
+        _table("Plain replay, round by round against the move", _REPLAY_HEADERS, rows, _replays)
     headers = ["tokens", *(title for arm in arms for title in (f"by {arm.name}", "lost, ms"))]
     _table("By how much the streams beside were slower meanwhile", headers, rows, lambda turns: _beside(turns, arms))
     return [_figures(size, turns) for size, turns in moved.items()]
@@ -95,13 +93,12 @@ def _gaps(moves: Sequence[Moved]) -> list[str]:
     ]
 
 
-def _worse(turns: Turns) -> list[str]:
-    cells: list[str] = []
-    for arm in (FROZEN, REPLAY):
-        cells.append(milliseconds(median([each.gap_s for each in turns[arm]])))
-        pairs = zip(turns[arm], turns[MOVE], strict=True)
-        cells.append(bootstrap([other.gap_s / move.gap_s for other, move in pairs]).shown(1))
-    return cells
+def _replays(turns: Turns) -> list[str]:
+    pairs = zip(turns[REPLAY], turns[MOVE], strict=True)
+    return [
+        milliseconds(median([each.gap_s for each in turns[REPLAY]])),
+        bootstrap([replay.gap_s / move.gap_s for replay, move in pairs]).shown(1),
+    ]
 
 
 def _beside(turns: Turns, arms: Sequence[Arm]) -> list[str]:
