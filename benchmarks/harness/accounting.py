@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from state.processes import descendants as pids_below
+
 _PROC = Path("/proc")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PARENT, _USER, _SYSTEM, _START = 1, 11, 12, 19  # positions after the command's closing parenthesis in /proc/PID/stat
+_USER, _SYSTEM, _START = 11, 12, 19  # positions after the command's closing parenthesis in /proc/PID/stat
 _IDLE, _IOWAIT, _STEAL, _ACCOUNTED = 3, 4, 7, 8  # columns of the first line of /proc/stat
 
 CLIENT = "client"
@@ -38,7 +40,6 @@ _ROLES = (
 class Stat:
     """One line of /proc/PID/stat, as far as it is wanted here."""
 
-    parent: int
     cpu_s: float
     started_s: float
     """Since boot."""
@@ -57,7 +58,7 @@ def parse_stat(text: str) -> Stat:
     """A process's line. Its command may hold spaces and parentheses."""
     fields = text.rpartition(")")[2].split()
     ticks = int(fields[_USER]) + int(fields[_SYSTEM])
-    return Stat(int(fields[_PARENT]), ticks * _TICK_S, int(fields[_START]) * _TICK_S)
+    return Stat(ticks * _TICK_S, int(fields[_START]) * _TICK_S)
 
 
 def parse_machine(text: str) -> tuple[float, float]:
@@ -81,15 +82,10 @@ def read_stat(pid: int) -> Stat | None:
 
 def descendants(root: int) -> tuple[Process, ...]:
     """The process and all that descend from it, by pid."""
-    stats = {
-        int(entry.name): stat
-        for entry in _PROC.iterdir()
-        if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None
-    }
-    found = {root} & stats.keys()
-    while more := {pid for pid, stat in stats.items() if stat.parent in found} - found:
-        found |= more
-    return tuple(Process(pid, stats[pid].started_s, role_of(_command(pid))) for pid in sorted(found))
+    found = {pid: read_stat(pid) for pid in sorted(pids_below(root))}
+    return tuple(
+        Process(pid, stat.started_s, role_of(_command(pid))) for pid, stat in found.items() if stat is not None
+    )
 
 
 def is_alive(process: Process) -> bool:

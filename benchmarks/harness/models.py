@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.quickstart import quickstart_model, written_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,17 +46,12 @@ def model_folder(name: str) -> Path:
 
 
 def _make(folder: Path, quickstart: Path) -> None:
-    """Written beside its place, then renamed: the folder is whole as soon as it exists."""
-    draft = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    try:
+    with written_whole(folder) as draft:
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copy(quickstart / name, draft)
         config = json.loads((quickstart / "config.json").read_text()) | _SIZES
         (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         _write_weights(draft / "model.safetensors", config)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write_weights(path: Path, config: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ LINE = "7 (a ) b) S 3 7 7 0 -1 4194560 100 0 0 0 20 5 0 0 20 0 1 0 900 1 2 3"
 
 def test_a_command_may_hold_parentheses() -> None:
     stat = parse_stat(LINE)
-    assert (stat.parent, stat.cpu_s, stat.started_s) == (3, 25 * TICK_S, 900 * TICK_S)
+    assert (stat.cpu_s, stat.started_s) == (25 * TICK_S, 900 * TICK_S)
 
 
 def test_waiting_and_stolen_time_is_not_busy_time() -> None:
