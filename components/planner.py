@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass, field, fields
 
 from components.workers import PrefillWorker, VllmWorker
-from dynamo_local.core.fleet import ENGINE_ROLES
+from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 from state.paths import StatePaths
 
@@ -36,8 +36,8 @@ class Planner(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         # Here, so that a frontend, which names this service as a dependency, need not load the supervisor.
-        from dynamo_local.monitor.recorders import recorders_of
-        from dynamo_local.supervisor.planning import Planning
+        from dynamo_local.planner.recorders import recorders_of
+        from dynamo_local.planner.session import PlannerSession
 
         options = context.settings(PlannerSettings)
         options.check_fits(sum(one.workers * one.gpu for one in context.graph.services if one.role in ENGINE_ROLES))
@@ -45,7 +45,7 @@ class Planner(Service):
         self._context = context
         # Made at once: what cannot be written to is said before the server is up.
         recorders = recorders_of(options, paths)
-        self._planning = Planning(paths, options, lambda: recorders, str(context.watcher))
+        self._planning = PlannerSession(paths, options, lambda: recorders, str(context.watcher))
 
     @async_on_start
     async def start(self) -> None:

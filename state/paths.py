@@ -18,6 +18,8 @@ from pathlib import Path
 from dynamo_local.core.names import check_namespace
 
 STATE_DIR_VARIABLE = "DYN_LOCAL_STATE_DIR"
+"""Folder of statefiles, sockets and logs. By default ~/.dynamo/state."""
+
 SOCKET_PATH_LIMIT_BYTES = 107
 """Longest path of a unix socket, by the kernel."""
 
@@ -111,9 +113,9 @@ class StatePaths:
         return self.run_dir / "bus.json"
 
     @property
-    def zygote_socket(self) -> Path:
-        """Where services are forked (runtime/zygote). Its path may be too long for a socket by name."""
-        return self.run_dir / "zygote.sock"
+    def forkserver_socket(self) -> Path:
+        """Where services are forked (process/forkserver). Its path may be too long for a socket by name."""
+        return self.run_dir / "forkserver.sock"
 
     @property
     def sockets_link(self) -> Path:
@@ -147,7 +149,7 @@ _PID_LENGTH = 7
 
 @dataclass(frozen=True)
 class Sockets:
-    """The arbiter's unix sockets, all in one 0700 directory, which also has a folder for the sockets and temporary
+    """circusd's unix sockets, all in one 0700 directory, which also has a folder for the sockets and temporary
     files of each process of a service. Made by `state.files.make_sockets`, removed with the run directory."""
 
     directory: Path

@@ -28,7 +28,7 @@ ROUNDS = 5
 def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tuple[str, ...]]:
     """Release the claims of watchers that are not alive. Returns the new state and a note for each release.
 
-    A watcher is alive while the arbiter knows it, also while its process is about to be started again, and so is one
+    A watcher is alive while circusd knows it, also while its process is about to be started again, and so is one
     that is to be restarted: its claim is kept for the next process. Idempotent.
     `watchers_alive` must have been read after `state`: a claim precedes its process, so a claim younger than the list
     of processes would look dead.

@@ -23,14 +23,14 @@ from benchmarks.harness.calm import Patience
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import NAMESPACE, ServerError
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
+from dynamo_local.bus.nats import Bus, BusAddress, Message
+from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
+from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress, Message
-from dynamo_local.runtime.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
-from dynamo_local.runtime.prefill_taker import PrefillTaker, TakenJob
-from dynamo_local.supervisor.nats_server import NatsServer
+from dynamo_local.supervisor.server.nats_server import NatsServer
 
 SUMMARY = "jobs per second through the prefill queue, against plain request-reply on the same NATS"
 _ROUNDS = 10
@@ -229,13 +229,13 @@ async def _repeatedly(action: Callable[[], Awaitable[None]], at_once: int, end: 
 @contextlib.asynccontextmanager
 async def _takers(bench: Bench, case: Case, waiting: dict[str, asyncio.Future[None]]) -> AsyncIterator[None]:
     """Workers that take jobs and say at once that they are done."""
-    takers = [PrefillTaker(bus, bench.subjects) for bus in bench.taking[: case.takers]]
+    takers = [PrefillConsumer(bus, bench.subjects) for bus in bench.taking[: case.takers]]
 
     async def finish(job: TakenJob) -> None:
         await job.done()
         waiting.pop(job.job.job).set_result(None)
 
-    async def work(taker: PrefillTaker) -> None:
+    async def work(taker: PrefillConsumer) -> None:
         while True:
             await asyncio.gather(*(finish(job) for job in await taker.take(case.batch, _TAKE_S)))
 

@@ -27,7 +27,7 @@ from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import ServerError
 from benchmarks.harness.spread import Interval, bootstrap, median
-from dynamo_local.core.messages import PinQuestion
+from dynamo_local.core.messages.kv import PinQuestion
 from dynamo_local.core.ports import PulledPrefix
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.harness.load import client_of, prompt
 from benchmarks.harness.servers import Server, ServerError
-from dynamo_local.load.records import Completion
+from dynamo_local.load.results.records import Completion
 
 TOKENS = 300
 """Of each answer."""

@@ -46,7 +46,7 @@ _KILLED = {
     "planner": "planner",
     "nats": "NATS",
     "circusd": "circusd",
-    "nursery": "nursery",
+    "forkserver": "fork server",
 }
 _STOPPED = {
     "host": "worker's host",
@@ -56,7 +56,7 @@ _STOPPED = {
     "frontend": "frontend",
     "nats": "NATS",
     "circusd": "circusd",
-    "nursery": "nursery",
+    "forkserver": "fork server",
     "serve": "`dynamo serve`",
 }
 

@@ -20,8 +20,8 @@ Row = dict[str, Any]
 """Of `dynamo ps --json`."""
 
 WORKER_ROLES = ("aggregated", "decode", "prefill")
-_LAUNCHER = "dynamo_local.runtime.zygote.launcher"
-_STAND_IN = "dynamo_local.supervisor.adopted"
+_LAUNCHER = "dynamo_local.process.forkserver.launcher"
+_STAND_IN = "dynamo_local.supervisor.circus.adopted"
 """For circusd, of a process that another one has started."""
 _WORKER = "--service VllmWorker"
 _PS_WITHIN_S = 30.0
@@ -35,7 +35,7 @@ _PARTS = {
     "planner": "planner",
     "nats": "nats",
     "circusd": "circusd",
-    "zygote": "nursery",
+    "forkserver": "forkserver",
     "dynamo serve": "serve",
 }
 """What accounting calls a process, and what it is called here. Launchers share their services' names there."""

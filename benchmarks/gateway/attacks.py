@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from dynamo_local.load.connection import Connections
 from dynamo_local.load.errors import ExchangeError
+from dynamo_local.load.http.connection import Connections
 
 _ANSWER_WITHIN_S = 60.0
 

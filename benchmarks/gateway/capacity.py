@@ -22,7 +22,7 @@ from benchmarks.harness.models import QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, running, start_ours
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
-from dynamo_local.supervisor.core_keeping import bind
+from dynamo_local.supervisor.upkeep.cpu_affinity import bind
 
 SUMMARY = "requests and tokens per second that one frontend carries, on the mocker"
 FRONTEND_CORE = 0

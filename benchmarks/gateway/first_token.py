@@ -25,7 +25,7 @@ from benchmarks.harness.models import HEAVY, MODELS, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, running, spread_over_cores, start_ours, start_vllm
 from benchmarks.harness.spread import Interval, bootstrap, median
-from dynamo_local.load.records import Completion
+from dynamo_local.load.results.records import Completion
 
 SUMMARY = "what is added to the time to first token of a busy engine, with chance taken out"
 ENGINE_CORE = 0

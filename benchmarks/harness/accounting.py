@@ -27,7 +27,7 @@ _ROLES = (
     ("--service Planner", "planner"),
     ("--service VllmWorker", "worker host"),
     ("--service PrefillWorker", "prefill host"),
-    ("dynamo_local.runtime.zygote", "zygote"),
+    ("dynamo_local.process.forkserver", "forkserver"),
     ("nats-server", "nats"),
     ("circusd", "circusd"),
     ("dynamo_local.cli.main serve", "dynamo serve"),

@@ -13,12 +13,12 @@ import msgspec
 from benchmarks.harness.accounting import Usage, usage
 from benchmarks.harness.servers import Server
 from dynamo_local.load.client import Client
-from dynamo_local.load.endpoint import Asking
 from dynamo_local.load.generator import Generator
-from dynamo_local.load.lengths import Uniform
-from dynamo_local.load.prompts import Alphabet, Prompts
-from dynamo_local.load.records import Record
-from dynamo_local.load.workload import Lengthwise, Planned, endless
+from dynamo_local.load.http.endpoint import Asking
+from dynamo_local.load.results.records import Record
+from dynamo_local.load.workload.lengths import Uniform
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Lengthwise, Planned, endless
 
 LETTERS = range(32, 127)
 """Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""

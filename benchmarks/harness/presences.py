@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError
+from dynamo_local.bus.nats import Bus, BusAddress, Message, Subscription
 from dynamo_local.core import codec
-from dynamo_local.core.messages import Presence, TokenBatch
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.tokens import TokenBatch
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress, Message, Subscription
 from state.paths import StatePaths
 
 WORKER_ROLE = "aggregated"

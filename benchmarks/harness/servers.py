@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.harness.accounting import Process, descendants, is_alive
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.load.endpoint import Endpoint, ask, find_model
 from dynamo_local.load.errors import ExchangeError
-from dynamo_local.supervisor.core_keeping import bind
+from dynamo_local.load.http.endpoint import Endpoint, ask, find_model
+from dynamo_local.supervisor.upkeep.cpu_affinity import bind
 from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +214,7 @@ def _start(
     with log.open("wb") as output:
         popen = subprocess.Popen(
             # Of a benchmark that is killed, no server stays behind.
-            [sys.executable, "-m", "dynamo_local.runtime.guarded", "--", *argv],
+            [sys.executable, "-m", "dynamo_local.process.guarded", "--", *argv],
             cwd=project,
             env={**inherited, **kept, **environ, "PYTHONPATH": str(project), "DYN_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,

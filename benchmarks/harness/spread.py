@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynamo_local.load import quantiles
-from dynamo_local.load.quantiles import CONFIDENCE, RESAMPLES
+from dynamo_local.load.results import quantiles
+from dynamo_local.load.results.quantiles import CONFIDENCE, RESAMPLES
 
 
 @dataclass(frozen=True)

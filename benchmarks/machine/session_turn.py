@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from benchmarks.harness.spread import quantile
-from dynamo_local.engine.vllm.wakeups import Bell
-from dynamo_local.runtime.processes import prepare_forks
+from dynamo_local.engine.vllm.patches.futex_wait import Bell
+from dynamo_local.process.ancestry import prepare_forks
 
 Layout = Literal["one session", "engines apart", "services apart"]
 """All in one session; engines in sessions of their own; each engine with its host in a session of its own."""

@@ -36,7 +36,7 @@ from benchmarks.harness.spread import Interval, bootstrap, median
 SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
 ENGINE_CORE = 0
 _OURS = "ours"
-_SIDES: Mapping[str, Sequence[str]] = {_OURS: (), "ours, --no-zygote": ("--no-zygote",)}
+_SIDES: Mapping[str, Sequence[str]] = {_OURS: (), "ours, --no-forkserver": ("--no-forkserver",)}
 """Options of `dynamo serve` by what they are called."""
 
 _STREAMS = (1, 8)

@@ -17,8 +17,8 @@ from benchmarks.harness.models import QUICKSTART, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ours
 from benchmarks.harness.spread import bootstrap
-from dynamo_local.core.planning.changes import Outcome
-from dynamo_local.supervisor.scaling import drain, scale
+from dynamo_local.core.planning.actions import ActionOutcome
+from dynamo_local.supervisor.actuator.commands import drain, scale
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -67,7 +67,7 @@ async def _turn(model: str, *, kv_transfer: bool) -> Figures:
             return {"worker_s": worker_s, "end_s": end_s, "memory_mib": memory}
 
 
-def _done(outcome: Outcome) -> tuple[str, float]:
+def _done(outcome: ActionOutcome) -> tuple[str, float]:
     if not outcome.done or outcome.watcher is None:
         raise ServerError(outcome.note)
     return outcome.watcher, outcome.took_s

@@ -17,7 +17,7 @@ from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, ServerError
 from benchmarks.harness.spread import median
 from benchmarks.migration.orders import Orders, draw_prompt
-from dynamo_local.load.records import Completion
+from dynamo_local.load.results.records import Completion
 
 _STREAMS = 16
 _PROMPTS = (200, 3000)

@@ -34,7 +34,7 @@ from benchmarks.harness.spread import median
 from benchmarks.migration.drain import drains
 from benchmarks.migration.orders import Orders, draw_prompt
 from benchmarks.migration.report import ARMS, MOVE, Arm, Moved, Turns, report
-from dynamo_local.load.records import Completion
+from dynamo_local.load.results.records import Completion
 
 SUMMARY = "a running request is moved: the gap in its stream, against plain replay, and what other streams notice"
 SETTINGS = {

@@ -9,20 +9,20 @@ from typing import Self
 
 from benchmarks.harness.load import LETTERS
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
-from dynamo_local.core.fleet import WORKER_ROLES
-from dynamo_local.core.messages import Presence
-from dynamo_local.core.move_messages import (
-    MoveOrder,
-    MoveReport,
-    MoveResult,
+from dynamo_local.core.fleet.view import WORKER_ROLES
+from dynamo_local.core.messages.admin import (
+    MigrationOrder,
+    MigrationReport,
+    MigrationResult,
     RequestRow,
     RequestsAnswer,
     RequestsQuestion,
 )
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.presence import FleetWatch
 from state.paths import StatePaths
 
 _ANSWER_S = 60.0
@@ -74,13 +74,13 @@ class Orders:
                 return row.request_id
         raise ServerError(f"there is no request with a prompt of {prompt_tokens} tokens")
 
-    async def move(self, request_id: str, *, cold: bool = False) -> MoveResult:
-        (result,) = await self._results(MoveOrder((request_id,), cold=cold))
+    async def move(self, request_id: str, *, cold: bool = False) -> MigrationResult:
+        (result,) = await self._results(MigrationOrder((request_id,), cold=cold))
         return result
 
-    async def move_all(self, source: str) -> tuple[MoveResult, ...]:
+    async def move_all(self, source: str) -> tuple[MigrationResult, ...]:
         """All requests of a worker, its lease given."""
-        return await self._results(MoveOrder(source=source))
+        return await self._results(MigrationOrder(source=source))
 
     async def level(self) -> None:
         """Have each of the two workers as many requests as the other: a step takes longer, the more there are."""
@@ -91,12 +91,12 @@ class Orders:
         few, many = sorted(by_worker.values(), key=len)
         for request_id in many[: (len(many) - len(few)) // 2]:
             # It may be over by now.
-            await self._results(MoveOrder((request_id,)))
+            await self._results(MigrationOrder((request_id,)))
 
-    async def _results(self, order: MoveOrder) -> tuple[MoveResult, ...]:
-        return codec.decode(await self._ask(order), MoveReport).results
+    async def _results(self, order: MigrationOrder) -> tuple[MigrationResult, ...]:
+        return codec.decode(await self._ask(order), MigrationReport).results
 
-    async def _ask(self, inquiry: RequestsQuestion | MoveOrder) -> bytes:
+    async def _ask(self, inquiry: RequestsQuestion | MigrationOrder) -> bytes:
         assert self._bus is not None
         assert self._fleet is not None
         # On a machine that is too busy it may be unheard for a moment.

@@ -36,10 +36,10 @@ from benchmarks.harness.servers import (
 from benchmarks.migration.rebalance_report import PREEMPTIONS, Arm, Turn, report, told
 from benchmarks.planner.fleet import PROFILE
 from dynamo_local.core.live_settings import REBALANCE
-from dynamo_local.load.arrivals import Gamma
-from dynamo_local.load.lengths import PowerLaw, Uniform
-from dynamo_local.load.workload import Lengthwise, drawn
-from dynamo_local.supervisor.settings_view import set_value
+from dynamo_local.load.workload.arrivals import Gamma
+from dynamo_local.load.workload.lengths import PowerLaw, Uniform
+from dynamo_local.load.workload.workload import Lengthwise, drawn
+from dynamo_local.supervisor.admin.settings import set_value
 from state.paths import StatePaths
 
 SUMMARY = "workers are added to full ones: the same requests with rebalancing and without"

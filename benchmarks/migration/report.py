@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.report import Figures, milliseconds, table
 from benchmarks.harness.spread import bootstrap, median
-from dynamo_local.core.move_messages import MoveResult
+from dynamo_local.core.messages.admin import MigrationResult
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ ARMS = (MOVE, REPLAY)
 class Moved:
     """One move, as the client of the stream and those of the streams beside it saw it."""
 
-    result: MoveResult
+    result: MigrationResult
     step_s: float
     """Median time between two tokens of the stream before (mean, if most of them came together)."""
     there_s: float

@@ -13,8 +13,8 @@ from typing import Self
 import msgspec
 
 from benchmarks.harness.servers import NAMESPACE, Server
-from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.runtime.fleet_metrics import claims_of
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.planner.metrics import claims_of
 from state.paths import StatePaths
 from state.store import StateStore
 

@@ -6,14 +6,15 @@ import logging
 import time
 
 from components.workers import VllmWorker
+from dynamo_local.bus.nats import Message
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Assignment, AssignRequest, Charges, Counts, Released
-from dynamo_local.core.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
-from dynamo_local.runtime.bus import Message
-from dynamo_local.runtime.context import ServiceContext
-from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
+from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
 _log = logging.getLogger(__name__)

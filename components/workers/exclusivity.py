@@ -1,4 +1,4 @@
-"""A worker set apart for one request that engines may die of (core/suspicion.py).
+"""A worker set apart for one request that engines may die of (core/request/suspicion.py).
 
 It refuses all others, has the frontends take away what it works on, which they do when they see it in its presence, and
 says when nothing is left. It is over when the frontend says so, when the request has ended here, and when it has not
@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from dynamo_local.core.messages import AskExclusive, EndExclusive, Exclusive, RequestEpoch, Submit
-from dynamo_local.runtime.presence import Announcer
+from dynamo_local.bus.presence import Announcer
+from dynamo_local.core.messages.presence import Exclusive
+from dynamo_local.core.messages.work import AskExclusive, EndExclusive, RequestEpoch, Submit
 
 ASKED_S = 5.0
 """How long a question is good for, if the request does not come. Frontends repeat it."""

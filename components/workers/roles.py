@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from components.workers.prefill import PrefillDuty
+from components.workers.prefill_service import PrefillService
+from dynamo_local.bus.nats import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, DynamoError, EngineError
-from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.core.messages import RoleAnswer, RoleQuestion
-from dynamo_local.runtime.bus import Message
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
+from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Roles:
     leaving "decode", the router stops giving it requests, and frontends move those it has; the others are finished.
     """
 
-    def __init__(self, context: ServiceContext, prefill: PrefillDuty) -> None:
+    def __init__(self, context: ServiceContext, prefill: PrefillService) -> None:
         self._context = context
         self._prefill = prefill
         self._changing = asyncio.Lock()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Engine
-from dynamo_local.core.stalls import StallClock, Verdict
-from dynamo_local.runtime.presence import Announcer
+from dynamo_local.core.process.stalls import StallClock, Verdict
 
 _log = logging.getLogger(__name__)
 

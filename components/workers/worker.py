@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 
-from components.workers.duty import EngineDuty
-from components.workers.prefill import PrefillDuty
+from components.workers.engine_service import EngineService
+from components.workers.prefill_service import PrefillService
 from components.workers.roles import Roles
 from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
-from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 
 ENGINE_END_S = 5.0
@@ -37,8 +37,8 @@ class VllmWorker(Service):
         self._context = context
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
-        self._duty = EngineDuty(context, self._engine, stall_s=self._settings.stall_timeout_s)
-        self._roles = Roles(context, PrefillDuty(context, self._duty, self._settings.prefill_batch))
+        self._duty = EngineService(context, self._engine, stall_s=self._settings.stall_timeout_s)
+        self._roles = Roles(context, PrefillService(context, self._duty, self._settings.prefill_batch))
 
     @async_on_start
     async def start(self) -> None:

@@ -6,16 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_local.core.fidelity import LOST, Survival
-from dynamo_local.core.messages import (
-    EngineInfo,
-    Load,
-    PinAnswer,
-    PinQuestion,
-    RequestEpoch,
-    Submit,
-    TokenDelta,
-)
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.presence import EngineInfo, Load
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.request.fidelity import LOST, Survival
 
 Progress = Callable[[str], None]
 """Told in a few words what a long start-up is doing. May be called from any thread."""

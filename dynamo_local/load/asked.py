@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.arrivals import parse_arrivals
-from dynamo_local.load.endpoint import parse_url
-from dynamo_local.load.lengths import parse_lengths
-from dynamo_local.load.objectives import parse_objective
-from dynamo_local.load.quantities import parse_duration, shown_duration
-from dynamo_local.load.session import Limits, Load, Settings
-from dynamo_local.load.traces import parse_trace
-from dynamo_local.load.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
+from dynamo_local.load.http.endpoint import parse_url
+from dynamo_local.load.results.objectives import parse_objective
+from dynamo_local.load.results.quantities import parse_duration, shown_duration
+from dynamo_local.load.session import Load, LoadLimits, Settings
+from dynamo_local.load.workload.arrivals import parse_arrivals
+from dynamo_local.load.workload.lengths import parse_lengths
+from dynamo_local.load.workload.traces import parse_trace
+from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
 
 KEY_ENV = "OPENAI_API_KEY"
+"""API key of `dynamo load`; --api-key-file takes precedence."""
 DEFAULT_DURATION = "60s"
 DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
 _NOT_KEPT = ("api_key_file",)
@@ -68,7 +69,7 @@ class Asked:
             endpoint=parse_url(self.url, _key(self.api_key_file, environ)),
             model=self.model,
             load=load,
-            limits=Limits(max(self.max_in_flight, load.streams or 0), parse_duration(self.timeout)),
+            limits=LoadLimits(max(self.max_in_flight, load.streams or 0), parse_duration(self.timeout)),
             seed=self.seed,
             is_chat=self.chat,
             is_text=self.text,

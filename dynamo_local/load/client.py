@@ -13,11 +13,11 @@ from typing import Self
 
 import msgspec
 
-from dynamo_local.load.answers import AnswerReader, refusal
-from dynamo_local.load.connection import Connections
-from dynamo_local.load.endpoint import Asking, Endpoint
 from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.records import CUT_OFF, Completion, Record
+from dynamo_local.load.http.answers import AnswerReader, refusal
+from dynamo_local.load.http.connection import Connections
+from dynamo_local.load.http.endpoint import Asking, Endpoint
+from dynamo_local.load.results.records import CUT_OFF, Completion, Record
 
 TIMEOUT_S = 120.0
 

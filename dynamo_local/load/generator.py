@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_local.load.client import Client
-from dynamo_local.load.records import NOT_SENT, Record
-from dynamo_local.load.workload import Planned
+from dynamo_local.load.results.records import NOT_SENT, Record
+from dynamo_local.load.workload.workload import Planned
 
 
 @dataclass
-class Tally:
+class SendCounts:
     """Where the load stands, for those who watch it."""
 
     sent: int = 0
@@ -43,7 +43,7 @@ class Generator:
         self._client, self._prompts, self._max_in_flight = client, prompts, max_in_flight
         self._begin = time.monotonic()
         self.records: list[Record] = []
-        self.tally = Tally()
+        self.tally = SendCounts()
 
     @property
     def elapsed_s(self) -> float:

@@ -15,15 +15,15 @@ import msgspec
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.load.client import Client
-from dynamo_local.load.connection import Connections
-from dynamo_local.load.endpoint import SAFE_TOKENS, Asking, Endpoint, find_model, find_tokens
-from dynamo_local.load.figures import Figures, figures
-from dynamo_local.load.generator import Generator, Tally
-from dynamo_local.load.notes import notes
-from dynamo_local.load.objectives import Objective
-from dynamo_local.load.prompts import WORDS, Alphabet, Prompts
-from dynamo_local.load.results import Run
-from dynamo_local.load.workload import Planned
+from dynamo_local.load.generator import Generator, SendCounts
+from dynamo_local.load.http.connection import Connections
+from dynamo_local.load.http.endpoint import SAFE_TOKENS, Asking, Endpoint, find_model, find_tokens
+from dynamo_local.load.results.figures import Figures, figures
+from dynamo_local.load.results.file import Run
+from dynamo_local.load.results.notes import notes
+from dynamo_local.load.results.objectives import Objective
+from dynamo_local.load.workload.prompts import WORDS, Alphabet, Prompts
+from dynamo_local.load.workload.workload import Planned
 
 _WATCH_S = 0.5
 _SPARE_FILES = 64
@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoadLimits:
     """What bounds the load itself."""
 
     max_in_flight: int
@@ -59,7 +59,7 @@ class Settings:
     model: str | None
     """None: the first that the server names."""
     load: Load
-    limits: Limits
+    limits: LoadLimits
     seed: int
     is_chat: bool = False
     is_text: bool = False
@@ -79,7 +79,7 @@ class Watcher(Protocol):
         """Something that the user should know before the figures."""
         ...
 
-    def progress(self, elapsed_s: float, tally: Tally) -> None:
+    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
         """Where the load stands, twice a second."""
         ...
 

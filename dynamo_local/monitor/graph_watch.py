@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
-from dynamo_local.core.fleet import Change, Happened
-from dynamo_local.core.messages import Presence
+from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.planner_messages import PlannerReport
-from dynamo_local.runtime.bus import Bus, Message
-from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength
-from dynamo_local.runtime.presence import FleetWatch
 
 _log = logging.getLogger(__name__)
 

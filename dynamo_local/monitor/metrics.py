@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dynamo_local.core.fleet import ENGINE_ROLES
-from dynamo_local.core.messages import Counts, EngineInfo, Load, Presence, ProcessState
-from dynamo_local.core.moves import REASONS, Outcome
-from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.migration.protocol import REASONS, MigrationOutcome
 from dynamo_local.monitor.graph_watch import Snapshot
 
 
@@ -135,7 +135,7 @@ def samples(snapshot: Snapshot, frontend: FrontendState) -> Iterator[Sample]:
         yield Sample(PREFILLS, (outcome,), count)
     if frontend.moves is not None:
         # All from the start: whoever asks for a rate is not to take the first one for none.
-        for outcome, reason in itertools.product(Outcome, REASONS):
+        for outcome, reason in itertools.product(MigrationOutcome, REASONS):
             yield Sample(MOVES, (outcome, reason), frontend.moves.get((outcome, reason), 0))
     yield from _known((), {MOVED_TOKENS: frontend.moved_tokens, MOVED_BYTES: frontend.moved_bytes})
     if snapshot.planner is not None:

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_local.core.messages import MoveCounts
-from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.monitor.scraping import FrontendFigures
 from dynamo_local.monitor.top_view import ProcessRow, TopView, WorkerRow
 
@@ -64,7 +64,7 @@ def _head(view: TopView) -> Text:
     return head
 
 
-def _moves(moves: MoveCounts) -> str:
+def _moves(moves: MigrationCounts) -> str:
     words = f"moves: {moves.moved} done, {moves.not_moved} not"
     if moves.gap_s is None:
         return words

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from dynamo_local.core.fleet import Change, Happened
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.names import Subjects
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, FrontendReader
 from dynamo_local.monitor.top_view import TopView, note_counts, view_of
-from dynamo_local.runtime.bus import Bus
-from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 
 REFRESH_S = 1.0
 FIRST_LOOK_S = 2.2

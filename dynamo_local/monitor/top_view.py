@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.fleet import ENGINE_ROLES, PREFILL_ROLE
-from dynamo_local.core.messages import Counts, Load, MoveCounts, Presence
-from dynamo_local.core.move_counts import moves_of
-from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
+from dynamo_local.core.migration.counts import moves_of
 from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures
-from dynamo_local.runtime.prefill_queue import QueueLength
 
 REVOKED = "revoked"
 """Shown instead of the state of a process whose lease is void: it is given nothing any more."""
@@ -51,7 +51,7 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueLength | None
     frontend: FrontendFigures | None
     planner: PlannerReport | None
-    moves: MoveCounts | None
+    moves: MigrationCounts | None
 
 
 def note_counts(rates: Rates, presence: Presence, now: float) -> None:

@@ -19,9 +19,9 @@ supervisor's, calls over the bus the runtime's.
 from __future__ import annotations
 
 from dynamo_local.sdk.client import Call, ServiceClient
-from dynamo_local.sdk.config import resolve
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, SchemaTable, combine, schema_of
 from dynamo_local.sdk.graph import Graph, load_graph
-from dynamo_local.sdk.schema import ConfigSchema, KeySpec, SchemaTable, combine, schema_of
 from dynamo_local.sdk.service import (
     DeviceUse,
     Resources,

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, overload
 from dynamo_local.core.errors import ConfigError, GraphError
 from dynamo_local.core.names import DEFAULT_NAMESPACE, MACHINERY, check_namespace, check_service
 from dynamo_local.sdk.client import ServiceClient
+from dynamo_local.sdk.config.schema import ConfigSchema, SchemaTable, schema_of
 from dynamo_local.sdk.links import Service, link
 from dynamo_local.sdk.resources import DeviceUse, Resources
-from dynamo_local.sdk.schema import ConfigSchema, SchemaTable, schema_of
 
 __all__ = [
     "DeviceUse",
@@ -175,7 +175,7 @@ def service(
     whole requests by itself, "aggregated", only decodes where there are others to prefill.
 
     `preload` names a module whose import takes long: it is imported once for all processes of the graph
-    (runtime/zygote). A function is asked with the service's configuration.
+    (process/forkserver). A function is asked with the service's configuration.
 
     `devices` is asked with the service's configuration what a worker does with its devices.
 

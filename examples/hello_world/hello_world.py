@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import async_on_shutdown, async_on_start, depends, endpoint, service
 from examples.hello_world.http_stream import HttpStream
 
@@ -30,7 +30,7 @@ class Backend:
 class MiddleSettings:
     """Set with `--Middle.suffix=!`, or in a file under `Middle:`."""
 
-    suffix: str = field(default="-mid", metadata={"help": "put after the text"})
+    suffix: str = field(default="-mid", metadata={"help": "Text appended to each request."})
 
 
 @service(config=MiddleSettings)

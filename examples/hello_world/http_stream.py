@@ -1,7 +1,7 @@
 """As much HTTP/1.1 as the example needs: `GET /generate?text=...` answers in chunks, `GET /health` says ok.
 
 One request a connection. What a client sends is bounded in size and time; a client that goes away ends the
-work. For real traffic take a real server, as `components/frontend.py` does.
+work. For real traffic take a real server, as `components/frontend/service.py` does.
 """
 
 from __future__ import annotations

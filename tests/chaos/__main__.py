@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dynamo_local.runtime.processes import die_with_parent
+from dynamo_local.process.ancestry import die_with_parent
 from tests.chaos.faults import Kind
 from tests.chaos.report import Report
 from tests.chaos.run import run_on_mockers

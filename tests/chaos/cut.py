@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from dynamo_local.runtime.bus import BusAddress
+from dynamo_local.bus.nats import BusAddress
 
 _CHUNK = 65536
 

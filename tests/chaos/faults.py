@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo_local.core.names import ZYGOTE_SERVICE
+from dynamo_local.core.names import FORKSERVER_SERVICE
 
 
 class Kind(enum.Enum):
@@ -33,8 +33,8 @@ class Kind(enum.Enum):
     KILL_FRONTEND = "frontend killed"
     KILL_PLANNER = "planner killed"
     STOP_PLANNER = "planner stopped for a while"
-    KILL_NURSERY = "nursery killed"
-    STOP_NURSERY = "nursery stopped for a while"
+    KILL_FORKSERVER = "fork server killed"
+    STOP_FORKSERVER = "fork server stopped for a while"
     KILL_CIRCUSD = "circusd killed"
     STOP_CIRCUSD = "circusd stopped for a while"
     STOP_SERVE = "dynamo serve stopped for a while"
@@ -67,8 +67,8 @@ WEIGHTS = {
     Kind.STEP_CLOCK: 3,
     Kind.KILL_LAUNCHER: 6,
     Kind.STOP_LAUNCHER: 4,
-    Kind.KILL_NURSERY: 2,
-    Kind.STOP_NURSERY: 2,
+    Kind.KILL_FORKSERVER: 2,
+    Kind.STOP_FORKSERVER: 2,
 }
 
 WEIGHTS_ON_VLLM = {
@@ -87,8 +87,8 @@ WEIGHTS_ON_VLLM = {
     Kind.STOP_LAUNCHER: 1,
     Kind.KILL_PLANNER: 1,
     Kind.STOP_PLANNER: 1,
-    Kind.KILL_NURSERY: 1,
-    Kind.STOP_NURSERY: 1,
+    Kind.KILL_FORKSERVER: 1,
+    Kind.STOP_FORKSERVER: 1,
     Kind.KILL_CIRCUSD: 1,
     Kind.STOP_CIRCUSD: 1,
     Kind.STOP_SERVE: 1,
@@ -122,7 +122,7 @@ PASSING = frozenset(
         Kind.STOP_ROUTER,
         Kind.STOP_BUS,
         Kind.STOP_PLANNER,
-        Kind.STOP_NURSERY,
+        Kind.STOP_FORKSERVER,
         Kind.TURN_WORKER,
     }
 )
@@ -148,8 +148,8 @@ OF_SERVICES = {
     Kind.STOP_ROUTER: "Router",
     Kind.KILL_PLANNER: "Planner",
     Kind.STOP_PLANNER: "Planner",
-    Kind.KILL_NURSERY: ZYGOTE_SERVICE,
-    Kind.STOP_NURSERY: ZYGOTE_SERVICE,
+    Kind.KILL_FORKSERVER: FORKSERVER_SERVICE,
+    Kind.STOP_FORKSERVER: FORKSERVER_SERVICE,
 }
 """What is there once, and which service that is."""
 
@@ -189,8 +189,8 @@ _EXCUSED_S: Mapping[Kind, Callable[[float], float]] = {
     Kind.KILL_FRONTEND: lambda _: 0.0,
     Kind.KILL_PLANNER: lambda _: 0.0,
     Kind.STOP_PLANNER: lambda _: 0.0,
-    Kind.KILL_NURSERY: lambda _: 0.0,
-    Kind.STOP_NURSERY: lambda _: 0.0,
+    Kind.KILL_FORKSERVER: lambda _: 0.0,
+    Kind.STOP_FORKSERVER: lambda _: 0.0,
     Kind.KILL_CIRCUSD: lambda _: 0.0,
     Kind.STOP_CIRCUSD: lambda _: 0.0,
     Kind.STOP_SERVE: lambda _: 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from components import workers
 from components.workers.settings import worker_schema
-from dynamo_local.core.fleet import PREFILL_ROLE
+from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.sdk import service
 
 _PRELOAD = "tests.chaos.preload"

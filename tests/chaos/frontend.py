@@ -15,17 +15,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dynamo_local.core.disaggregation import Limits
-from dynamo_local.core.messages import Presence, TokenDelta
+from components.frontend.assigner import LocalAssigner, RouterAssigner
+from components.frontend.dispatcher import BusDispatcher
+from components.frontend.prefill_jobs import PrefillJobs
+from components.frontend.requests import LiveRequest
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import Announcer, FleetWatch
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.suspicion import COMPANY_DEATHS
-from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
-from dynamo_local.runtime.bus import Bus
-from dynamo_local.runtime.dispatcher import BusDispatcher
-from dynamo_local.runtime.placing import LiveRequest
-from dynamo_local.runtime.presence import Announcer, FleetWatch
-from dynamo_local.runtime.remote_prefill import RemotePrefill
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.core.request.disaggregation import PrefillLimits
+from dynamo_local.core.request.suspicion import COMPANY_DEATHS
+from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
 from tests.chaos.faults import DEADLY, OF_WORKERS, Done
 from tests.chaos.gaps import GapWatch, waits_of
@@ -74,7 +75,7 @@ class _Waiting:
 
 
 class ChaosFrontend:
-    """Put together as components/frontend.py does, and announced as a frontend."""
+    """Put together as components/frontend/service.py does, and announced as a frontend."""
 
     def __init__(
         self,
@@ -94,8 +95,8 @@ class ChaosFrontend:
         router = RouterAssigner(bus, subjects, self.lease, self.local)
         self._remote = None
         if max_local_prefill_length is not None:
-            limits = Limits(max_local_prefill_length, QUEUE_SIZE)
-            self._remote = RemotePrefill(bus, subjects, self.lease, self.fleet, lambda: limits)
+            limits = PrefillLimits(max_local_prefill_length, QUEUE_SIZE)
+            self._remote = PrefillJobs(bus, subjects, self.lease, self.fleet, lambda: limits)
         self.dispatcher = LoggedDispatcher(
             bus, subjects, self.lease, self.fleet, router, self.tasks, remote=self._remote
         )

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dynamo_local.core.messages import TokenDelta
+from dynamo_local.core.messages.tokens import TokenDelta
 from tests.chaos.faults import Kind, excused_s
 
 NOTICED_S = 0.5
 """Shorter gaps are not looked at."""
 
 TRIAL_S = 45.0
-"""How long a request that is to be tried alone (core/suspicion.py) may wait for its turn: engines die here so often
-that several requests wait, one after the other."""
+"""How long a request that is to be tried alone (core/request/suspicion.py) may wait for its turn: engines die here so
+often that several requests wait, one after the other."""
 
 _KEPT_S = 300.0
 _SCHEDULED = 2

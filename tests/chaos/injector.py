@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.fleet import PREFILL_ROLE, WORKER_ROLES
-from dynamo_local.runtime.presence import FleetWatch
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from state.processes import Process
 from tests.chaos.cut import Wire
 from tests.chaos.engines import engine_processes, order, until_gone

@@ -7,15 +7,21 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from components.frontend.migration.scheduler import AtOnce
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.move_messages import MoveOrder, MoveReport, RequestRow, RequestsAnswer, RequestsQuestion
-from dynamo_local.core.moves import Outcome
+from dynamo_local.core.messages.admin import (
+    MigrationOrder,
+    MigrationReport,
+    RequestRow,
+    RequestsAnswer,
+    RequestsQuestion,
+)
+from dynamo_local.core.migration.protocol import MigrationOutcome
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus
-from dynamo_local.runtime.mover import AtOnce
-from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from tests.chaos.settings import ChaosSettings
 
 COLD = 0.1
@@ -76,7 +82,7 @@ class RandomMoves:
     @property
     def done(self) -> int:
         """Requests that were moved as ordered."""
-        return self.orders[Outcome.MOVED]
+        return self.orders[MigrationOutcome.MOVED]
 
     def start(self) -> None:
         """Order moves until the tasks are closed."""
@@ -105,27 +111,27 @@ class RandomMoves:
             return
         workers = [worker.lease for worker in self._fleet.view.routable() if worker.lease != row.worker]
         chosen = workers[int(draw.destination * len(workers))] if workers and draw.destination is not None else None
-        order = MoveOrder((row.request_id,), destination=chosen, cold=draw.cold)
+        order = MigrationOrder((row.request_id,), destination=chosen, cold=draw.cold)
         self._under_way[row.request_id] = lease
         self._tasks.spawn("one move by hand", self._order(lease, row.request_id, order))
 
-    async def _order(self, lease: str, request_id: str, order: MoveOrder) -> None:
+    async def _order(self, lease: str, request_id: str, order: MigrationOrder) -> None:
         """A bus that is away for a while, or a frontend that is killed, brings no answer."""
         outcome = UNFINISHED
         try:
             answer = await self._bus.request(self._subjects.requests(lease), codec.encode(order), timeout_s=_MOVED_S)
-            outcome = self._outcome(codec.decode(answer, MoveReport))
+            outcome = self._outcome(codec.decode(answer, MigrationReport))
         except BusError:
             outcome = UNANSWERED
         finally:
             self.orders[outcome] += 1
             del self._under_way[request_id]
 
-    def _outcome(self, report: MoveReport) -> str:
+    def _outcome(self, report: MigrationReport) -> str:
         result = report.results[0] if report.results else None
         # What never began has no destination.
         outcome = REFUSED if result is None or result.destination is None else result.outcome
-        if outcome != Outcome.MOVED:
+        if outcome != MigrationOutcome.MOVED:
             # Without the subjects in it.
             why = "the request is over" if result is None else result.why.partition(" on dyn.")[0]
             self.whys[f"{outcome}: {why}"] += 1

@@ -11,8 +11,8 @@ from state.paths import StatePaths
 from state.processes import Process, ProcFs, alive, start_time
 from state.reconcile import leftovers
 
-_LAUNCHER = b"dynamo_local.runtime.zygote.launcher"
-_HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.adopted", b"multiprocessing.resource_tracker")
+_LAUNCHER = b"dynamo_local.process.forkserver.launcher"
+_HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.circus.adopted", b"multiprocessing.resource_tracker")
 """Had a service forked, stand for it, or clear up after it when it is dead: none of them is what a fault is for."""
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024

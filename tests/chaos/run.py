@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
-from dynamo_local.core.messages import Presence
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.calls import CallClient
-from dynamo_local.runtime.prefill_queue import PrefillQueue, QueueLength
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.complaints import complaints_here, complaints_in
 from tests.chaos.cut import Wire

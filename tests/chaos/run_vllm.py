@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.messages import Load
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import HttpClients

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.fidelity import Fidelity, Survival
-from dynamo_local.core.messages import FinishReason
+from dynamo_local.core.messages.tokens import FinishReason
 from dynamo_local.core.ports import Request
+from dynamo_local.core.request.fidelity import Fidelity, Survival
 from dynamo_local.engine.mocker.tokens import continuation
 from tests.chaos.settings import VOCAB_SIZE
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.fleet import PREFILL_ROLE
-from dynamo_local.core.messages import RoleAnswer, RoleQuestion
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus
-from dynamo_local.runtime.presence import FleetWatch
 
 DECODE_ROLE = "decode"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.processes import die_with_parent
+from dynamo_local.process.ancestry import die_with_parent
 from state.processes import Process
 from tests.chaos.faults import Done
 from tests.chaos.frontend import ChaosFrontend

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.process.ancestry import PARENT_PID_ENV
 
 READY_WITHIN_S = 30.0
 _HTTP = "http {\n"
@@ -49,7 +49,7 @@ def running(configuration: Path, place: str) -> Iterator[None]:
     with log.open("wb") as output:
         nginx = subprocess.Popen(
             # Should this process be killed, nginx goes with it.
-            [sys.executable, "-m", "dynamo_local.runtime.guarded", "--", *words],
+            [sys.executable, "-m", "dynamo_local.process.guarded", "--", *words],
             env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.process.ancestry import PARENT_PID_ENV
 from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer
 
 # Prompts of tests are short, and most are to go to the prefill worker.
@@ -26,7 +26,7 @@ WORKERS = 2
 VLLM = "vllm"
 MAX_MODEL_LEN = 8192
 TOOL_CALL_PARSER = "hermes"
-GUARDED = (sys.executable, "-m", "dynamo_local.runtime.guarded", "--")
+GUARDED = (sys.executable, "-m", "dynamo_local.process.guarded", "--")
 
 
 class ServerError(DynamoError):

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.adapters import RANK, make_adapter
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from tests.e2e.models.adapters import RANK, make_adapter
 
 KEY = "test-key"
 ORIGIN = "https://app.example"

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.messages import Presence
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.presence import FleetWatch
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from state.processes import alive, descendants, pids, start_time
 from tests.integration.server_process import ServerProcess, parent_of
 

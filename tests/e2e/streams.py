@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import openai
 
-from dynamo_local.supervisor import requests_view
+from dynamo_local.supervisor.admin import requests as requests_admin
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 T = TypeVar("T")
@@ -90,13 +90,13 @@ def samples(api: openai.OpenAI, name: str, labels: str = ".*") -> list[float]:
 
 def requests(pair: LlmServer) -> list[dict[str, Any]]:
     """As `dynamo requests` shows them, without the start of a process: streams go on meanwhile."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_view.look(pair.paths, 1000)).requests)
+    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_admin.look(pair.paths, 1000)).requests)
     return found
 
 
 def migrate(pair: LlmServer, source: str, *, to: str | None = None, cold: bool = False) -> list[dict[str, Any]]:
     """As `dynamo migrate --from` does it, without the start of a process."""
-    moving = requests_view.migrate(pair.paths, source=source, destination=to, cold=cold)
+    moving = requests_admin.migrate(pair.paths, source=source, destination=to, cold=cold)
     found: list[dict[str, Any]] = msgspec.to_builtins(_now(moving))
     return found
 

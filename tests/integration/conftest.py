@@ -9,16 +9,16 @@ from typing import Protocol
 
 import pytest
 
+from components.frontend.assigner import LocalAssigner, RouterAssigner
+from components.frontend.prefill_jobs import PrefillDeadlines
+from dynamo_local.bus.jetstream import QueueLimits
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.recovery import Patience
-from dynamo_local.runtime.assigner import LocalAssigner, RouterAssigner
-from dynamo_local.runtime.bus import Bus, BusAddress
-from dynamo_local.runtime.jetstream import QueueLimits
-from dynamo_local.runtime.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
-from dynamo_local.runtime.remote_prefill import PrefillPatience
+from dynamo_local.core.request.recovery import RecoveryDeadlines
+from tests.integration.disaggregation.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill
 from tests.integration.fleet_of_fakes import PATIENT, FakeFrontend, FakeWorker
 from tests.integration.nats_process import NatsProcess, running_nats
-from tests.integration.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill
 
 _numbers = itertools.count(1)
 
@@ -95,9 +95,9 @@ class Disaggregate(Protocol):
     async def __call__(
         self,
         *,
-        patience: PrefillPatience = ENDLESS,
+        patience: PrefillDeadlines = ENDLESS,
         queue: QueueLimits = LIMITS,
-        frontend: Patience = PATIENT,
+        frontend: RecoveryDeadlines = PATIENT,
     ) -> Disaggregated: ...
 
 
@@ -106,7 +106,7 @@ async def disaggregate(connect: Connect, subjects: Subjects, bus: Bus) -> AsyncI
     started: list[Disaggregated] = []
 
     async def start(
-        *, patience: PrefillPatience = ENDLESS, queue: QueueLimits = LIMITS, frontend: Patience = PATIENT
+        *, patience: PrefillDeadlines = ENDLESS, queue: QueueLimits = LIMITS, frontend: RecoveryDeadlines = PATIENT
     ) -> Disaggregated:
         await create_prefill_queue(bus, subjects, queue)
         remote = remote_prefill(patience)

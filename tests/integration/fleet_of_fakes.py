@@ -9,37 +9,33 @@ from typing import Any
 
 import msgspec
 
+from components.frontend.assigner import Assigner, LocalAssigner
+from components.frontend.dispatcher import BusDispatcher
+from components.frontend.prefill_jobs import PrefillJobs
+from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.presence import TICK_S, FleetWatch
 from dynamo_local.core import codec
-from dynamo_local.core.fleet import Change
-from dynamo_local.core.messages import (
+from dynamo_local.core.fleet.view import Change
+from dynamo_local.core.messages.kv import CachedAnswer
+from dynamo_local.core.messages.presence import Exclusive, LeaseRevoked, Presence, ProcessState
+from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import (
     AskExclusive,
-    CachedAnswer,
     Cancel,
     EndExclusive,
-    Exclusive,
-    LeaseRevoked,
-    Presence,
-    ProcessState,
     Progress,
     RequestEpoch,
     Resend,
     Submit,
-    TokenBatch,
-    TokenDelta,
     Work,
 )
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
-from dynamo_local.core.recovery import Patience
-from dynamo_local.runtime.assigner import Assigner, LocalAssigner
-from dynamo_local.runtime.bus import Bus, Message
-from dynamo_local.runtime.dispatcher import BusDispatcher
-from dynamo_local.runtime.presence import TICK_S, FleetWatch
-from dynamo_local.runtime.remote_prefill import RemotePrefill
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.tasks import TaskGuard
 
 DEADLINE_S = 60.0
-PATIENT = Patience(
+PATIENT = RecoveryDeadlines(
     placement_s=DEADLINE_S, recovery_s=DEADLINE_S, silence_s=3600.0, ask_again_s=0.02, gap_s=0.0, fruitless_epochs=5
 )
 """Of a frontend that does not ask after its requests by itself."""
@@ -169,9 +165,9 @@ class FakeFrontend:
     bus: Bus
     subjects: Subjects
     lease: str = "f1"
-    patience: Patience = PATIENT
+    patience: RecoveryDeadlines = PATIENT
     assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
-    remote_of: Callable[[FakeFrontend], RemotePrefill | None] = lambda _: None
+    remote_of: Callable[[FakeFrontend], PrefillJobs | None] = lambda _: None
     now: float = 100.0
     tasks: TaskGuard = field(default_factory=TaskGuard)
     changes: list[Change] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dynamo_local.core.errors import ConfigError, EngineError
-from dynamo_local.runtime.context import ServiceContext
+from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import async_on_shutdown, async_on_start, depends, endpoint, service
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynamo_local.runtime.bus import BusAddress
-from dynamo_local.supervisor.nats_server import NatsServer, find_binary
+from dynamo_local.bus.nats import BusAddress
+from dynamo_local.supervisor.server.nats_server import NatsServer, find_binary
 
 _DEADLINE_S = 60.0
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from dynamo_local.runtime.processes import PARENT_PID_ENV
+from dynamo_local.process.ancestry import PARENT_PID_ENV
 from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.model import State
 from state.paths import StatePaths
@@ -54,7 +54,7 @@ class ServerProcess:
         self.environ: Mapping[str, str] = environ
         self.process = subprocess.Popen(
             # Should the test run itself be killed, its servers go with it.
-            [sys.executable, "-m", "dynamo_local.runtime.guarded", "--", sys.executable, *arguments],
+            [sys.executable, "-m", "dynamo_local.process.guarded", "--", sys.executable, *arguments],
             cwd=cwd or repository,
             env=environ,
             stdout=subprocess.PIPE,
@@ -125,7 +125,7 @@ class ServerProcess:
         """Those that lie among temporary files, because its state lies too deep."""
         return list(Path(self._temporary.name).glob("dynamo-*"))
 
-    def arbiter_pid(self, within_s: float = PATIENCE_S) -> int:
+    def circusd_pid(self, within_s: float = PATIENCE_S) -> int:
         """circusd among the children of `dynamo serve`, which are more once one has died. Waits until there is
         one."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -136,8 +136,8 @@ class ServerProcess:
             return bool(found)
 
         eventually(is_there, "there is no circusd", within_s)
-        (arbiter,) = found
-        return arbiter
+        (circusd,) = found
+        return circusd
 
     def assert_nothing_left(self) -> None:
         """No process, statefile, lock, runtime directory or socket; logs stay."""
@@ -158,7 +158,7 @@ def _is_circusd(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False
-    return command.startswith("circusd") or "dynamo_local.supervisor.circusd\0" in command
+    return command.startswith("circusd") or "dynamo_local.supervisor.circus.circusd\0" in command
 
 
 def eventually(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:

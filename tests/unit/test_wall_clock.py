@@ -9,9 +9,9 @@ ROOT = Path(__file__).parents[2]
 ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|\butcnow\(|CLOCK_REALTIME")
 
 KNOWN = {
-    "dynamo_local/monitor/event_folder.py": "names of event files begin with the second: which one it is, not how long",
-    "dynamo_local/runtime/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
-    "dynamo_local/supervisor/circusd.py": "where circusd's own clock begins",
+    "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
+    "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
+    "dynamo_local/supervisor/circus/circusd.py": "where circusd's own clock begins",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynamo_local.core.planning.changes import AddWorker, Change, RemoveWorker, Restart, SwitchRole
+from dynamo_local.core.planning.actions import AddWorker, Change, RemoveWorker, Restart, SwitchRole
 
 
 @dataclass(frozen=True)

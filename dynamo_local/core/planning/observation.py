@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_local.core.fleet import ENGINE_ROLES
-from dynamo_local.core.messages import MoveCounts, Presence
-from dynamo_local.core.move_counts import moves_of
-from dynamo_local.core.readings import Reading, reading_of
+from dynamo_local.core.fleet.readings import Reading, reading_of
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.messages.presence import MigrationCounts, Presence
+from dynamo_local.core.migration.counts import moves_of
 
 Standing = Literal["starting", "routable", "retiring"]
 """starting: claimed, and not ready (yet, or again). retiring: drains, or its lease is revoked."""
@@ -60,7 +60,7 @@ class Observation:
     queue: QueueReading | None
     templates: Mapping[str, str]
     inventory: int | None = None
-    moves: MoveCounts | None = None
+    moves: MigrationCounts | None = None
     """Of all frontends. Nothing is decided by them."""
 
     def of_role(self, role: str) -> tuple[WorkerSeen, ...]:

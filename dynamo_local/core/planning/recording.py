@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dynamo_local.core.planning.changes import Outcome
+from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     def observed(self, observation: Observation) -> None:
         """A pull has been made."""
 
-    def decided(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
+    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
         """An adjustment is complete. `outcomes` belong to the decision's changes, in their order; there are none when
         nothing is to be changed, or the planner only observes, and too few when it was ended meanwhile."""
 

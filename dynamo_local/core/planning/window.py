@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynamo_local.core.fleet.readings import Reading
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.readings import Reading
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages import EngineInfo, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.presence import EngineInfo
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.mocker import scheduler, sequence
-from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
+from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
+from dynamo_local.engine.mocker.kv.pulling import fingerprint, plan_pull
+from dynamo_local.engine.mocker.kv.reading import Reads
+from dynamo_local.engine.mocker.kv.source import Source
 from dynamo_local.engine.mocker.logprobs import logprobs_of
 from dynamo_local.engine.mocker.orders import Order, Orders
-from dynamo_local.engine.mocker.outcome import Outcome
+from dynamo_local.engine.mocker.outcome import StepOutcome
 from dynamo_local.engine.mocker.process import EngineProcess, process_died
-from dynamo_local.engine.mocker.pulling import fingerprint, plan_pull
-from dynamo_local.engine.mocker.reading import Reads
 from dynamo_local.engine.mocker.sampling import read_sampling
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.engine.mocker.source import Source
 
 _QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
 
@@ -43,7 +46,7 @@ class _InFlight:
     """A step whose time is not up."""
 
     due: float
-    outcome: Outcome
+    outcome: StepOutcome
     over: asyncio.Event
     """Its blocks are written, or never will be."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 
-from dynamo_local.core.messages import Array, Logprobs
+from dynamo_local.core.messages.tokens import Array, Logprobs
 
 
 def logprobs_of(token_id: int, candidates: int, vocab_size: int) -> Logprobs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dynamo_local.engine.mocker.contents import Filling
-from dynamo_local.engine.mocker.pulling import Pull
+from dynamo_local.engine.mocker.kv.contents import Filling
+from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.sequence import Sequence
 
 
@@ -27,7 +27,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """Of one step, complete or under way."""
 
     computed: dict[Sequence, int]
@@ -65,7 +65,7 @@ class Draft:
     reads: list[Read] = field(default_factory=list)
     fillings: list[Filling] = field(default_factory=list)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> StepOutcome:
         emitted = tuple([sequence for sequence in self.computed if sequence.computed == len(sequence.tokens)])
         admitted, preempted = tuple(self.admitted), tuple(self.preempted)
-        return Outcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))
+        return StepOutcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))

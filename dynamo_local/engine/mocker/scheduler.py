@@ -14,13 +14,13 @@ from bisect import insort
 from collections.abc import Sequence as Seq
 
 from dynamo_local.core.errors import BadRequestError
-from dynamo_local.core.messages import Load
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.engine.mocker import tokens
-from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, root_hash
-from dynamo_local.engine.mocker.contents import Filling, fill, foreign_content
-from dynamo_local.engine.mocker.memory import BlockMemory
-from dynamo_local.engine.mocker.outcome import Draft, Outcome, Read
-from dynamo_local.engine.mocker.pins import Pins
+from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, root_hash
+from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
+from dynamo_local.engine.mocker.kv.memory import BlockMemory
+from dynamo_local.engine.mocker.kv.pins import Pins
+from dynamo_local.engine.mocker.outcome import Draft, Read, StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.sequence import Sequence
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -95,7 +95,7 @@ class Scheduler:
                 self._free(sequence)
                 return
 
-    def begin(self, now: float = 0.0) -> Outcome:
+    def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
         draft = Draft(self._settings.mocker_max_num_batched_tokens)
         # Not before the plan stands: who is preempted in a step computes nothing in it.
@@ -106,7 +106,7 @@ class Scheduler:
             self._admit_waiting(draft, now)
         return draft.outcome()
 
-    def complete(self, outcome: Outcome, now: float = 0.0) -> None:
+    def complete(self, outcome: StepOutcome, now: float = 0.0) -> None:
         """The step's time is over: its blocks are written, its tokens drawn from what the blocks hold."""
         for filling in outcome.fillings:
             fill(self.memory, filling)

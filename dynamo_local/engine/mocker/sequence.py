@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages import FinishReason, RequestEpoch
+from dynamo_local.core.messages.tokens import FinishReason
+from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.engine.mocker import tokens
-from dynamo_local.engine.mocker.blocks import BlockHash, chain_hash
-from dynamo_local.engine.mocker.pulling import Pull
+from dynamo_local.engine.mocker.kv.blocks import BlockHash, chain_hash
+from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.sampling import Sampling
 
 

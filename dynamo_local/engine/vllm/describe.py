@@ -12,7 +12,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import __version__  # type: ignore[attr-defined]
 
-from dynamo_local.sdk.schema import KeySpec, Kind
+from dynamo_local.sdk.config.schema import KeySpec, Kind
 
 TARGET = Path(__file__).with_name("arguments.json")
 

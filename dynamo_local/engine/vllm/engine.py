@@ -17,18 +17,21 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
-from dynamo_local.core.messages import EngineInfo, Load, PinAnswer, PinQuestion, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.presence import EngineInfo, Load
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
-from dynamo_local.core.request_bounds import RequestBounds
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
-from dynamo_local.engine.vllm.grammar_threads import TIMEOUT_ENV
+from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV
+from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
+from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
-from dynamo_local.engine.vllm.prefix_pull import PrefixPull, open_pull
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.shared_memory import note_segments
-from dynamo_local.engine.vllm.transfer import Warm
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class VllmEngine:
         self._private_dir = private_dir
         self._kv_transfer = kv_transfer
         self._grammar_timeout_s = grammar_timeout_s
-        self._pull: PrefixPull | None = None
+        self._pull: PullHost | None = None
         self._live: dict[str, _Live] = {}
         self._names: dict[RequestEpoch, str] = {}
         """Those that the engine core has under another name: they have grown from a warm request."""
@@ -80,7 +83,7 @@ class VllmEngine:
         self._held: dict[str, float] = {}
         """Finished requests whose blocks are held, and until when."""
         # One thread for the engine's whole life: its processes are forked from it, and the kernel kills them when the
-        # thread that forked them ends (runtime/processes.py).
+        # thread that forked them ends (process/ancestry.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._core: Any = None
         self._processes: EngineProcesses | None = None
@@ -131,7 +134,7 @@ class VllmEngine:
         await self._add(msgspec.structs.replace(work, hold_s=0.0), pulled, stays=True)
 
     async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
-        from dynamo_local.engine.vllm.wire import can_grow
+        from dynamo_local.engine.vllm.requests.wire import can_grow
 
         kept = self._warm.get(from_warm)
         if kept is None or self._pull is None or len(work.token_ids) >= self._max_model_len:
@@ -149,7 +152,7 @@ class VllmEngine:
         return grown
 
     async def _add(self, work: Submit, pulled: PulledPrefix | None, *, stays: bool = False) -> None:
-        from dynamo_local.engine.vllm.wire import core_request_of
+        from dynamo_local.engine.vllm.requests.wire import core_request_of
 
         if len(work.token_ids) >= self._max_model_len:
             # The frontend goes by the model's configuration; an engine may have settled for less, by its memory. (If it
@@ -237,12 +240,12 @@ class VllmEngine:
         self._thread.shutdown(wait=False)
 
     def _load(self, stats: Any) -> Load | None:
-        from dynamo_local.engine.vllm.wire import load_of
+        from dynamo_local.engine.vllm.requests.wire import load_of
 
         return load_of(stats, keeps=self._pull is not None, warm=len(self._warm))
 
     def _stamp(self, output: Any) -> TokenDelta | None:
-        from dynamo_local.engine.vllm.wire import delta_of
+        from dynamo_local.engine.vllm.requests.wire import delta_of
 
         live = self._live.get(output.request_id)
         if live is None:
@@ -259,16 +262,16 @@ class VllmEngine:
                 self._hold(self._pull, output.request_id, live.hold_s)
         return delta
 
-    def _hold(self, pull: PrefixPull, name: str, hold_s: float) -> None:
+    def _hold(self, pull: PullHost, name: str, hold_s: float) -> None:
         now = time.monotonic()
         self._held = {other: end for other, end in self._held.items() if end > now}
         self._held[name] = now + hold_s
         pull.watch(now + hold_s)
 
 
-def _info(vllm_config: Any, pull: PrefixPull | None, no_transfer: str | None) -> EngineInfo:
+def _info(vllm_config: Any, pull: PullHost | None, no_transfer: str | None) -> EngineInfo:
     """What the engine came up with: the client has written the engine's own figures into the configuration."""
-    from dynamo_local.engine.vllm.draws import forgotten
+    from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
 
     return EngineInfo(
         engine="vllm",

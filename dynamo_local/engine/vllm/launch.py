@@ -10,7 +10,6 @@ from typing import Any
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
-from dynamo_local.engine.vllm.adapters import AdapterSettings
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import (
@@ -19,13 +18,14 @@ from dynamo_local.engine.vllm.environment import (
     settle_threads,
     start_ranks_on_their_slots,
 )
-from dynamo_local.engine.vllm.neighbours import NeighbourSettings, other_people, why_not_beside
-from dynamo_local.engine.vllm.replacements import applies, require
-from dynamo_local.engine.vllm.torch_groups import share_process_groups
-from dynamo_local.engine.vllm.transfer import HOST_PID
-from dynamo_local.engine.vllm.wakeups import wait_without_spinning
-from dynamo_local.runtime.processes import let_forks_lead_sessions, prepare_forks
-from dynamo_local.sdk.schema import build_settings
+from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings, other_people, why_not_beside
+from dynamo_local.engine.vllm.kv.pull.messages import HOST_PID
+from dynamo_local.engine.vllm.patches.futex_wait import wait_without_spinning
+from dynamo_local.engine.vllm.patches.table import applies, require
+from dynamo_local.engine.vllm.patches.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
+from dynamo_local.process.ancestry import let_forks_lead_sessions, prepare_forks
+from dynamo_local.sdk.config.schema import build_settings
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ def launch(
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor.abstract import Executor
 
-    from dynamo_local.engine.vllm.continuing import install
-    from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
-    from dynamo_local.engine.vllm.lora import Adapters
-    from dynamo_local.engine.vllm.token_logprobs import give_each_its_own
+    from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
+    from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
+    from dynamo_local.engine.vllm.requests.continuing import install
+    from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
@@ -129,7 +129,7 @@ def _set_up_transfer(
         return vllm_config, None, NO_TRANSFER
     if not applies("KV transfer"):
         return vllm_config, None, "it is not known how, with this version of vLLM"
-    from dynamo_local.engine.vllm.identity import model_identity, why_not_lent
+    from dynamo_local.engine.vllm.kv.identity import model_identity, why_not_lent
 
     if vllm_config.kv_transfer_config is not None:
         what = "kv-transfer excludes kv-transfer-config and kv-offloading-size"
@@ -148,7 +148,7 @@ def _transfer_config() -> Any:
     # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
     return KVTransferConfig(
         kv_connector="PrefixPullConnector",
-        kv_connector_module_path="dynamo_local.engine.vllm.pull_connector",
+        kv_connector_module_path="dynamo_local.engine.vllm.kv.pull.connector",
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={

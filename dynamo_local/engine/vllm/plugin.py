@@ -16,7 +16,7 @@ import os
 
 from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm.shared_memory import name_segments
-from dynamo_local.runtime.processes import die_with_parent
+from dynamo_local.process.ancestry import die_with_parent
 from state.holding import Bound, mark
 
 _marks: list[Bound] = []
@@ -38,9 +38,9 @@ def register() -> None:
         die_with_parent(parent.pid)
         # Not inherited where it was spawned. Nobody needs to be asked: its parent is on them.
         _marks.extend(mark(os.environ))
-        from dynamo_local.engine.vllm.continuing import install
-        from dynamo_local.engine.vllm.grammar_deadline import bound_compilation
-        from dynamo_local.engine.vllm.token_logprobs import give_each_its_own
+        from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
+        from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
+        from dynamo_local.engine.vllm.requests.continuing import install
 
         install()
         bound_compilation()

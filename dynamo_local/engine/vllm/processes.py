@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.engine.vllm.replacements import applies
-from dynamo_local.runtime.process_groups import children_of
+from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.process.groups import children_of
 
 _WORKER = b"::Worker"
 """In the title that vLLM gives to a worker's process. (An engine core may have other children, which come and go.)"""

@@ -10,7 +10,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.engine.vllm.replacements import applies
+from dynamo_local.engine.vllm.patches.table import applies
 from state.processes import descendants
 from state.remains import SEGMENTS_ENV, record_segments
 

@@ -5,7 +5,7 @@ dynamo serve examples.llm.graphs.agg_router:Frontend -f examples/llm/configs/agg
 
 from __future__ import annotations
 
-from components.frontend import Frontend
+from components.frontend.service import Frontend
 from components.planner import Planner
 from components.router import Router
 from components.workers import VllmWorker

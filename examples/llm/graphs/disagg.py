@@ -5,7 +5,7 @@ dynamo serve examples.llm.graphs.disagg:Frontend -f examples/llm/configs/disagg.
 
 from __future__ import annotations
 
-from components.frontend import Frontend
+from components.frontend.service import Frontend
 from components.planner import Planner
 from components.router import Router
 from components.workers import PrefillWorker, VllmWorker

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.load.answers import AnswerReader, refusal
-from dynamo_local.load.body import Body, Events, Head, parse_head
 from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.records import Record
+from dynamo_local.load.http.answers import AnswerReader, refusal
+from dynamo_local.load.http.body import Body, Events, Head, parse_head
+from dynamo_local.load.results.records import Record
 
 EVENTS = [b'{"choices":[]}', b"x", b"[DONE]"]
 

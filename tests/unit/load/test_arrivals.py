@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.arrivals import Arrivals, Constant, Gamma, Sinusoid, parse_arrivals
+from dynamo_local.load.workload.arrivals import Arrivals, Constant, Gamma, Sinusoid, parse_arrivals
 
 rates = st.floats(0.1, 1000)
 processes = st.one_of(

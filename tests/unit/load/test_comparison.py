@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load import results
-from dynamo_local.load.comparison import as_text, compare
-from dynamo_local.load.figures import figures
-from dynamo_local.load.objectives import parse_objective
-from dynamo_local.load.records import Record
-from dynamo_local.load.report import report
-from dynamo_local.load.results import Run
+from dynamo_local.load.results import file
+from dynamo_local.load.results.comparison import as_text, compare
+from dynamo_local.load.results.figures import figures
+from dynamo_local.load.results.file import Run
+from dynamo_local.load.results.objectives import parse_objective
+from dynamo_local.load.results.records import Record
+from dynamo_local.load.results.report import report
 
 
 def run(slowness: float, warmup_s: float = 0.0, **settings: Any) -> Run:
@@ -75,11 +75,11 @@ def test_the_table_has_both_and_what_differs() -> None:
 
 def test_a_run_survives_its_file(tmp_path: Path) -> None:
     one = run(1.0)
-    (tmp_path / "a.json").write_bytes(results.encode(one))
-    again = results.read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_bytes(file.encode(one))
+    again = file.read(tmp_path / "a.json")
     assert again.figures.errors == one.figures.errors
     assert again.requests[3].chunks_s == pytest.approx(one.requests[3].chunks_s, abs=1e-6)
-    assert results.encode(again) == results.encode(one)
+    assert file.encode(again) == file.encode(one)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_run_survives_its_file(tmp_path: Path) -> None:
 def test_files_that_are_no_runs(tmp_path: Path, content: str | None, says: str) -> None:
     path = tmp_path / "a.json"
     if content == "2":
-        path.write_bytes(results.encode(msgspec.structs.replace(run(1.0), format=2)))
+        path.write_bytes(file.encode(msgspec.structs.replace(run(1.0), format=2)))
     elif content is not None:
         path.write_text(content)
     with pytest.raises(UsageError, match=says):
-        results.read(path)
+        file.read(path)
 
 
 def test_the_report_has_what_there_is_and_no_more() -> None:

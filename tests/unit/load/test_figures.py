@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.figures import figures, most_at_once
-from dynamo_local.load.notes import notes
-from dynamo_local.load.objectives import parse_objective
-from dynamo_local.load.quantities import parse_duration, shown_duration
-from dynamo_local.load.records import CUT_OFF, NOT_SENT, Record
+from dynamo_local.load.results.figures import figures, most_at_once
+from dynamo_local.load.results.notes import notes
+from dynamo_local.load.results.objectives import parse_objective
+from dynamo_local.load.results.quantities import parse_duration, shown_duration
+from dynamo_local.load.results.records import CUT_OFF, NOT_SENT, Record
 
 
 def record(at_s: float = 0.0, **changes: Any) -> Record:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.lengths import Lengths, PowerLaw, Uniform, parse_lengths
+from dynamo_local.load.workload.lengths import Lengths, PowerLaw, Uniform, parse_lengths
 
 bounds = st.tuples(st.integers(1, 5000), st.integers(0, 5000)).map(lambda pair: (pair[0], sum(pair)))
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.load.prompts import WORDS, Alphabet, Prompts
-from dynamo_local.load.workload import Planned
+from dynamo_local.load.workload.prompts import WORDS, Alphabet, Prompts
+from dynamo_local.load.workload.workload import Planned
 
 IDS = Alphabet(range(100, 1000), 0)
 BLOCK = 512

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.load.quantiles import quantile, ratio_of_quantiles, resampled, spread
+from dynamo_local.load.results.quantiles import quantile, ratio_of_quantiles, resampled, spread
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=40)
 

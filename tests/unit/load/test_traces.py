@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.arrivals import Constant, Gamma
-from dynamo_local.load.lengths import PowerLaw, Uniform
-from dynamo_local.load.traces import parse_trace
-from dynamo_local.load.workload import Cut, Lengthwise, Planned, Sharing, drawn
+from dynamo_local.load.workload.arrivals import Constant, Gamma
+from dynamo_local.load.workload.lengths import PowerLaw, Uniform
+from dynamo_local.load.workload.traces import parse_trace
+from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 

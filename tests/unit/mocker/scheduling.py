@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dynamo_local.engine.mocker.outcome import Outcome
+from dynamo_local.engine.mocker.outcome import StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.scheduler import Scheduler
 from dynamo_local.engine.mocker.sequence import Sequence
@@ -33,7 +33,7 @@ class Watched:
         self.scheduler = Scheduler(settings)
         self.salts: dict[Sequence, str | None] = {}
         """Of all requests that are not finished or cancelled."""
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[StepOutcome] = []
 
     def submit(self, token_ids: list[int], sampling: Sampling, **how: Any) -> Sequence:
         sequence = self.scheduler.submit(token_ids, sampling, **how)
@@ -46,7 +46,7 @@ class Watched:
         assert sequence.blocks == []
         self.check_blocks()
 
-    def step(self, now: float = 0.0) -> Outcome:
+    def step(self, now: float = 0.0) -> StepOutcome:
         before = {sequence: len(sequence.tokens) for sequence in self.salts}
         outcome = self.scheduler.begin(now)
         assert all(len(sequence.tokens) == before[sequence] for sequence in before)
@@ -72,7 +72,7 @@ class Watched:
         assert self.salts == {}
         assert self.scheduler.load.kv_usage == 0.0
 
-    def check_work(self, outcome: Outcome) -> None:
+    def check_work(self, outcome: StepOutcome) -> None:
         work, budget = sum(outcome.computed.values()), self.settings.mocker_max_num_batched_tokens
         assert work <= budget
         assert work > 0 or self.kept

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
-from dynamo_local.engine.mocker.contents import Filling, fill, foreign_content
-from dynamo_local.engine.mocker.memory import BlockMemory
+from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
+from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
+from dynamo_local.engine.mocker.kv.memory import BlockMemory
 from dynamo_local.engine.mocker.tokens import continuation
 
 from .scheduling import VOCAB_SIZE, Watched, greedy, tiny

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dynamo_local.core.errors import RequestError
-from dynamo_local.core.messages import EngineInfo, Load, RequestEpoch
-from dynamo_local.core.request_log import RequestLog, Verdict
+from dynamo_local.core.messages.presence import EngineInfo, Load
+from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.request.log import RequestLog, Verdict
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation
 

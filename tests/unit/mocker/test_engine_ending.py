@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages import Load, RequestEpoch
+from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Step
 from dynamo_local.engine.mocker.tokens import continuation
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages import Load, PinAnswer, PinQuestion
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.engine.mocker.engine import MockerEngine
 
 from .two_engines import PROMPT, SETTINGS, Party, larger, parties, right

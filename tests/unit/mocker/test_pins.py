@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.engine.mocker.blocks import BlockPool
-from dynamo_local.engine.mocker.pins import Pins
+from dynamo_local.engine.mocker.kv.blocks import BlockPool
+from dynamo_local.engine.mocker.kv.pins import Pins
 
 TOTAL, MOST = 8, 5
 HASHES = [bytes([i]) for i in range(TOTAL)]

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.core.messages import Load, PinAnswer, PinQuestion
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.mocker.engine import MockerEngine
 
@@ -210,7 +211,8 @@ SOURCE_PROCESS = """
 import asyncio, sys, time
 from pathlib import Path
 import msgspec
-from dynamo_local.core.messages import PinQuestion, Submit
+from dynamo_local.core.messages.kv import PinQuestion
+from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 

@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.core.messages import RequestEpoch
-from dynamo_local.engine.mocker.blocks import BlockHash
-from dynamo_local.engine.mocker.outcome import Outcome, Read
-from dynamo_local.engine.mocker.pulling import Pull
+from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.engine.mocker.kv.blocks import BlockHash
+from dynamo_local.engine.mocker.kv.pulling import Pull
+from dynamo_local.engine.mocker.outcome import Read, StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.scheduler import Scheduler
 from dynamo_local.engine.mocker.sequence import Hold, Sequence
@@ -31,7 +31,7 @@ class PullsMachine(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.cancelled: dict[Sequence, int] = {}
         """And how many tokens they had."""
-        self.step: Outcome | None = None
+        self.step: StepOutcome | None = None
         self.reads: list[Read] = []
         self.promised: dict[str, tuple[list[BlockHash], list[int], float]] = {}
         self.now = 0.0

@@ -8,7 +8,7 @@ import pytest
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm.arguments import engine_schema
-from dynamo_local.sdk.schema import build_settings, combine, schema_of
+from dynamo_local.sdk.config.schema import build_settings, combine, schema_of
 
 
 def test_every_key_has_the_prefix_and_a_help_text() -> None:

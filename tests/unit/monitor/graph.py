@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynamo_local.core.messages import Counts, Ended, EngineInfo, Load, MoveCounts, Presence
-from dynamo_local.core.planner_messages import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.presence import Counts, Ended, EngineInfo, Load, MigrationCounts, Presence
 from dynamo_local.monitor.graph_watch import Snapshot
-from dynamo_local.runtime.prefill_queue import QueueLength
 
 NOW = 1000.0
 LOAD = Load(running=3, waiting=1, kv_usage=0.75, kv_pinned=0.0)
@@ -29,7 +29,7 @@ STARTING = Presence("ns_VllmWorker_1", "VllmWorker", "decode", "s", 2, "starting
 ROUTER = Presence(
     "ns_Router", "Router", "router", "r", 3, "ready", counts=Counts(assigned=5, unassigned=0), started_at=NOW - 9.0
 )
-MOVES = MoveCounts(
+MOVES = MigrationCounts(
     (Ended("drain", "moved", 3), Ended("hand", "moved", 2), Ended("hand", "stayed", 1)), 3 << 20, 0.0184, 1.93
 )
 FRONTEND = Presence("ns_Frontend", "Frontend", "frontend", "f", 4, "ready", counts=Counts(moves=MOVES))

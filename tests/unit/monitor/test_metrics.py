@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynamo_local.bus.prefill_queue import QueueLength
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.messages import Load, Presence
-from dynamo_local.core.planner_messages import PlannerReport
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.metrics import METRICS, MOVE_GAP_SECONDS, FrontendState, samples
-from dynamo_local.runtime.prefill_queue import QueueLength
-from tests.unit.core.messages_strategies import planner_reports, presences
+from tests.unit.core.messages.messages_strategies import planner_reports, presences
 from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
 
 ROOT = Path(__file__).resolve().parents[3]

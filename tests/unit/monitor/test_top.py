@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from dynamo_local.core.messages import Counts
-from dynamo_local.core.planner_messages import DecisionReport
+from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.core.messages.planner import DecisionReport
+from dynamo_local.core.messages.presence import Counts
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, totals_of
 from dynamo_local.monitor.top_screen import drawn
 from dynamo_local.monitor.top_view import TopView, note_counts, view_of
-from dynamo_local.runtime.prefill_queue import QueueLength
 from tests.unit.monitor.graph import DECODE, FRONTEND, NOW, REPORT, ROUTER, STARTING, snapshot
 
 FIGURES = FrontendFigures(in_flight=12, requests_per_s=3.25, ttft_s=0.0421, inter_token_s=1.5)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.engine.vllm.arguments import AGREED, engine_schema
-from dynamo_local.sdk.config import resolve
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import Graph, load_graph
-from dynamo_local.sdk.resolved import ResolvedGraph
 
 DISAGG = load_graph("examples.llm.graphs.disagg:Frontend")
 SIDES = ("Frontend", "VllmWorker", "PrefillWorker")

@@ -7,8 +7,8 @@ import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.sdk import Graph, load_graph, resolve
+from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import build_graph
-from dynamo_local.sdk.resolved import ResolvedGraph
 from tests.unit.sdk.graphs.roles import Boss, Front, Helper, Worker
 
 HERE = "tests.unit.sdk.graphs"

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo_local.sdk import load_graph, resolve
-from dynamo_local.sdk.sections import merge
-from dynamo_local.sdk.yaml_source import parse_yaml
+from dynamo_local.sdk.config.sections import merge
+from dynamo_local.sdk.config.yaml_source import parse_yaml
 
 GRAPH = load_graph("tests.unit.sdk.graphs.agg:Frontend")
 

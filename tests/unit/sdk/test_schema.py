@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError, DecodeError, GraphError
 from dynamo_local.sdk import KeySpec, SchemaTable, combine, resolve, schema_of, service
+from dynamo_local.sdk.config.schema import build_settings, coerce
 from dynamo_local.sdk.graph import build_graph
-from dynamo_local.sdk.schema import build_settings, coerce
 
 from .graphs.services import WorkerConfig
 

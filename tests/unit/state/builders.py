@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from dynamo_local.core.run_queue import Shares, ThreadTimes
+from dynamo_local.core.process.run_queue import Shares, ThreadTimes
 from state.model import Component, Owner, Phase, Resources, State
 from state.threads import CoreWatch
 from state.transitions import claim, new_state

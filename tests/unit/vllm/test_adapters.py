@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.engine.vllm.adapters import Adapter, AdapterSettings
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
-from dynamo_local.sdk.schema import build_settings, combine
+from dynamo_local.engine.vllm.requests.adapters import Adapter, AdapterSettings
+from dynamo_local.sdk.config.schema import build_settings, combine
 
 PIRATE = Adapter("pirate", "/adapters/pirate")
 

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.engine.vllm.arguments import MANAGED
-from dynamo_local.sdk.config import resolve
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import Graph, load_graph
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynamo_local.core.run_queue import Shares
+from dynamo_local.core.process.run_queue import Shares
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
-from dynamo_local.runtime.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard
 from state.threads import bind_thread, cores_of, threads_of
 from tests.unit.state.builders import ScriptedCores, python
 

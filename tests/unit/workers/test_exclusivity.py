@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from components.workers.exclusivity import ASKED_S, Exclusivity
-from dynamo_local.core.messages import AskExclusive, EndExclusive, Exclusive, Presence, RequestEpoch, Submit
+from dynamo_local.core.messages.presence import Exclusive, Presence
+from dynamo_local.core.messages.work import AskExclusive, EndExclusive, RequestEpoch, Submit
 
 ASK = AskExclusive("r", "f")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from components.workers.queue_head import QueueHead
-from dynamo_local.core.messages import RequestEpoch, Submit, TokenDelta
+from components.workers.requests.queue_head import QueueHead
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch, Submit
 
 
 def submit(name: str, tokens: int, *, arrived: float = 0.0, priority: int = 0) -> Submit:

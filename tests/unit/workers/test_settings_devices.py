@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.sdk import load_graph, resolve
-from dynamo_local.sdk.resolved import ResolvedService
+from dynamo_local.sdk.config.resolved import ResolvedService
 
 GPU = "--VllmWorker.ServiceArgs.resources.gpu"
 TP = "--VllmWorker.tensor-parallel-size"

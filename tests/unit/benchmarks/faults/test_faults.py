@@ -13,7 +13,7 @@ from benchmarks.faults.clients import Asked, longest_gap_s
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.parts import all_ready, running
 from benchmarks.faults.table import show, together
-from dynamo_local.load.records import Completion
+from dynamo_local.load.results.records import Completion
 
 TRIAL: dict[str, Any] = {
     "under_way": 16,

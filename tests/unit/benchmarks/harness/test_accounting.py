@@ -29,9 +29,9 @@ def test_waiting_and_stolen_time_is_not_busy_time() -> None:
     [
         ("VLLM::EngineCore", "EngineCore"),
         ("VLLM::Worker", "Worker"),
-        ("python -m dynamo_local.runtime.host --namespace bench --service Frontend ", "frontend"),
-        ("python -m dynamo_local.runtime.host --namespace bench --service VllmWorker ", "worker host"),
-        ("python -m dynamo_local.runtime.host --namespace bench --service PrefillWorker ", "prefill host"),
+        ("python -m dynamo_local.process.main --namespace bench --service Frontend ", "frontend"),
+        ("python -m dynamo_local.process.main --namespace bench --service VllmWorker ", "worker host"),
+        ("python -m dynamo_local.process.main --namespace bench --service PrefillWorker ", "prefill host"),
         ("python -c from multiprocessing.resource_tracker import main", "other"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.accounting import Usage
 from benchmarks.harness.load import Load
-from dynamo_local.load.records import Record
+from dynamo_local.load.results.records import Record
 
 ANSWERED = Record(0, 17, 8, sent_s=0.5, chunks_s=[1.0, 2.0, 3.0, 4.0], ended_s=4.0, tokens=8)
 LATE = Record(0, 17, 2, sent_s=2.5, chunks_s=[2.75, 3.25], ended_s=3.25, tokens=2)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynamo_local.core.planning.changes import AddWorker, Change, RemoveWorker, SwitchRole
-from dynamo_local.core.planning.deciding import decide
+from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.planning.actions import AddWorker, Change, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import History, Window, aggregate, remember
-from dynamo_local.core.readings import Reading
 
 AGGREGATED = {"aggregated": "VllmWorker"}
 DISAGGREGATED = {"decode": "VllmWorker", "prefill": "PrefillWorker"}

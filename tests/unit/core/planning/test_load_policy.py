@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynamo_local.core.planning.changes import AddWorker, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.observation import QueueReading
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import aggregate

@@ -8,7 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynamo_local.core.messages import Counts, EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.fleet.readings import STALE_S, Reading, reading_of
+from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.planning.observation import (
     Claim,
     Observation,
@@ -18,7 +19,6 @@ from dynamo_local.core.planning.observation import (
 )
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import KEPT_WINDOWS, aggregate, remember
-from dynamo_local.core.readings import STALE_S, Reading, reading_of
 from tests.unit.core.planning.fleets import DISAGGREGATED, KV_TOKENS, prefiller, pull, worker
 
 NOW = 1000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.core.planning.changes import AddWorker, RemoveWorker
+from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
 from dynamo_local.core.planning.observation import Observation, QueueReading
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import Window, aggregate

@@ -1,0 +1,1 @@
+"""The frontend service: vLLM's OpenAI server, and the live requests behind it."""

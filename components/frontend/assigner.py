@@ -1,0 +1,130 @@
+"""Where a frontend's requests go: asked of the router, or, in a graph without one, decided here by the same policy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
+from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.names import Subjects
+
+_log = logging.getLogger(__name__)
+
+_ROUTER_TIMEOUT_S = 1.0
+
+_TELL_CHARGES_EVERY_S = 5.0
+
+
+class Assigner(Protocol):
+    """Assigns requests to workers."""
+
+    async def assign(self, request: AssignRequest) -> str | None:
+        """The lease of the worker to take the request, None if no worker is routable."""
+
+    async def release(self, request_id: str) -> None:
+        """The request has left its worker. Never raises: at worst, a load is overestimated for a while."""
+
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        """The request, with so many tokens, is another worker's now. Never raises, like `release`."""
+
+    async def run(self) -> None:
+        """What is to be done besides, until cancelled."""
+
+
+class LocalAssigner:
+    """Applies a policy to this process's own view of the fleet and its own ledger."""
+
+    def __init__(self, fleet: FleetWatch, frontend: str, policy: RoutingPolicy | None = None) -> None:
+        self._fleet = fleet
+        self._frontend = frontend
+        self._policy = policy or LeastOutstandingTokens()
+        self.ledger = Ledger()
+        fleet.subscribe(self._on_change)
+
+    async def assign(self, request: AssignRequest) -> str | None:
+        worker = self._policy.choose(request, self._fleet.view.routable(), self.ledger)
+        if worker is not None:
+            self.ledger.charge(request.frontend, request.request_id, worker, request.tokens)
+        return worker
+
+    async def release(self, request_id: str) -> None:
+        self.ledger.release(self._frontend, request_id)
+
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        self.ledger.charge(self._frontend, request_id, worker, tokens)
+
+    async def run(self) -> None:
+        return
+
+    def knows(self, worker: str) -> bool:
+        """Whether the worker is there, as far as this process has heard."""
+        return self._fleet.view.get(worker) is not None
+
+    def _on_change(self, change: Change) -> None:
+        if change.what in (Happened.LEFT, Happened.REVOKED):
+            self.ledger.forget_worker(change.presence.lease)
+
+
+class RouterAssigner:
+    """Asks the router. While there is none (it is restarting), decides by itself rather than let requests wait."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, frontend: str, fallback: LocalAssigner) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._frontend = frontend
+        self._fallback = fallback
+        self._router_up = True
+
+    async def assign(self, request: AssignRequest) -> str | None:
+        try:
+            answer = await self._bus.request(self._subjects.assign, codec.encode(request), timeout_s=_ROUTER_TIMEOUT_S)
+            assignment = codec.decode(answer, Assignment)
+        except (BusError, DecodeError) as error:
+            self._note_router(False, str(error))
+            return await self._fallback.assign(request)
+        self._note_router(True)
+        worker = assignment.worker
+        if worker is None:
+            return None
+        if not self._fallback.knows(worker):
+            # The router's view is older than ours: it has just started, or come back from a hang.
+            return await self._fallback.assign(request)
+        self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens)
+        return worker
+
+    async def release(self, request_id: str) -> None:
+        await self._fallback.release(request_id)
+        message = codec.encode(Released(request_id=request_id, frontend=self._frontend))
+        try:
+            await self._bus.publish(self._subjects.released, message)
+        except BusError as error:
+            _log.warning("the router is not told that %s left its worker: %s", request_id, error)
+
+    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+        await self._fallback.moved(request_id, worker, tokens)
+        await self._tell_charges()
+
+    async def run(self) -> None:
+        """Tell the router now and then what is charged: it may have missed something, or be another one."""
+        while True:
+            await asyncio.sleep(_TELL_CHARGES_EVERY_S)
+            await self._tell_charges()
+
+    async def _tell_charges(self) -> None:
+        charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
+        try:
+            await self._bus.publish(self._subjects.charges, codec.encode(charges))
+        except BusError as error:
+            _log.warning("the router is not told what is charged: %s", error)
+
+    def _note_router(self, up: bool, why: str = "") -> None:
+        if up != self._router_up:
+            self._router_up = up
+            _log.warning("the router answers again" if up else f"assigning without the router: {why}")

@@ -1,0 +1,32 @@
+"""Answers that the gate gives by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.asgi import Send
+
+JSON = (b"content-type", b"application/json")
+
+
+async def answer(send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Send one whole answer."""
+    all_headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(send: Send, refusal: Refusal) -> None:
+    """The refusal, in OpenAI's error shape."""
+    headers = [JSON]
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.allowed:
+        headers.append((b"allow", ", ".join(sorted(refusal.allowed)).encode()))
+    if refusal.status == 408:
+        # What the client still sends of this request must not be read as the next one.
+        headers.append((b"connection", b"close"))
+    await answer(send, refusal.status, refusal.body(), headers)

@@ -1,0 +1,78 @@
+"""Bodies of requests: read whole within a limit and a deadline, and handed on as they were read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from dynamo_local.core.http.admission import AdmissionLimits, Refusal
+from dynamo_local.core.http.asgi import Event, Receive, Scope, header
+
+_LENGTH_DIGITS = 18
+"""A Content-Length with more digits is too large, whatever the limit."""
+
+
+class BodyRefusedError(Exception):
+    """The body is too large, or too slow."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class ClientGoneError(Exception):
+    """The client hung up before it had sent its request."""
+
+
+async def read_body(scope: Scope, receive: Receive, limits: AdmissionLimits) -> bytes:
+    """The whole body. Raises BodyRefusedError as soon as it is known to exceed the limits, or ClientGoneError."""
+    if _announced_bytes(scope) > limits.max_body_bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _read(receive, limits)
+    except TimeoutError:
+        why = f"the body has not come within {limits.body_timeout_s:g} s (setting body-timeout-s)"
+        raise BodyRefusedError(Refusal(408, why, "RequestTimeoutError")) from None
+
+
+async def _read(receive: Receive, limits: AdmissionLimits) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise ClientGoneError
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        if not event.get("more_body", False):
+            return b"".join(parts)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read already, then what still comes (the disconnection)."""
+    given = False
+
+    async def replay() -> Event:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _announced_bytes(scope: Scope) -> float:
+    """What Content-Length says, 0 if it says nothing: what comes is counted in any case."""
+    announced = header(scope, b"content-length")
+    if not announced.isdigit():
+        return 0
+    return int(announced) if len(announced) <= _LENGTH_DIGITS else math.inf
+
+
+def _too_large(limits: AdmissionLimits) -> BodyRefusedError:
+    why = f"the body is larger than {limits.max_body_bytes} bytes (setting max-body-bytes)"
+    return BodyRefusedError(Refusal(413, why, "BadRequestError"))

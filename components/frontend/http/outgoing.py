@@ -1,0 +1,60 @@
+"""What is changed in the answers of the server behind: headers of streams, and the names of settings in errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from dynamo_local.core.http.asgi import Event, Send
+
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Caches keep no event stream, and nginx passes on each event at once."""
+
+_OPTION = re.compile(rb"(?<![\w-])--([a-z0-9]+(?:-[a-z0-9]+)*)")
+
+
+def with_stream_headers(send: Send) -> Send:
+    """An ASGI `send` that marks event streams as nothing to be kept or collected."""
+
+    async def send_on(event: Event) -> None:
+        if event["type"] == "http.response.start" and _type_of(event).startswith(b"text/event-stream"):
+            there = {name.lower() for name, _ in event["headers"]}
+            more = [header for header in _STREAM_HEADERS if header[0] not in there]
+            event = {**event, "headers": [*event["headers"], *more]}
+        await send(event)
+
+    return send_on
+
+
+def with_setting_names(send: Send, service: str, settings: Collection[str]) -> Send:
+    """An ASGI `send` for one answer, that names options of the server behind in refusals as they are named here:
+    --tool-call-parser as --Frontend.tool-call-parser, if the service `Frontend` has that setting."""
+    start: Event | None = None
+    known = frozenset(name.encode() for name in settings)
+
+    def renamed(option: re.Match[bytes]) -> bytes:
+        return b"--%s.%s" % (service.encode(), option[1]) if option[1] in known else option[0]
+
+    async def send_on(event: Event) -> None:
+        nonlocal start
+        if event["type"] == "http.response.start" and event["status"] == 400:
+            start = event
+            return
+        if start is not None:
+            begin, start = start, None
+            if not event.get("more_body", False):
+                event = {**event, "body": _OPTION.sub(renamed, event.get("body", b""))}
+                begin = _with_length(begin, len(event["body"]))
+            await send(begin)
+        await send(event)
+
+    return send_on
+
+
+def _with_length(start: Event, length: int) -> Event:
+    others = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+    return {**start, "headers": [*others, (b"content-length", str(length).encode())]}
+
+
+def _type_of(start: Event) -> bytes:
+    return next((value for name, value in start["headers"] if name.lower() == b"content-type"), b"")

@@ -1,0 +1,1 @@
+"""Migrations as the frontend of a request schedules and executes them."""

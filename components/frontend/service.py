@@ -1,0 +1,271 @@
+"""The frontend service: vLLM's OpenAI server with all the workers behind it. It owns the log of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from components.frontend.assigner import Assigner, LocalAssigner, RouterAssigner
+from components.frontend.dispatcher import BusDispatcher
+from components.frontend.http.gate import GateState, HttpGate, SettingNames
+from components.frontend.migration.rebalancer import Rebalancer
+from components.frontend.prefill_jobs import PrefillJobs
+from components.planner import Planner
+from components.router import Router
+from components.workers import PrefillWorker, VllmWorker
+from dynamo_local.bus.live_settings import LiveSettings
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.errors import ConfigError, PortInUseError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.live_settings import (
+    MAX_LOCAL_PREFILL_LENGTH,
+    MAX_PREFILL_QUEUE_SIZE,
+    REBALANCE,
+    REBALANCE_ABOVE,
+    REBALANCE_BELOW,
+    REBALANCE_PERIOD_S,
+)
+from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.migration import rebalancing
+from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
+from dynamo_local.core.request import disaggregation
+from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.engine.vllm import VLLM_PRELOAD
+from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
+from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.graph_watch import GraphWatch
+from dynamo_local.monitor.metrics import MOVE_GAP_SECONDS, MOVE_GAP_STEPS, FrontendState, Sample, samples
+from dynamo_local.process.context import ServiceContext
+from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
+
+_UNREAD_MS = 60_000
+"""How long a client may leave unread what it is sent."""
+
+
+@dataclass(frozen=True)
+class FrontendSettings(AdmissionLimits):
+    """Keys of the frontend itself; those of vLLM's server and engine come beside them."""
+
+    api_key_file: Path | None = field(
+        default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
+    )
+    request_timeout_s: float = field(
+        default=600.0, metadata={"help": "Maximum time from the arrival of a request to its last token, in s."}
+    )
+    recovery_timeout_s: float = field(
+        default=120.0, metadata={"help": "How long a request that lost its worker waits for another worker, in s."}
+    )
+    drain_timeout_s: float = field(
+        default=15.0, metadata={"help": "How long requests in flight may take to finish when the server stops, in s."}
+    )
+    max_local_prefill_length: int = field(
+        default=MAX_LOCAL_PREFILL_LENGTH.default, metadata={"help": MAX_LOCAL_PREFILL_LENGTH.help}
+    )
+    max_prefill_queue_size: int = field(
+        default=MAX_PREFILL_QUEUE_SIZE.default, metadata={"help": MAX_PREFILL_QUEUE_SIZE.help}
+    )
+    rebalance: bool = field(default=bool(REBALANCE.default), metadata={"help": REBALANCE.help})
+    rebalance_below: int = field(default=REBALANCE_BELOW.default, metadata={"help": REBALANCE_BELOW.help})
+    rebalance_above: int = field(default=REBALANCE_ABOVE.default, metadata={"help": REBALANCE_ABOVE.help})
+    rebalance_period_s: int = field(default=REBALANCE_PERIOD_S.default, metadata={"help": REBALANCE_PERIOD_S.help})
+
+    @property
+    def live(self) -> dict[str, int]:
+        """What `dynamo config set` may change, as it is configured."""
+        return {
+            MAX_LOCAL_PREFILL_LENGTH.name: self.max_local_prefill_length,
+            MAX_PREFILL_QUEUE_SIZE.name: self.max_prefill_queue_size,
+            REBALANCE.name: int(self.rebalance),
+            REBALANCE_BELOW.name: self.rebalance_below,
+            REBALANCE_ABOVE.name: self.rebalance_above,
+            REBALANCE_PERIOD_S.name: self.rebalance_period_s,
+        }
+
+
+@service(
+    config=combine(schema_of(FrontendSettings), engine_schema(), server_schema(), adapter_schema()),
+    role="frontend",
+    preload=VLLM_PRELOAD,
+)
+class Frontend(Service):
+    """The OpenAI API of the graph."""
+
+    router = depends(Router)
+    workers = depends(VllmWorker)
+    prefill_workers = depends(PrefillWorker)
+    planner = depends(Planner)
+    """Not called: part of what runs behind the API, so that a graph starts it."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._settings = context.settings(FrontendSettings)
+        self._limits = _with_max_logprobs(self._settings, context.config)
+        self._fleet = FleetWatch(context.bus, context.subjects)
+        self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
+        self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
+        self._remote = self._remote_prefill()
+        self._dispatcher = BusDispatcher(
+            context.bus,
+            context.subjects,
+            context.lease,
+            self._fleet,
+            self._assigner(),
+            context.tasks,
+            RecoveryDeadlines(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
+            self._remote,
+        )
+        self._rebalancer = Rebalancer(self._dispatcher.mover, self._fleet, self._rebalancing, context.tasks)
+        self._draining = False
+        self._server: Any = None
+
+    @async_on_start
+    async def start(self) -> None:
+        """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
+        from dynamo_local.engine.vllm.frontend.server import OpenAIServer
+
+        listener = bind()
+        await self._live_settings.start()
+        self._context.tasks.spawn("settings", self._live_settings.run())
+        await self._dispatcher.start()
+        self._rebalancer.start()
+        await self._graph.start()
+        await self._fleet.start()
+        context = self._context
+        context.tasks.spawn("fleet", self._fleet.run())
+        if PREFILL_ROLE in self._roles():
+            context.tasks.spawn("queue length", self._graph.follow_queue())
+        self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate(), self._limits)
+        loop, announcer = asyncio.get_running_loop(), context.announcer
+
+        def progress(detail: str) -> None:
+            loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
+
+        serving = await self._server.start(listener, progress)
+        mover = self._dispatcher.mover
+        mover.subscribe(lambda moves: announcer.note(counts=Counts(moves=moves)))
+        expose(self._samples, {MOVE_GAP_SECONDS: mover.gap_s, MOVE_GAP_STEPS: mover.gap_steps})
+        context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
+        announcer.update(url=_url(listener))
+
+    @async_on_shutdown
+    async def stop(self) -> None:
+        """Refuse new requests and let those under way finish."""
+        self._draining = True
+        self._dispatcher.mover.stop()
+        if self._server is not None:
+            await self._server.stop(self._settings.drain_timeout_s)
+        await self._dispatcher.cancel_all()
+
+    def _assigner(self) -> Assigner:
+        local = LocalAssigner(self._fleet, self._context.lease)
+        if not self._context.has(Router.__name__):
+            return local
+        return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
+
+    def _remote_prefill(self) -> PrefillJobs | None:
+        context = self._context
+        if not context.has(PrefillWorker.__name__):
+            return None
+        return PrefillJobs(context.bus, context.subjects, context.lease, self._fleet, self._prefill_limits)
+
+    def _prefill_limits(self) -> disaggregation.PrefillLimits:
+        """As they are now: `dynamo config set` may have changed them."""
+        settings = self._live_settings
+        return disaggregation.PrefillLimits(
+            settings.get(MAX_LOCAL_PREFILL_LENGTH.name), settings.get(MAX_PREFILL_QUEUE_SIZE.name)
+        )
+
+    def _rebalancing(self) -> rebalancing.RebalancingLimits | None:
+        """As they are now; None: it is off."""
+        settings = self._live_settings
+        if not settings.get(REBALANCE.name):
+            return None
+        return rebalancing.RebalancingLimits(
+            below=settings.get(REBALANCE_BELOW.name),
+            above=settings.get(REBALANCE_ABOVE.name),
+            period_s=settings.get(REBALANCE_PERIOD_S.name),
+        )
+
+    def _roles(self) -> list[str]:
+        return [service.role for service in self._context.graph.services]
+
+    def _samples(self) -> Iterator[Sample]:
+        """What /metrics shows beside vLLM's own."""
+        prefills = None if self._remote is None else self._remote.outcomes
+        mover = self._dispatcher.mover
+        state = FrontendState(
+            self._dispatcher.live_requests,
+            self._roles(),
+            prefills,
+            mover.outcomes,
+            mover.pulled_tokens,
+            mover.counts.pulled_bytes,
+        )
+        return samples(self._graph.snapshot(), state)
+
+    def _gate(self) -> Any:
+        state = GateState(has_worker=lambda: bool(self._fleet.view.ready()), is_draining=lambda: self._draining)
+        keys = _read_keys(self._settings.api_key_file)
+        names = SettingNames(type(self).__name__, server_schema().keys())
+
+        def gate(app: Any) -> HttpGate:
+            return HttpGate(app, limits=self._limits, state=state, api_keys=keys, names=names)
+
+        return gate
+
+
+def _with_max_logprobs(limits: AdmissionLimits, config: Mapping[str, Any]) -> AdmissionLimits:
+    """The limits; who has set vLLM's max-logprobs and no max-candidates of ours means both."""
+    if "max-candidates" in config or config.get("max-logprobs") is None:
+        return limits
+    return replace(limits, max_candidates=config["max-logprobs"])
+
+
+def bind() -> socket.socket:
+    """The listening address that `dynamo serve` chose and has checked to be free."""
+    host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
+    port = int(os.environ.get(HTTP_PORT_ENV, "0"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns Nagle's algorithm off on the connections; otherwise it does not, and the
+    # first token of every stream waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # A client that does not read its answer is given up: its requests would be under way for ever.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.expanduser().read_text().splitlines() if line.strip())
+    except OSError as error:
+        raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
+    if not keys:
+        # An empty file must not open the server to everybody.
+        raise ConfigError(f"{path} holds no API key", "write one key a line, or leave api-key-file out")
+    return keys
+
+
+async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:
+    """The HTTP server's life as a guarded task: if it ends by itself, the process ends."""
+    await asyncio.shield(serving)
+    if not is_draining():
+        raise PortInUseError("the HTTP server ended by itself")

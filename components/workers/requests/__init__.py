@@ -1,0 +1,1 @@
+"""Requests at a worker: their admission, tokens, events and ends."""

@@ -1,0 +1,54 @@
+"""Sending tokens to frontends, in messages no larger than the bus takes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.tokens import Fault, TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.process.context import ServiceContext
+
+_log = logging.getLogger(__name__)
+
+
+class TokenSender:
+    """Publishes batches; `seq` counts those of each frontend."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._sequence: Counter[str] = Counter()
+
+    async def send(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
+        """Publish. Returns requests that had to be failed because one step of theirs is more than the bus takes."""
+        data = codec.encode(TokenBatch(self._context.lease, self._sequence[frontend] + 1, timestamp, deltas))
+        if len(data) > self._context.bus.max_payload:
+            return await self._send_parts(frontend, timestamp, deltas)
+        self._sequence[frontend] += 1
+        try:
+            await self._context.bus.publish(self._context.subjects.tokens(frontend), data)
+        except BusError as error:
+            # The frontend notices the missing positions and asks for them.
+            _log.warning("tokens for %s not sent: %s", frontend, error)
+        return []
+
+    async def _send_parts(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
+        if len(deltas) > 1:
+            middle = len(deltas) // 2
+            too_large = await self.send(frontend, timestamp, deltas[:middle])
+            return too_large + await self.send(frontend, timestamp, deltas[middle:])
+        request = RequestEpoch(deltas[0].request_id, deltas[0].epoch)
+        why = "the log-probabilities asked for are more than can be sent"
+        await self.send(frontend, timestamp, (error_delta(request, why, fault="request"),))
+        return [request]
+
+    def forget(self, frontend: str) -> None:
+        """The frontend is gone."""
+        self._sequence.pop(frontend, None)
+
+
+def error_delta(request: RequestEpoch, why: str, *, refused: bool = False, fault: Fault | None = None) -> TokenDelta:
+    """The end of an epoch that did not go well, see `TokenDelta`."""
+    return TokenDelta(request.request_id, request.epoch, 0, [], finish="error", error=why, refused=refused, fault=fault)

@@ -1,0 +1,1 @@
+"""The bus between processes: NATS, JetStream, presence, the prefill queue, live settings."""

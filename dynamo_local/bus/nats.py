@@ -1,0 +1,266 @@
+"""The bus: core NATS behind a narrow port. Foreign errors become BusError here.
+
+Delivery is at most once. While the connection is down, publications are buffered up to a bound and subscriptions
+are restored on reconnection; what others published meanwhile is lost, and the protocols above notice it by
+sequence numbers, positions and leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg as NatsMsg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.js import JetStreamContext
+from nats.js.api import Header
+from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
+
+from dynamo_local.core.errors import BusError
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 2
+_RECONNECT_WAIT_S = 0.2
+_PING_INTERVAL_S = 5
+_PENDING_BYTES = 32 * 1024 * 1024
+"""Publications held back while the connection is down."""
+
+
+class BusAddress(msgspec.Struct, frozen=True):
+    """Where NATS is and what it asks for. Holds a secret: keep it in files of mode 0600, never in argv or logs."""
+
+    url: str
+    token: str | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> BusAddress:
+        """Read the address from the runtime directory. Raises BusError."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError) as error:
+            raise BusError(f"no bus address in {path}: {error}", "is the server running?") from error
+
+    @property
+    def shown(self) -> str:
+        """The URL without the credentials that it may hold, fit to be shown."""
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:
+            return "an address that is not a URL"
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+    def __repr__(self) -> str:
+        return f"BusAddress({self.shown!r}, token={'***' if self.token else None})"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What arrived. `reply` is the subject to answer on, empty if no answer is wanted.
+
+    `status` is not empty when the server says something itself instead of passing on a message, such as "503": nobody
+    listens where an answer was expected.
+    """
+
+    subject: str
+    reply: str
+    data: bytes
+    status: str = ""
+
+
+Handler = Callable[[Message], Awaitable[None]]
+
+
+class Subscription:
+    """A live subscription. Messages are handled one after another, in order."""
+
+    def __init__(self, inner: NatsSubscription) -> None:
+        self._inner = inner
+
+    async def unsubscribe(self) -> None:
+        """Take no more messages. Harmless on a closed bus."""
+        try:
+            await self._inner.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            return
+
+
+class Bus:
+    """One connection of one process to NATS."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._was_connected = False
+        self._closing = False
+        self._ended = asyncio.Event()
+
+    @classmethod
+    async def connect(cls, address: BusAddress, *, name: str, deadline_s: float = 10.0) -> Bus:
+        """Connect, trying for `deadline_s`; afterwards reconnect for ever. Raises BusError.
+
+        A server that refuses the token is not asked again.
+        """
+        bus = cls(Client(), name)
+        try:
+            await asyncio.wait_for(bus._connect(address), deadline_s)
+        except nats.errors.AuthorizationError as error:
+            await bus._abandon()
+            raise BusError(f"NATS at {address.shown} refuses the token", "check the token") from error
+        except (TimeoutError, OSError, ValueError, nats.errors.Error) as error:
+            cause = str(error) or str(bus._client.last_error or "") or "it does not answer"
+            await bus._abandon()
+            raise BusError(
+                f"cannot connect to NATS at {address.shown} within {deadline_s:g} s: {cause}",
+                "check that it runs and that the address is right",
+            ) from error
+        bus._was_connected = True
+        return bus
+
+    async def _connect(self, address: BusAddress) -> None:
+        await self._client.connect(
+            address.url,
+            token=address.token,
+            name=self._name,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # used as seconds, fractions work
+            max_reconnect_attempts=-1,
+            ping_interval=_PING_INTERVAL_S,
+            pending_size=_PENDING_BYTES,
+            # Subjects are built in core.names alone, from parts that were checked.
+            skip_subject_validation=True,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_closed,
+        )
+
+    async def _abandon(self) -> None:
+        """Close what failed attempts to connect have left open. Without a valid address there is nothing."""
+        if self._client.servers:
+            await self.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        """Largest publication the server takes, in bytes."""
+        return self._client.max_payload
+
+    def jetstream(self, *, timeout_s: float) -> JetStreamContext:
+        """JetStream over this connection, for its adapter (bus/jetstream.py) alone."""
+        return self._client.jetstream(timeout=timeout_s)
+
+    def inbox(self) -> str:
+        """A subject nobody else uses."""
+        return self._client.new_inbox()
+
+    async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        """Send to whoever subscribes. Raises BusError if the message is too large or the buffer is full."""
+        try:
+            await self._client.publish(subject, data, reply)
+        except nats.errors.MaxPayloadError as error:
+            raise BusError(f"message of {len(data)} bytes, NATS takes at most {self.max_payload}") from error
+        except nats.errors.Error as error:
+            raise BusError(f"cannot publish on {subject}: {error}") from error
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Have `handler` called for each message. Subscribers with the same `queue` share the messages.
+
+        A handler that raises is reported and loses only its message.
+        """
+
+        async def deliver(message: NatsMsg) -> None:
+            try:
+                await handler(Message(message.subject, message.reply, message.data, _status(message)))
+            except Exception:  # noqa: BLE001
+                # The boundary of a message: one that cannot be handled must not end the subscription.
+                _log.exception("message on %s could not be handled", message.subject)
+
+        try:
+            return Subscription(await self._client.subscribe(subject, queue=queue, cb=deliver))
+        except nats.errors.Error as error:
+            raise BusError(f"cannot subscribe to {subject}: {error}") from error
+
+    async def failed(self) -> None:
+        """Wait until the connection has ended for good (the server refuses this client), then raise BusError.
+
+        Never returns. A connection that is only lost is not over: it is restored.
+        """
+        await self._ended.wait()
+        raise BusError(f"NATS ended the connection: {self._client.last_error or 'closed'}")
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
+        try:
+            return (await self._client.request(subject, data, timeout=timeout_s)).data
+        except nats.errors.NoRespondersError as error:
+            raise BusError(f"nobody listens on {subject}") from error
+        except nats.errors.TimeoutError as error:
+            raise BusError(f"no answer on {subject} within {timeout_s:g} s") from error
+        except nats.errors.Error as error:
+            raise BusError(f"cannot ask on {subject}: {error}") from error
+        finally:
+            if task is not None and task.cancelling() > cancelled:
+                # The client waits by asyncio.wait_for, which swallows a cancellation that comes together with the
+                # answer, or with the word that there is none (python/cpython#86296, mended in 3.12).
+                raise asyncio.CancelledError
+
+    async def flush(self, *, timeout_s: float = 2.0) -> None:
+        """Wait until the server has seen everything published so far. Raises BusError."""
+        try:
+            # Twice: the client sends its ping ahead of what it has buffered, so the first only sees to it that the
+            # buffer has been written when the second is sent.
+            await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
+            await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
+        except (nats.errors.Error, OSError) as error:
+            raise BusError(f"NATS did not confirm within {timeout_s:g} s") from error
+
+    async def close(self, *, deadline_s: float = 2.0) -> None:
+        """Send what is pending if the server still listens, then disconnect."""
+        self._closing = True
+        if self._client.is_connected:
+            try:
+                await self.flush(timeout_s=deadline_s)
+            except BusError as error:
+                _log.warning("closing the bus: %s", error)
+        try:
+            await asyncio.wait_for(self._client.close(), deadline_s)
+        except TimeoutError:
+            _log.warning("the connection to NATS did not close within %g s", deadline_s)
+        except (OSError, nats.errors.Error) as error:
+            _log.warning("what was pending for NATS is lost: %s", error)
+
+    async def _on_error(self, error: Exception) -> None:
+        if not self._was_connected and _REFUSED in str(error).lower():
+            # Out of the client's loop of attempts: no other attempt would fare better. (At this stage the
+            # client has no exception class for it, only the server's words.)
+            raise nats.errors.AuthorizationError from error
+        _log.warning("bus: %s", str(error) or type(error).__name__)
+
+    async def _on_disconnect(self) -> None:
+        if not self._closing:
+            _log.warning("bus: connection lost, reconnecting")
+
+    async def _on_reconnect(self) -> None:
+        _log.warning("bus: connected again")
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            self._ended.set()
+
+
+def _status(message: NatsMsg) -> str:
+    return "" if message.headers is None else message.headers.get(Header.STATUS, "")

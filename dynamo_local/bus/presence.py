@@ -1,0 +1,209 @@
+"""Presence: a process announces itself on the bus, and keeps a view of all others.
+
+A worker becomes routable by saying that it is ready, leaves routing at once by saying that it drains or by having
+its lease revoked, and leaves it within `fleet.TTL_S` when it says nothing any more. A process that waits for a core to
+say something on is not gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.starvation import Starvation
+from dynamo_local.core import codec
+from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
+from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet.view import TTL_S, Change, FleetView
+from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence
+from dynamo_local.core.names import Subjects
+
+_log = logging.getLogger(__name__)
+
+TICK_S = BEAT_S / 2
+"""From a look at who is silent to the next one, at least: what has come is read in between."""
+
+_EXPIRED_S = 0.001
+"""After the moment until which nobody is missed."""
+
+_LOOKED_AT_BEFORE_S = TTL_S / 2
+"""So long before somebody would be missed, it is looked at: whether it waits for a core."""
+
+
+class Announcer:
+    """Publishes this process's presence: at every beat (core/beats.py), on every change, and when probed."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = BEAT_S) -> None:
+        self._bus = bus
+        self._interval_s = interval_s
+        self._subject = subjects.presence(presence.watcher)
+        self._probe = subjects.probe
+        self._presence = presence
+        self._changed = asyncio.Event()
+        self._changed_at = time.monotonic()
+
+    @property
+    def presence(self) -> Presence:
+        return self._presence
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the presence; published as soon as the event loop gets to it."""
+        updated = msgspec.structs.replace(self._presence, **changes)
+        if updated != self._presence:
+            self._presence = updated
+            self._changed_at = time.monotonic()
+            self._changed.set()
+
+    def note(self, *, load: Load | None = None, counts: Counts | None = None) -> None:
+        """Note what changes all the time. Published with the next beat, not at once, unless nothing has changed for
+        long. None: as it was."""
+        was = self._presence
+        self._presence = msgspec.structs.replace(
+            was,
+            load=was.load if load is None else load,
+            counts=was.counts if counts is None else counts,
+        )
+        if not _same(was, self._presence):
+            self._changed_at = time.monotonic()
+            if was.quiet:
+                self._changed.set()
+
+    async def announce(self) -> None:
+        """Publish now. A bus that is down is no error: the next beat comes."""
+        try:
+            await self._bus.publish(self._subject, codec.encode(self._presence))
+        except BusError as error:
+            _log.warning("presence not published: %s", error)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+
+        async def on_probe(_: Message) -> None:
+            await self.announce()
+
+        await self._bus.subscribe(self._probe, on_probe)
+        while True:
+            self._changed.clear()
+            quiet = time.monotonic() - self._changed_at > QUIET_AFTER_S
+            self._presence = msgspec.structs.replace(self._presence, quiet=quiet)
+            await self.announce()
+            interval_s = max(self._interval_s, QUIET_BEAT_S) if quiet else self._interval_s
+            # (wait_for of Python 3.11 forgets to be cancelled when something has changed at the same time.)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_beat(time.monotonic(), interval_s)):
+                    await self._changed.wait()
+
+
+def _same(one: Presence, other: Presence) -> bool:
+    """Whether they say the same, but for the time at which the load was measured."""
+    return one.counts == other.counts and _timeless(one.load) == _timeless(other.load)
+
+
+def _timeless(load: Load | None) -> Load | None:
+    return None if load is None else msgspec.structs.replace(load, at=None)
+
+
+class FleetWatch:
+    """Keeps a FleetView fed from the bus and tells listeners of every change."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Callable[[], float] = time.monotonic) -> None:
+        self.view = FleetView()
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._listeners: list[Callable[[Change], None]] = []
+        self.due_at = math.inf
+        """When the silent are looked for next."""
+        self._said: dict[str, tuple[bytes, str]] = {}
+        """By subject, what came there last, and of which lease."""
+        self._starvation = Starvation()
+        self._echo = bus.inbox()
+        self._echoed = asyncio.Event()
+
+    def subscribe(self, listener: Callable[[Change], None]) -> None:
+        """Have `listener` called, on the event loop, for each change of the fleet."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Subscribe, and ask everybody to report now instead of at their next beat."""
+        await self._bus.subscribe(self._subjects.presences, self._on_presence)
+        await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.subscribe(self._echo, self._on_echo)
+        await self._bus.publish(self._subjects.probe, b"")
+
+    async def run(self) -> None:
+        """Expire the silent until cancelled."""
+        while True:
+            await self._hear_the_bus()
+            self.tick()
+            await asyncio.sleep(max(0.0, self.due_at - self._clock()))
+
+    async def _hear_the_bus(self) -> None:
+        """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
+        that is late for it is deafness."""
+        if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_BEFORE_S):
+            self._echoed.clear()
+            with suppress(BusError, TimeoutError):
+                await self._bus.publish(self._echo, b"")
+                await asyncio.wait_for(self._echoed.wait(), TTL_S)
+
+    async def _on_echo(self, _: Message) -> None:
+        self._echoed.set()
+
+    def tick(self) -> None:
+        """Expire the silent, and see when to look again: with the next beat, or when somebody is to be missed before
+        that. Silence while this process was deaf says nothing about the others.
+
+        It is deaf while the bus is down, and while its event loop stands still: what has arrived meanwhile
+        lies unread in the socket.
+        """
+        now = self._clock()
+        late_s = now - self.due_at
+        self.due_at = now + until_beat(now, BEAT_S)
+        if not self._bus.connected:
+            self.view.excuse_silence(now)
+            return
+        if late_s > TICK_S:
+            self.view.excuse_silence(now, late_s)
+        silent = self.view.silent(now, _LOOKED_AT_BEFORE_S)
+        self._tell(self.view.expire(now, self._starvation.look(silent)))
+        if silent:
+            next_look = self.view.next_expiry()
+        else:
+            next_look = self.view.next_expiry() - _LOOKED_AT_BEFORE_S
+            self.due_at = now + until_beat(now, QUIET_BEAT_S if self.view.quiet() else BEAT_S)
+        self.due_at = max(now + TICK_S, min(self.due_at, next_look + _EXPIRED_S))
+
+    async def _on_presence(self, message: Message) -> None:
+        now = self._clock()
+        said = self._said.get(message.subject)
+        if said is not None and said[0] == message.data and self.view.heard_again(said[1], now):
+            return
+        try:
+            presence = codec.decode(message.data, Presence)
+        except DecodeError as error:
+            _log.warning("presence on %s ignored: %s", message.subject, error)
+            return
+        self._said[message.subject] = message.data, presence.lease
+        self._tell(self.view.observe(presence, now))
+
+    async def _on_revoked(self, message: Message) -> None:
+        try:
+            lease = codec.decode(message.data, LeaseRevoked).lease
+        except DecodeError as error:
+            _log.warning("revocation ignored: %s", error)
+            return
+        self._tell(self.view.revoke(lease))
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            for listener in self._listeners:
+                listener(change)

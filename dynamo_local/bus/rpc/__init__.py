@@ -1,0 +1,1 @@
+"""Calls of service endpoints over the bus, with streamed answers."""

@@ -1,0 +1,60 @@
+"""Which processes say nothing because they wait for a core that others have."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
+from state.processes import start_time
+from state.threads import times_of_all
+
+_log = logging.getLogger(__name__)
+
+_STARVED = 0.5
+"""A process whose threads have waited for so much of the time, since the last look, could say nothing in it."""
+_LASTS_S = 1.0
+"""A process counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    at: float
+    started: int
+    threads: Mapping[int, ThreadTimes]
+    starved_until: float = -math.inf
+
+
+class Starvation:
+    """Looks at processes again and again as long as they are silent. One that is gone, a zombie, stopped or asleep is
+    not starved, nor is one that has taken over a dead one's pid meanwhile."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+
+    def look(self, silent: Iterable[Presence]) -> frozenset[str]:
+        """Returns the leases of the starved. Costs nothing while nobody is silent."""
+        looks = ((presence, self._look(presence)) for presence in silent)
+        self._seen = {presence.lease: seen for presence, seen in looks if seen is not None}
+        return frozenset(lease for lease, seen in self._seen.items() if seen.at <= seen.starved_until)
+
+    def _look(self, presence: Presence) -> _Seen | None:
+        started, now = start_time(presence.pid), self._clock()
+        if started is None:
+            return None
+        threads, before = times_of_all([presence.pid]), self._seen.get(presence.lease)
+        if before is None:
+            return _Seen(now, started, threads)
+        if started != before.started:
+            return replace(before, starved_until=-math.inf)
+        seconds = now - before.at
+        if shares_between(before.threads, threads, seconds).waited_s < _STARVED * seconds:
+            return _Seen(now, started, threads, before.starved_until)
+        if before.starved_until < before.at:
+            _log.warning("%s is silent: it waits for CPU time that other processes have", presence.watcher)
+        return _Seen(now, started, threads, now + _LASTS_S)

@@ -1,0 +1,1 @@
+"""Commands about requests and the prefill queue."""

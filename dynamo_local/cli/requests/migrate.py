@@ -1,0 +1,60 @@
+"""`dynamo migrate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dynamo_local.cli.console import table
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.admin.requests import MovedLine
+
+_HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
+
+
+@click.command()
+@click.argument("request", required=False)
+@namespace_option
+@click.option("--from", "source", metavar="WATCHER", help="Migrate all requests of this worker.")
+@click.option(
+    "--to",
+    "destination",
+    metavar="WATCHER",
+    help="Destination worker.  [default: the worker with the most free capacity]",
+)
+@click.option("--cold", is_flag=True, help="Do not copy the KV cache; the destination computes it again.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def migrate(
+    namespace: str, request: str | None, source: str | None, destination: str | None, cold: bool, as_json: bool
+) -> None:
+    """Migrate running requests to another worker.
+
+    The KV cache migrates with a request, and the answers to clients are not interrupted.
+
+    REQUEST is the id that the client received, as `dynamo requests` shows it, or its first characters. Give either
+    REQUEST or --from.
+    """
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.supervisor.admin.requests import migrate
+
+    if (request is None) == (source is None):
+        raise UsageError("either a request is moved, or all of a worker's", "give REQUEST or --from WATCHER")
+    moving = migrate(paths_of(namespace), request=request, source=source, destination=destination, cold=cold)
+    found = asyncio.run(moving)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there was nothing to move")
+
+
+def _cells(line: MovedLine) -> tuple[str, ...]:
+    gap = "-" if line.gap_s is None else f"{line.gap_s * 1e3:.0f}ms"
+    steps = "-" if line.gap_steps is None else f"{line.gap_steps:.1f}"
+    return line.request, line.outcome, line.worker or "-", gap, steps, line.why

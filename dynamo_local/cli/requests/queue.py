@@ -1,0 +1,87 @@
+"""`dynamo queue`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dynamo_local.cli.console import table
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.admin.queue import JobRow, QueueView
+
+DEFAULT_JOBS = 100
+_HEADERS = ("REQUEST", "TOKENS", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
+
+
+@click.group()
+def queue() -> None:
+    """Show or empty the prefill queue of a running server."""
+
+
+@queue.command()
+@namespace_option
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=0),
+    default=DEFAULT_JOBS,
+    show_default=True,
+    help="Maximum number of jobs to show, oldest first.",
+)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def ls(namespace: str, limit: int, as_json: bool) -> None:
+    """Show the prefill jobs that wait and those that a worker has taken."""
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.supervisor.admin.queue import look
+
+    view = asyncio.run(look(paths_of(namespace), limit))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+    else:
+        click.echo(_text(view))
+
+
+@queue.command()
+@namespace_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def purge(namespace: str, yes: bool) -> None:
+    """Drop all prefill jobs. Decode workers prefill the requests themselves, once the jobs would have expired."""
+    import asyncio
+
+    from dynamo_local.supervisor.admin.queue import look
+    from dynamo_local.supervisor.admin.queue import purge as purge_queue
+
+    paths = paths_of(namespace)
+    if not yes:
+        view = asyncio.run(look(paths, 0))
+        click.confirm(f"Drop {_lengths(view)}?", abort=True)
+    dropped = asyncio.run(purge_queue(paths))
+    click.echo(f"dropped {dropped} {'job' if dropped == 1 else 'jobs'}")
+
+
+def _text(view: QueueView) -> str:
+    parts = [_lengths(view)]
+    if view.jobs:
+        parts.append(table(_HEADERS, [_cells(job) for job in view.jobs]))
+    hidden = view.waiting + view.in_hand - len(view.jobs)
+    if hidden > 0:
+        parts.append(f"and {hidden} more")
+    return "\n".join(parts)
+
+
+def _lengths(view: QueueView) -> str:
+    return f"{view.waiting} waiting, {view.in_hand} in hand"
+
+
+def _cells(job: JobRow) -> tuple[str, ...]:
+    age = f"{job.age_s:.1f}s"
+    if job.expires_in_s is None:
+        return "(not a job)", "-", job.state, age, "-", "-", "-"
+    expires = f"{job.expires_in_s:.1f}s" if job.expires_in_s > 0 else "expired"
+    return job.request_id or "", str(job.tokens), job.state, age, expires, job.frontend or "", job.job or ""

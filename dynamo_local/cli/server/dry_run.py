@@ -1,0 +1,79 @@
+"""What `dynamo serve --dry-run` prints: the resolved graph, its watchers, devices and configuration."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_local.cli.console import table
+from dynamo_local.sdk.config.redaction import redact, shown
+
+if TYPE_CHECKING:
+    from dynamo_local.sdk.config.resolved import ResolvedService
+    from dynamo_local.supervisor.server.launch import Launch
+    from dynamo_local.supervisor.server.plan import WatcherPlan
+
+
+def as_json(launch: Launch) -> str:
+    """The plan as JSON, secrets masked."""
+    plan = {
+        "namespace": launch.graph.namespace,
+        "http": launch.http.url,
+        "bus": _bus(launch),
+        "device_kind": launch.inventory.kind,
+        "devices": {str(device.id): device.name for device in launch.inventory.devices},
+        "watchers": [_watcher(watcher) for watcher in launch.services],
+        "graph": launch.graph.redacted(),
+    }
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2).decode()
+
+
+def as_text(launch: Launch) -> str:
+    """The plan for readers, secrets masked."""
+    graph = launch.graph.redacted()
+    watchers = [_watcher_cells(watcher) for watcher in launch.services]
+    configuration = [cells for service in graph.services for cells in _configuration(service)]
+    parts = [
+        f"graph      {graph.target} in namespace {graph.namespace}\n"
+        f"API        {launch.http.url}\n"
+        f"NATS       {_bus(launch)}\n"
+        f"devices    {len(launch.inventory.devices)} of kind {launch.inventory.kind}",
+        table(("WATCHER", "ROLE", "DEVICES", "COMMAND"), watchers),
+    ]
+    if configuration:
+        parts.append(table(("SERVICE", "KEY", "VALUE"), configuration))
+    return "\n\n".join(parts)
+
+
+def _bus(launch: Launch) -> str:
+    from dynamo_local.supervisor.server.launch import shown_url
+
+    return "started with the graph" if launch.bus is None else shown_url(launch.bus)
+
+
+def _watcher(plan: WatcherPlan) -> dict[str, Any]:
+    return {
+        "watcher": plan.name,
+        "component": plan.watcher.service,
+        "role": plan.role,
+        "devices": plan.devices,
+        "cmd": shlex.join(plan.argv),
+        "environment": {name: redact(name, value) for name, value in sorted(plan.environment.items())},
+    }
+
+
+def _watcher_cells(plan: WatcherPlan) -> tuple[str, ...]:
+    return plan.name, plan.role, ",".join(map(str, plan.devices)) or "-", shlex.join(plan.argv)
+
+
+def _configuration(service: ResolvedService) -> Iterator[tuple[str, str, str]]:
+    arguments: dict[str, float] = {"workers": service.workers, "gpu": service.gpu, "cpu": service.cpu}
+    for key, number in arguments.items():
+        yield service.name, f"ServiceArgs.{key}", f"{number:g}"
+    for name, value in service.envs.items():
+        yield service.name, f"ServiceArgs.envs.{name}", shown(name, value)
+    for key, value in service.config.items():
+        yield service.name, key, shown(key, value)

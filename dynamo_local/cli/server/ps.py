@@ -1,0 +1,64 @@
+"""`dynamo ps`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dynamo_local.cli.console import table
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.admin.status import Row
+
+_HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
+
+
+@click.command()
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def ps(namespace: str, as_json: bool) -> None:
+    """Show the processes of a running server.
+
+    The table has pids, roles, devices, states and load. Below it are the devices that other servers hold.
+    """
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.supervisor.admin.status import others, rows
+
+    paths = paths_of(namespace)
+    found = asyncio.run(rows(paths))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        click.echo(table(_HEADERS, [_cells(row) for row in found]))
+        for line in asyncio.run(others(paths)):
+            click.echo(line)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.watcher,
+        row.component,
+        row.role,
+        "-" if row.pid is None else str(row.pid),
+        ",".join(map(str, row.devices)) or "-",
+        row.state,
+        row.url or row.detail or _load(row),
+    )
+
+
+def _load(row: Row) -> str:
+    load = row.load
+    if load is None:
+        return ""
+    known = (("running", load.running), ("waiting", load.waiting))
+    words = [f"{number} {what}" for what, number in known if number is not None]
+    if load.kv_usage is not None:
+        words.append(f"KV {load.kv_usage:.0%}")
+    if row.no_transfer is not None:
+        words.append(f"no KV transfer: {row.no_transfer}")
+    return ", ".join(words)

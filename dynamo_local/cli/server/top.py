@@ -1,0 +1,124 @@
+"""`dynamo top`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from dynamo_local.cli.options import namespace_option, paths_of
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from dynamo_local.monitor.top_session import TopSession
+    from dynamo_local.monitor.top_view import TopView
+    from state.paths import StatePaths
+
+
+@click.command()
+@namespace_option
+@click.option(
+    "--once", is_flag=True, help="Print the present state once and end. This is the default without a terminal."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the present state once, as JSON.")
+def top(namespace: str, once: bool, as_json: bool) -> None:
+    """Watch a running server.
+
+    The screen shows workers and their load, requests, the prefill queue and the planner. Press q to end.
+    """
+    import asyncio
+    import sys
+
+    import msgspec
+
+    paths = paths_of(namespace)
+    if as_json:
+        view = asyncio.run(_look(paths))
+        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+    elif once or not sys.stdout.isatty():
+        from dynamo_local.monitor.top_screen import print_once
+
+        print_once(asyncio.run(_look(paths)))
+    else:
+        asyncio.run(_watch(paths))
+
+
+async def _look(paths: StatePaths) -> TopView:
+    import asyncio
+
+    from dynamo_local.monitor.top_session import FIRST_LOOK_S
+
+    async with _session(paths) as session:
+        await session.wait(FIRST_LOOK_S, unless=asyncio.Event())
+        return session.view()
+
+
+async def _watch(paths: StatePaths) -> None:
+    """Until a key is hit, or the server ends."""
+    import asyncio
+
+    from dynamo_local.core.errors import NotRunningError
+    from dynamo_local.monitor.top_screen import live_screen
+    from dynamo_local.monitor.top_session import REFRESH_S
+    from state.locks import server_pid
+
+    async with _session(paths) as session:
+        enough = asyncio.Event()
+        with _keys(enough), live_screen() as draw:
+            while not enough.is_set():
+                if await asyncio.to_thread(server_pid, paths) is None:
+                    raise NotRunningError(f"the server in namespace {paths.namespace} has ended")
+                draw(session.view())
+                await session.wait(REFRESH_S, unless=enough)
+
+
+@asynccontextmanager
+async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
+    from dynamo_local.monitor.top_session import TopSession
+    from dynamo_local.supervisor.admin.connect import bus_of
+
+    async with bus_of(paths, "top") as bus:
+        session = TopSession(bus, paths.namespace)
+        try:
+            await session.start()
+            yield session
+        finally:
+            await session.close()
+
+
+@contextmanager
+def _keys(enough: asyncio.Event) -> Iterator[None]:
+    """Have q, Ctrl-C and SIGTERM set `enough`. The terminal is as it was afterwards."""
+    import asyncio
+    import os
+    import signal
+    import sys
+    import termios
+    import tty
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, enough.set)
+    if not sys.stdin.isatty():
+        yield
+        return
+
+    def on_key() -> None:
+        keys = os.read(stdin, 16)
+        # Nothing to read: the terminal has gone.
+        if not keys or b"q" in keys.lower():
+            enough.set()
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+    loop.add_reader(stdin, on_key)
+    try:
+        yield
+    finally:
+        loop.remove_reader(stdin)
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,1 @@
+"""Commands that change the workers of a running server."""

@@ -1,0 +1,33 @@
+"""`dynamo drain`."""
+
+from __future__ import annotations
+
+import click
+
+from dynamo_local.cli.console import Console
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.workers.scale import FORCE_HELP, check_done, outcome_fields
+
+
+@click.command()
+@click.argument("watcher")
+@namespace_option
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
+    """Remove one worker of a running server.
+
+    The worker takes no new requests, its requests migrate or finish, and it ends and frees its devices.
+
+    WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again.
+    """
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.supervisor.actuator.commands import drain as drain_worker
+
+    outcome = asyncio.run(drain_worker(paths_of(namespace), watcher, Console(err=as_json), even_the_last=force))
+    if as_json:
+        click.echo(msgspec.json.encode(outcome_fields(outcome)))
+    check_done([outcome])

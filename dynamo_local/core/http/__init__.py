@@ -1,0 +1,1 @@
+"""Rules for HTTP clients: open paths, admission, bounds of requests and connections. Pure."""

@@ -1,0 +1,258 @@
+"""What a client may ask for, and when it is told to come back later. Pure.
+
+Checked before the request reaches the engine's own validation, which has no bounds on some of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo_local.core.http.bounds import Excess, RequestBounds, excess_of, excess_of_headers, excess_of_text
+from dynamo_local.core.http.json_text import why_not
+
+FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
+"""Fields that steer the machinery (hosts, ports, block ids). Workers and frontends fill them, clients never."""
+
+ALL = -1
+"""As a number of candidates: the whole vocabulary. As max-candidates: no bound but max-logprobs, vLLM's own."""
+
+_NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
+"""A string that the server behind takes for a whole number. It takes others as well; those are refused here."""
+
+
+@dataclass(frozen=True)
+class AdmissionLimits(RequestBounds):
+    """Bounds on what clients can send and how much may be under way."""
+
+    max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "Maximum size of a request body, in bytes."})
+    max_prompts: int = field(default=64, metadata={"help": "Maximum number of prompts in a request."})
+    max_n: int = field(default=16, metadata={"help": "Maximum number of choices per prompt (n, best_of)."})
+    max_scored_characters: int = field(
+        default=64 * 1024,
+        metadata={
+            "help": "Maximum number of characters of query and items in a scoring request. They block other requests."
+        },
+    )
+    max_candidates: int = field(
+        default=20,
+        metadata={
+            "help": "Maximum number of candidates per token (logprobs, top_logprobs); -1: unlimited. "
+            "If only max-logprobs is set, its value applies."
+        },
+    )
+    max_requests: int = field(
+        default=256,
+        metadata={
+            "help": "Maximum number of sequences (prompts times n) in flight in the frontend. More get status 429."
+        },
+    )
+    max_headers: int = field(
+        default=128, metadata={"help": "Maximum number of headers of a request. More get status 431."}
+    )
+    max_header_bytes: int = field(
+        default=32 * 1024,
+        metadata={"help": "Maximum size of path and headers of a request, in bytes. More get status 431."},
+    )
+    header_timeout_s: float = field(
+        default=10.0,
+        metadata={"help": "Maximum time for a client to send path and headers, in s. After that it is disconnected."},
+    )
+    body_timeout_s: float = field(
+        default=60.0,
+        metadata={"help": "Maximum time for a client to send the body, in s. After that it gets status 408."},
+    )
+    max_connections: int = field(
+        default=1024,
+        metadata={
+            "help": "Maximum number of open connections. A further one replaces an idle one, or gets status 503."
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer in OpenAI's error shape. `retry_after_s` becomes the Retry-After header."""
+
+    status: Literal[400, 401, 404, 405, 408, 413, 429, 431, 503]
+    message: str
+    kind: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    allowed: Collection[str] = ()
+    """The methods that the path takes, where another one was used."""
+
+    def body(self) -> bytes:
+        """JSON: {"error": {message, type, param, code}}."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+class _Asked(msgspec.Struct):
+    """The fields of a generation request that have bounds. Everything else is the engine's to judge."""
+
+    n: Any = None
+    best_of: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    prompt_logprobs: Any = None
+    prompt: Any = None
+    messages: Any = None
+    query: Any = None
+    items: Any = None
+    label_token_ids: Any = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How many sequences a request occupies."""
+
+    sequences: int
+
+
+_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def examine(body: bytes, limits: AdmissionLimits) -> Demand | Refusal:
+    """Judge the body of a generation request against the limits.
+
+    `body` is UTF-8. A body that cannot be read here is refused here: the server behind reads more than JSON (NaN,
+    numbers beyond range, lone surrogates), and what is let through unread could ask for anything.
+    """
+    try:
+        fields = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return _bad(f"the body is not a JSON object: {why_not(body, error)}", None)
+    forbidden = _forbidden(fields)
+    if forbidden is not None:
+        return _bad(f"{forbidden} cannot be set by clients", forbidden)
+    asked = msgspec.convert(fields, _Asked)
+    refusal = (
+        _refused(excess_of(fields, limits, limits.max_candidates))
+        or _not_numbers(asked)
+        or _over_bounds(asked, limits)
+        or _negative(asked, limits)
+    )
+    if refusal is not None:
+        return refusal
+    demand = Demand(_prompts(asked) * max(_int(asked.n), _int(asked.best_of), 1))
+    if demand.sequences > limits.max_requests:
+        why = f"prompts x n must be at most {limits.max_requests} (setting max-requests), got {demand.sequences}"
+        return _bad(why, "n")
+    return demand
+
+
+def examine_text(body: bytes, limits: AdmissionLimits) -> Refusal | None:
+    """Judge the body of a request that generates nothing."""
+    return _refused(excess_of_text(body, limits))
+
+
+def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+    """Judge the headers that the server behind makes something of."""
+    return _refused(excess_of_headers(headers))
+
+
+def _refused(excess: Excess | None) -> Refusal | None:
+    return None if excess is None else _bad(excess.message, excess.param)
+
+
+def _forbidden(fields: dict[str, Any]) -> str | None:
+    for name in FORBIDDEN_FIELDS:
+        if fields.get(name) is not None:
+            return name
+    extra = fields.get("vllm_xargs")
+    if isinstance(extra, dict):
+        return next((name for name in FORBIDDEN_FIELDS if name in extra), None)
+    return None
+
+
+def _not_numbers(asked: _Asked) -> Refusal | None:
+    for name in ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs"):
+        value = getattr(asked, name)
+        if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) is None:
+            return _bad(f"{name} is a string that is no whole number", name)
+    return None
+
+
+def _over_bounds(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
+    labels = asked.label_token_ids
+    bounds = (
+        ("n", "n", _int(asked.n), limits.max_n, "max-n"),
+        ("best_of", "best_of", _int(asked.best_of), limits.max_n, "max-n"),
+        ("logprobs", "logprobs", _int(asked.logprobs), limits.max_candidates, "max-candidates"),
+        ("top_logprobs", "top_logprobs", _int(asked.top_logprobs), limits.max_candidates, "max-candidates"),
+        ("prompt_logprobs", "prompt_logprobs", _int(asked.prompt_logprobs), limits.max_candidates, "max-candidates"),
+        ("label_token_ids", "label_token_ids", _length(labels), limits.max_candidates, "max-candidates"),
+        (_prompt_field(asked), "prompts in one request", _prompts(asked), limits.max_prompts, "max-prompts"),
+        (
+            "items",
+            "characters of query and items",
+            _scored(asked),
+            limits.max_scored_characters,
+            "max-scored-characters",
+        ),
+    )
+    for name, what, value, bound, setting in bounds:
+        if value > bound and not (setting == "max-candidates" and bound == ALL):
+            return _bad(f"{what} must be at most {bound} (setting {setting}), got {value}", name)
+    return None
+
+
+def _negative(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
+    """The engines read -1 as "the whole vocabulary"."""
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        value = _int(getattr(asked, name))
+        if value < 0 and not value == limits.max_candidates == ALL:
+            return _bad(f"{name} must not be negative, got {value} (setting max-candidates)", name)
+    return None
+
+
+def _prompts(asked: _Asked) -> int:
+    """How many prompts a request has, whichever of the fields has them. Another path's field counts like its own."""
+    return max(_listed(asked.prompt, str | list), _listed(asked.messages, list), _items(asked), 1)
+
+
+def _prompt_field(asked: _Asked) -> str:
+    if _items(asked) > 1:
+        return "items"
+    return "messages" if _listed(asked.messages, list) > 1 else "prompt"
+
+
+def _listed(value: Any, kind: Any) -> int:
+    """The length of a list of such elements: strings or token lists are many prompts, numbers are one."""
+    return len(value) if isinstance(value, list) and value and isinstance(value[0], kind) else 0
+
+
+def _items(asked: _Asked) -> int:
+    """Of a request for scores, which has labels as well: each item becomes a prompt."""
+    return 0 if asked.label_token_ids is None else _length(asked.items)
+
+
+def _scored(asked: _Asked) -> int:
+    """The texts of a request for scores, which the server behind tokenizes on its event loop."""
+    if asked.label_token_ids is None:
+        return 0
+    texts = [asked.query, *(asked.items if isinstance(asked.items, list) else ())]
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _int(value: Any) -> int:
+    """A number, or a string that is one. Anything else counts as 0 here: its type is the engine's to refuse."""
+    if isinstance(value, str):
+        found = _NUMBER_TEXT.fullmatch(value)
+        return int(found[1]) if found is not None else 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(value) if abs(value) < 2**63 else 2**63
+
+
+def _bad(message: str, param: str | None) -> Refusal:
+    return Refusal(400, message, "BadRequestError", param)

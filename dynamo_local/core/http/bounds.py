@@ -1,0 +1,207 @@
+"""Bounds on what one request may make the server do, beside how many sequences it occupies (admission.py). Pure.
+
+Names end up in logs and in every message about a request; texts are tokenized, grammars compiled, lists walked through
+for each token, and addresses of media fetched, before anybody else has judged them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+NAME_CHARACTERS = 256
+"""Of an id that a client makes up."""
+
+_NAMES = ("request_id", "session_id", "cache_salt")
+_NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
+_NAME_HEADER = b"x-request-id"
+
+_WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
+
+_GRAMMARS = (("structured_outputs",), ("response_format",), ("text", "format"), ("output_config",), ("output_format",))
+"""Where requests of the several APIs have grammars."""
+
+_MEDIA_TYPES = frozenset(
+    {
+        "image", "image_url", "image_pil", "image_embeds", "input_image", "computer_screenshot",
+        "audio", "audio_url", "audio_embeds", "input_audio",
+        "video", "video_url", "video_embeds",
+        "file", "input_file", "document", "prompt_embeds",
+    }
+)  # fmt: skip
+_MEDIA_KEYS = _MEDIA_TYPES & {
+    "image_url", "image_pil", "image_embeds", "audio_url", "audio_embeds", "input_audio", "video_url", "video_embeds",
+    "prompt_embeds",
+}  # fmt: skip
+"""What vLLM tells a part by that has no type."""
+
+_CONTENTS = ("content", "output")
+"""Where messages, and what stands in their place in the Responses API, have their parts."""
+
+
+@dataclass(frozen=True)
+class RequestBounds:
+    """Settings."""
+
+    max_tokenize_bytes: int = field(
+        default=1024 * 1024,
+        metadata={"help": "Maximum body of a request that only tokenizes or detokenizes, in bytes."},
+    )
+    max_grammar_bytes: int = field(
+        default=64 * 1024,
+        metadata={"help": "Maximum size of a request's grammar (JSON schema, regular expression, ...), in bytes."},
+    )
+    max_choices: int = field(default=1000, metadata={"help": "Maximum number of choices of a structured output."})
+    max_regex_bytes: int = field(
+        default=4096, metadata={"help": "Maximum size of the regular expression of a structured output, in bytes."}
+    )
+    grammar_timeout_s: float = field(
+        default=10.0,
+        metadata={"help": "Maximum time to check or compile a grammar, in s. After that its request fails."},
+    )
+    max_words: int = field(
+        default=1000, metadata={"help": "Maximum number of entries of each of stop, stop_token_ids and bad_words."}
+    )
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What is too much, and the field that it is in."""
+
+    message: str
+    param: str
+
+
+def excess_of(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: int) -> Excess | None:
+    """What a body of a request asks too much of; None: nothing. `max_candidates` < 0: as many as one likes."""
+    return _long_name(fields) or _media(fields) or _grammar(fields, bounds) or _lists(fields, bounds, max_candidates)
+
+
+def excess_of_text(body: bytes, bounds: RequestBounds) -> Excess | None:
+    """As `excess_of`, of a request that generates nothing. What the server cannot read either is its to refuse."""
+    if len(body) > bounds.max_tokenize_bytes:
+        return _beyond("the body", f"{bounds.max_tokenize_bytes} bytes", "max-tokenize-bytes", len(body), "prompt")
+    fields = _read(body)
+    return (_long_name(fields) or _media(fields)) if isinstance(fields, dict) else None
+
+
+def _read(body: bytes) -> Any:
+    """As the server behind reads it, which takes more than JSON: NaN, UTF-16, lone surrogates."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        pass
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
+    """An X-Request-Id is a request's id where it has no other."""
+    for name, value in headers:
+        if name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
+            return _no_name("X-Request-Id")
+    return None
+
+
+def _long_name(fields: Mapping[str, Any]) -> Excess | None:
+    for name in _NAMES:
+        value = fields.get(name)
+        if isinstance(value, str) and not _is_name(value):
+            return _no_name(name)
+    return None
+
+
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
+def _no_name(what: str) -> Excess:
+    return Excess(f"{what} must be at most {NAME_CHARACTERS} printable ASCII characters", what)
+
+
+def _media(fields: Mapping[str, Any]) -> Excess | None:
+    """An address in it would be fetched before the model is found to take no images."""
+    for name in ("messages", "input", "system", "items"):
+        for part in _parts(fields.get(name)):
+            kind = part.get("type")
+            if (isinstance(kind, str) and kind in _MEDIA_TYPES) or not _MEDIA_KEYS.isdisjoint(part):
+                return Excess("multimodal prompts are not supported: text only", name)
+    return None
+
+
+def _parts(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The messages, their parts, and the parts of results of tools. Arguments of tools are text to us: not looked at.
+
+    A list of its own, not recursion: how deeply a body nests is its client's choice.
+    """
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, Mapping):
+            yield value
+            waiting.extend(value.get(name) for name in _CONTENTS)
+
+
+def _grammar(fields: Mapping[str, Any], bounds: RequestBounds) -> Excess | None:
+    return _constraints(fields.get("structured_outputs"), bounds) or next(
+        (excess for path in _GRAMMARS if (excess := _size(fields, path, bounds)) is not None), None
+    )
+
+
+def _constraints(asked: Any, bounds: RequestBounds) -> Excess | None:
+    if not isinstance(asked, Mapping):
+        return None
+    choices, regex = asked.get("choice"), asked.get("regex")
+    if isinstance(choices, list) and len(choices) > bounds.max_choices:
+        most = f"{bounds.max_choices} entries"
+        return _beyond("structured_outputs.choice", most, "max-choices", len(choices), "structured_outputs")
+    if isinstance(regex, str) and _bytes(regex) > bounds.max_regex_bytes:
+        most = f"{bounds.max_regex_bytes} bytes"
+        return _beyond("structured_outputs.regex", most, "max-regex-bytes", _bytes(regex), "structured_outputs")
+    return None
+
+
+def _size(fields: Mapping[str, Any], path: tuple[str, ...], bounds: RequestBounds) -> Excess | None:
+    value: Any = fields
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        size = len(msgspec.json.encode(value))
+    except RecursionError:
+        return Excess(f"{'.'.join(path)} is nested too deeply", path[0])
+    if size > bounds.max_grammar_bytes:
+        return _beyond(".".join(path), f"{bounds.max_grammar_bytes} bytes", "max-grammar-bytes", size, path[0])
+    return None
+
+
+def _lists(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: int) -> Excess | None:
+    for name in _WORDS:
+        if (length := _length(fields.get(name))) > bounds.max_words:
+            return _beyond(name, f"{bounds.max_words} entries", "max-words", length, name)
+    length = _length(fields.get("logprob_token_ids"))
+    if length > max_candidates >= 0:
+        return _beyond("logprob_token_ids", f"{max_candidates} entries", "max-candidates", length, "logprob_token_ids")
+    return None
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _beyond(what: str, most: str, setting: str, got: int, param: str) -> Excess:
+    return Excess(f"{what} must have at most {most} (setting {setting}), got {got}", param)

@@ -1,0 +1,52 @@
+"""Which connections may stay: a bounded number, of which those that wait for their clients make room. Pure."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+_C = TypeVar("_C")
+
+GRACE_S = 1.0
+"""So long a connection may wait before it has to make room for another one: its client may be about to send."""
+
+
+class ConnectionSlots(Generic[_C]):
+    """Room for a number of connections. `now` is any clock that does not go back."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._inside: set[_C] = set()
+        self._waiting: dict[_C, float] = {}
+        """Connections whose client is to send something, with since when. The first has waited longest."""
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    def enter(self, connection: _C, now: float) -> tuple[bool, _C | None]:
+        """Whether there is room, and which connection has to leave for that, if one has to.
+
+        A connection that has entered waits for its client.
+        """
+        leaving = None
+        if len(self._inside) >= self._size:
+            leaving = next(iter(self._waiting), None)
+            if leaving is None or now - self._waiting[leaving] < GRACE_S:
+                return False, None
+            self.leave(leaving)
+        self._inside.add(connection)
+        self._waiting[connection] = now
+        return True, leaving
+
+    def served(self, connection: _C) -> None:
+        """Its request is complete: it is the server's turn now."""
+        self._waiting.pop(connection, None)
+
+    def waits(self, connection: _C, now: float) -> None:
+        """Note that it is the client's turn again. Of a connection that has left, nothing is noted."""
+        if connection in self._inside and connection not in self._waiting:
+            self._waiting[connection] = now
+
+    def leave(self, connection: _C) -> None:
+        """The connection is closed, or is to be. Those that are not inside may leave as well."""
+        self._inside.discard(connection)
+        self._waiting.pop(connection, None)

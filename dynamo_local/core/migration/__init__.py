@@ -1,0 +1,1 @@
+"""Live migration: the protocol, reservations, migrations in flight, rebalancing. Pure."""

@@ -1,0 +1,1 @@
+"""Decisions about processes: restarts, stalls, cores. Pure."""

@@ -1,0 +1,1 @@
+"""The mocker's KV cache: blocks, prefix cache, pins, and reads by other workers."""

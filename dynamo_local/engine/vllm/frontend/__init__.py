@@ -1,0 +1,1 @@
+"""vLLM's OpenAI server in front of a dispatcher."""

@@ -1,0 +1,174 @@
+"""uvicorn's HTTP connections with bounds: their number, how long a client may take for the head of a request, and how
+large that may be. uvicorn itself, over httptools, has none of these.
+
+How long a body may take is the gate's to say, and so is the size of a head that has come as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from dynamo_local.core.http.admission import AdmissionLimits, Refusal
+from dynamo_local.core.http.asgi import CROWDED
+from dynamo_local.core.http.connections import ConnectionSlots
+
+_log = logging.getLogger(__name__)
+
+RESERVE = 32
+"""Connections beyond the limit, on which monitoring is answered and all else refused."""
+
+_OTHER_FILES = 256
+"""Files that the process has open beside connections."""
+
+
+class Connections:
+    """All connections of one server."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self.room: ConnectionSlots[BoundedProtocol] = ConnectionSlots(_affordable(limits.max_connections))
+        self.reserve: ConnectionSlots[BoundedProtocol] = ConnectionSlots(RESERVE)
+
+    @property
+    def protocol(self) -> Any:
+        """What uvicorn takes for its `http`."""
+        return partial(BoundedProtocol, self)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection with these bounds."""
+
+    def __init__(self, all_of_them: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = all_of_them.limits
+        self._all = all_of_them
+        self._room = all_of_them.room
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unfinished = 0
+        """Bytes received since the last end of a head, or piece of a body."""
+        self._in_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._enter():
+            transport.abort()
+            return
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self)
+        self._unset_deadline()
+        # uvicorn leaves it set where the connection ends with an error.
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unfinished += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._unfinished > self._limits.max_header_bytes:
+            why = f"path and headers are larger than {self._limits.max_header_bytes} bytes (setting max-header-bytes)"
+            self._refuse(Refusal(431, why, "BadRequestError"))
+        elif self._deadline is None and not self._answering:
+            # Either the next head has begun, or what is left of a body that nobody reads any more.
+            self._set_deadline()
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What comes behind a body in chunks is read in the same way, and is no header.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._unfinished = False, 0
+        self._unset_deadline()
+        super().on_headers_complete()
+        if self._room is self._all.reserve:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unfinished = 0
+        if self._answering:
+            self._room.served(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._answering:
+            self._room.waits(self, self.loop.time())
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Said at each such request, in a log that clients could fill."""
+
+    @property
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request, whatever uvicorn says
+        return cycle is not None and not cycle.response_complete
+
+    def _enter(self) -> bool:
+        now = self.loop.time()
+        for room in (self._all.room, self._all.reserve):
+            entered, leaving = room.enter(self, now)
+            if leaving is not None:
+                leaving.transport.abort()
+            if entered:
+                self._room = room
+                if room is self._all.reserve:
+                    self.app_state = {**self.app_state, CROWDED: True}
+                return True
+        return False
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._is_late)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_late(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            why = (
+                f"path and headers have not come within {self._limits.header_timeout_s:g} s (setting header-timeout-s)"
+            )
+            self._refuse(Refusal(408, why, "RequestTimeoutError"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request yet, unless an answer is under way, and end the connection."""
+        if not self._answering:
+            body = refusal.body()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[refusal.status] + head + body)
+        self.transport.close()
+
+
+def _affordable(wanted: int) -> int:
+    """As many connections as files may be open. The process's own limit is raised where that is allowed."""
+    needed = wanted + RESERVE + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < needed:
+            _log.warning("max-connections is %d here: more files may not be open (ulimit -n)", wanted - (needed - most))
+            return max(1, wanted - (needed - most))
+    return wanted

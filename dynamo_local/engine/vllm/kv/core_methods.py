@@ -1,0 +1,122 @@
+"""Utility methods that prefix pull adds to vLLM's engine core.
+
+A utility call is run by the engine core's own loop, between two steps, and wakes it when it is idle: the only moment
+at which its block pool may be touched. vLLM looks methods up by name, so they are set on the class, by the connector
+when vLLM loads it into an engine core's process, forked or spawned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from dynamo_local.engine.vllm.kv.partial_block import find_tail
+from dynamo_local.engine.vllm.kv.pull.messages import Description, Pinned, PullCounts
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler
+
+Method = Literal["describe", "cached", "pin", "release", "grow", "counts"]
+
+
+def name_of(method: Method) -> str:
+    """What vLLM knows it by."""
+    return f"dynamo_local_{method}"
+
+
+def install() -> None:
+    """Give the engine cores of this process the methods."""
+    from vllm.v1.engine.core import EngineCore
+
+    methods: dict[Method, Any] = {
+        "describe": _describe,
+        "cached": _cached,
+        "pin": _pin,
+        "release": _release,
+        "grow": _grow,
+        "counts": _counts,
+    }
+    for method, function in methods.items():
+        setattr(EngineCore, name_of(method), function)
+
+
+def _describe(core: EngineCoreProc) -> Description:
+    return _scheduler(core).describe()
+
+
+def _cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
+    """How many leading hashes are cached."""
+    return len(_scheduler(core).source.cached(hashes))
+
+
+def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float, rest: Sequence[int]) -> Future[Pinned]:
+    scheduler: Any = core.scheduler
+    part = _scheduler(core)
+    answer = part.source.pin(name, hashes, until, find_tail(scheduler, part.block_size, hashes, rest))
+    _tell_load(core)
+    return answer
+
+
+def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) -> float | None:
+    """End these leases, and all that are over. Returns when the next one will be, if there are any."""
+    source = _scheduler(core).source
+    source.release(pins, holds)
+    _tell_load(core)
+    next_end = source.leases.next_end
+    return None if math.isinf(next_end) else next_end
+
+
+def _grow(
+    core: EngineCoreProc,
+    name: str,
+    computed: int,
+    rest: Sequence[int],
+    sampling: bytes,
+    arrival_time: float,
+    stays: bool,
+) -> bool:
+    """A request that waits for input, with the KV of so many tokens, goes on with `rest`; then it waits again, or is
+    over. False: there is no such request. (vLLM would take `rest` for a request of its own.)"""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    scheduler: Any = core.scheduler
+    waiting = scheduler.requests.get(name)
+    if waiting is None or waiting.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+        return False
+    if waiting.num_computed_tokens != computed or not rest:
+        return False
+    params = msgspec.msgpack.decode(sampling, type=SamplingParams)
+    scheduler.add_request(Request(name, list(rest), params, None, arrival_time=arrival_time, resumable=True))
+    if not stays:
+        # The end of its input.
+        scheduler.add_request(Request(name, [0], params, None, resumable=False))
+    return True
+
+
+def _counts(core: EngineCoreProc) -> PullCounts:
+    return _scheduler(core).counts()
+
+
+def _scheduler(core: EngineCoreProc) -> PullScheduler:
+    connector: Any = core.scheduler.get_kv_connector()
+    part: PullScheduler = connector.connector_scheduler
+    return part
+
+
+def _tell_load(core: EngineCoreProc) -> None:
+    """Have the worker host hear of the load, which otherwise comes with steps only."""
+    from vllm.v1.engine import EngineCoreOutputs
+
+    scheduler: Any = core.scheduler
+    if scheduler.has_requests():
+        return
+    stats = scheduler.make_stats(kv_connector_stats=_scheduler(core).stats())
+    if stats is not None:
+        core.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))

@@ -1,0 +1,175 @@
+"""What a block's bytes mean, in a few words: engines that agree on it may read each other's KV.
+
+One machine, one clock, one file system: files that look the same from outside (name, size, time) are taken for the
+same. That is cheap, and errs on the side of computing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+from vllm.config import LoRAConfig, ModelConfig, VllmConfig
+from vllm.lora.request import LoRARequest
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
+from vllm.version import __version__  # type: ignore[attr-defined]
+
+_KINDS = (FullAttentionSpec, MLAAttentionSpec)
+"""Each block of these holds the KV of its tokens, all of them, for all layers."""
+
+SETTLED: Mapping[str, str] = {
+    "additional_config": "additional_config",
+    "attention_backend": "attention_config",
+    "attention_config": "attention_config",
+    "code_revision": "model_config.code_revision",
+    "config_format": "model_config.config_format",
+    "convert": "model_config.convert_type",
+    "diffusion_config": "diffusion_config",
+    "disable_sliding_window": "model_config.disable_sliding_window",
+    "dtype": "model_config.dtype",
+    "engram_config": "engram_config",
+    "hf_config_path": "model_config.hf_config",
+    "hf_overrides": "model_config.hf_config",
+    "ignore_patterns": "load_config.ignore_patterns",
+    "kv_cache_dtype": "cache_config.cache_dtype",
+    "kv_cache_dtype_skip_layers": "cache_config.kv_cache_dtype_skip_layers",
+    "kv_sharing_fast_prefill": "cache_config.kv_sharing_fast_prefill",
+    "load_format": "load_config.load_format",
+    # Which factors a long rope has depends on it, and how some models scale their attention.
+    "max_model_len": "model_config.max_model_len",
+    "model": "model_config.model",
+    "model_class_overrides": "model_config.model_class_overrides",
+    "model_impl": "model_config.model_impl",
+    "model_loader_extra_config": "load_config.model_loader_extra_config",
+    "model_weights": "model_config.model_weights",
+    "quantization": "model_config.quantization",
+    "quantization_config": "model_config.quantization_config",
+    "revision": "model_config.revision",
+    "runner": "model_config.runner_type",
+    "trust_remote_code": "model_config.trust_remote_code",
+    "worker_cls": "parallel_config.worker_cls",
+    "worker_extension_cls": "parallel_config.worker_extension_cls",
+}
+"""vLLM's arguments (fields of its AsyncEngineArgs) that change what a block holds, and where in vLLM's configuration
+they end up. Those that the engine core settles are in `identity_of`, and why all others change nothing is in the test
+that goes through them (tests/e2e/contract/test_identity.py)."""
+
+_SETTLED_FOR_ADAPTERS = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_format", "enable_moe_shared_loras")
+"""The same of vLLM's LoRAConfig."""
+
+
+def why_not_lent(vllm_config: VllmConfig) -> str | None:
+    """Why blocks of such an engine cannot be read one by one, as far as its configuration tells. With a KV connector,
+    vLLM would not even start some of these."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.is_encoder_decoder:
+        return "the model has an encoder, whose part of the KV no prefix stands for"
+    if model.has_inner_state or model.attn_type == "attention_free":
+        return "the model keeps a state beside its KV, or instead (Mamba, linear attention, convolutions)"
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    if vllm_config.speculative_config is not None:
+        return "speculative decoding is on"
+    sizes = (
+        parallel.pipeline_parallel_size,
+        parallel.prefill_context_parallel_size,
+        parallel.decode_context_parallel_size,
+        parallel.data_parallel_size,
+    )
+    return None if set(sizes) == {1} else "the model is split other than by tensor parallelism"
+
+
+def unsupported_layers(kv_cache_config: KVCacheConfig) -> str | None:
+    """Why blocks of this engine cannot be read one by one, if it is for its layers: known when it has loaded them."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or type(groups[0].kv_cache_spec) not in _KINDS:
+        return "the model has layers other than full attention"
+    return None
+
+
+def identity_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, str]:
+    """What the engine core's process knows, where everything has been settled."""
+    cache = vllm_config.cache_config
+    return {
+        "vllm": __version__,
+        "block size": str(cache.block_size),
+        "layout": cache.get_resolved_kv_cache_layout().name,
+        "cache dtype": str(cache.cache_dtype),
+        "attention": ", ".join(str(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups),
+        "ranks": str(vllm_config.parallel_config.tensor_parallel_size),
+        "hash": cache.prefix_caching_hash_algo,
+        # Random where the hash is not cryptographic: then no two engines agree.
+        "first hash": kv_cache_utils.NONE_HASH.hex(),
+    }
+
+
+def model_identity(vllm_config: VllmConfig) -> dict[str, str]:
+    """Which weights, and what is made of them. `vllm_config` is that of an engine that has not started yet: models go
+    by the `max-model-len` with which they are built, and it may shrink to what there is memory for."""
+    found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
+    return {**found, "files": _files(_folder(vllm_config.model_config))}
+
+
+def fingerprints(
+    core: Mapping[str, str],
+    model: Mapping[str, str],
+    lora: LoRAConfig | None,
+    adapters: Iterable[LoRARequest],
+) -> dict[str | None, str]:
+    """Of the KV that is computed without an adapter (None), and with each; `core` is what the engine core says, `model`
+    a `model_identity`."""
+    prints: dict[str | None, str] = {None: _fingerprint(core, model)}
+    prints |= {
+        adapter.lora_name: _fingerprint(core, model, _adapter_identity(adapter, lora))
+        for adapter in adapters
+        if lora is not None
+    }
+    return prints
+
+
+def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig) -> dict[str, str]:
+    """Which weights it has, and what is made of them. (Its name and its folder are part of every block's hash.)"""
+    settled = {name: _text(getattr(lora, name)) for name in _SETTLED_FOR_ADAPTERS}
+    return {**settled, "files": _files(Path(adapter.lora_path)), "3d": str(adapter.is_3d_lora_weight)}
+
+
+def _text(value: object) -> str:
+    """The same for what is the same, in every process."""
+    if isinstance(value, PretrainedConfig):
+        return hashlib.sha256(json.dumps(value.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
+    return repr(value)
+
+
+def _fingerprint(*identities: Mapping[str, str]) -> str:
+    data = json.dumps([dict(each) for each in identities], sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _folder(model: ModelConfig) -> Path | None:
+    """Where the model's files are on this machine, if they are files."""
+    path = Path(model.model)
+    if path.is_dir():
+        return path
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _files(folder: Path | None) -> str:
+    """Names, sizes and times of the files there. (In a Hugging Face cache they are links to files named by content.)"""
+    if folder is None:
+        return "unknown"
+    found: list[Any] = []
+    for path in sorted(folder.iterdir()):
+        target = path.resolve()
+        if target.is_file():
+            status = target.stat()
+            found.append((path.name, target.name, status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

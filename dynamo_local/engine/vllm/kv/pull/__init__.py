@@ -1,0 +1,1 @@
+"""Prefix pull: an engine reads KV blocks that another one has cached."""

@@ -1,0 +1,235 @@
+"""The worker host's side of prefix pull: questions of other workers, put to the engine core and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core.errors import EngineError
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.ports import Prefix, PulledPrefix
+from dynamo_local.engine.vllm.kv.core_methods import Method, name_of
+from dynamo_local.engine.vllm.kv.pull.messages import (
+    LONGEST_LEASE_S,
+    MOST_BLOCKS,
+    Description,
+    Handle,
+    Pinned,
+    Pull,
+    PullCounts,
+    TransferParams,
+    Warm,
+)
+
+_log = logging.getLogger(__name__)
+
+BlockHashes = Callable[[Sequence[int], str | None, str | None], list[bytes]]
+"""Hashes of a context's full blocks, by its tokens, its salt and its adapter."""
+
+Fingerprints = Mapping[str | None, str]
+"""What engines must agree on to read each other's KV, by the adapter that it was computed with. None: without one."""
+
+_PATIENCE_S = 30.0
+"""For an engine core that is busy with a step: a long chunk of a prefill, on a CPU."""
+
+_SWEEP_LATER_S = 0.01
+"""An engine core is told to end leases so long after their end, to end those that end soon after as well."""
+
+_MOST_HANDLE_BYTES = 1 << 19
+
+_handle_decoder = msgspec.msgpack.Decoder(Handle)
+_handle_encoder = msgspec.msgpack.Encoder()
+
+
+class PullHost:
+    """One engine core's. `core` is vLLM's client of it. Nothing here raises because the engine core has died: `step`
+    does, and the worker ends."""
+
+    def __init__(self, core: Any, description: Description, fingerprints: Fingerprints, hashes_of: BlockHashes) -> None:
+        self._core = core
+        self._description = description
+        self._fingerprints = fingerprints
+        self._hashes_of = hashes_of
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def unsupported(self) -> str | None:
+        """Why blocks of this engine cannot be transferred, if they cannot."""
+        return self._description.unsupported
+
+    @property
+    def block_bytes(self) -> int:
+        """Of KV, on all of the engine's devices."""
+        return self._description.block_bytes
+
+    def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
+        """See core.ports.Engine."""
+        fingerprint = self._fingerprints.get(adapter)
+        if self._description.unsupported is not None or fingerprint is None:
+            return None
+        # Without the last token, which has to be computed to sample the next.
+        hashes = self._hashes_of(token_ids[:-1], cache_salt, adapter)[:MOST_BLOCKS]
+        rest = tuple(token_ids[len(hashes) * self._description.block_size : -1]) if len(hashes) < MOST_BLOCKS else ()
+        return Prefix(fingerprint, tuple(hashes), rest)
+
+    async def cached(self, prefix: Prefix) -> int:
+        """See core.ports.Engine."""
+        if not prefix.hashes:
+            return 0
+        found: int | None = await self._ask("cached", prefix.hashes)
+        if found is None:
+            raise EngineError("the engine does not say what it has cached")
+        return found
+
+    async def pin(self, question: PinQuestion) -> PinAnswer:
+        """See core.ports.Engine."""
+        now = time.monotonic()
+        until = min(question.until, now + LONGEST_LEASE_S)
+        refused = self._refusal(question, now)
+        if refused is not None:
+            return PinAnswer(blocks=0, refused=refused)
+        arguments = (question.pin, question.hashes, until, question.rest)
+        answer = await self._ask("pin", *arguments, patience_s=until - now)
+        if answer is None:
+            return PinAnswer(blocks=0, refused="the engine is too busy")
+        self.watch(until)
+        pinned = msgspec.convert(answer, Pinned)
+        handle = Handle(self._description.engine, self._description.agents, pinned.blocks)
+        return PinAnswer(
+            blocks=len(pinned.blocks) - (pinned.rest > 0),
+            rest=pinned.rest,
+            until=until,
+            handle=msgspec.Raw(_handle_encoder.encode(handle)),
+            refused=pinned.refused,
+        )
+
+    async def grow(self, warm: Warm, work: Submit, *, stays: bool) -> bool:
+        """Whether `work` goes on from the cache of a warm request, under that one's name."""
+        rest = work.token_ids[warm.tokens :]
+        sampling = bytes(work.sampling)
+        return bool(await self._ask("grow", warm.name, warm.tokens, rest, sampling, work.arrival_time, stays))
+
+    def release(self, pins: Sequence[str] = (), holds: Sequence[str] = ()) -> None:
+        """End leases, soon. Unknown ones are ignored."""
+        task = asyncio.get_running_loop().create_task(self._release(pins, holds), name="release leases")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until the engine core has dealt with everything that it was sent."""
+        await self._release((), ())
+
+    def watch(self, end: float) -> None:
+        """A lease ends then: an idle engine core has to be told."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(end - time.monotonic(), 0.0) + _SWEEP_LATER_S
+        if self._timer is None or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(when, self._sweep)
+
+    async def counts(self) -> PullCounts:
+        """What the engine core's blocks are used for."""
+        return msgspec.convert(await self._call("counts"), PullCounts)
+
+    def params_of(self, work: Submit, pulled: PulledPrefix | None) -> dict[str, Any] | None:
+        """A request's transfer parameters, if it has any."""
+        params = TransferParams(pull=_pull_of(pulled) if pulled is not None else None, hold_s=work.hold_s)
+        return None if params == TransferParams() else msgspec.to_builtins(params, builtin_types=(bytes,))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _refusal(self, question: PinQuestion, now: float) -> str | None:
+        if self._description.unsupported is not None:
+            return self._description.unsupported
+        if question.fingerprint not in self._fingerprints.values():
+            return "the engines' KV caches mean different things"
+        if len(question.hashes) > MOST_BLOCKS:
+            return f"more than {MOST_BLOCKS} blocks"
+        if question.until <= now:
+            return "its time is over"
+        return None
+
+    def _sweep(self) -> None:
+        self._timer = None
+        self.release()
+
+    async def _release(self, pins: Sequence[str], holds: Sequence[str]) -> None:
+        next_end = await self._ask("release", pins, holds)
+        if next_end is not None:
+            self.watch(next_end)
+
+    async def _ask(self, method: Method, *args: Any, patience_s: float = _PATIENCE_S) -> Any:
+        """The engine core's answer, or None if it has none to give."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._call(method, *args)
+        except TimeoutError:
+            _log.warning("the engine did not answer within %.1f s", patience_s)
+        except Exception as error:  # noqa: BLE001
+            # vLLM raises all sorts of things for an engine core that dies. Its death is told elsewhere.
+            _log.warning("the engine did not answer: %s", error)
+        return None
+
+    async def _call(self, method: Method, *args: Any) -> Any:
+        return await self._core.call_utility_async(name_of(method), *args)
+
+
+async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PullHost:
+    """Of an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its model (identity.py)."""
+    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.kv.identity import fingerprints
+
+    description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
+    if description.unsupported is None:
+        description = msgspec.structs.replace(description, unsupported=_why_closed(core))
+    told = (description.identity, identity, vllm_config.lora_config, adapters.requests)
+    prints = await asyncio.to_thread(fingerprints, *told)
+    hasher = BlockHasher(vllm_config.cache_config)
+
+    def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
+        return hasher(token_ids, cache_salt, adapters.request(adapter))
+
+    return PullHost(core, description, prints, hashes_of)
+
+
+def _why_closed(core: Any) -> str | None:
+    """Why no other engine can read from the processes of this one."""
+    from vllm.platforms import current_platform
+
+    from dynamo_local.engine.vllm.kv.memory_agent import why_unreadable
+
+    if not current_platform.is_cpu():
+        return None
+    reasons = (why_unreadable(process.pid) for process in core.resources.engine_manager.processes)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _pull_of(pulled: PulledPrefix) -> Pull | None:
+    """What is to be read, or None if the source's handle makes no sense."""
+    data = bytes(pulled.answer.handle)
+    try:
+        if len(data) > _MOST_HANDLE_BYTES:
+            raise msgspec.ValidationError(f"{len(data)} bytes are too many")
+        handle = _handle_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        _log.warning("the source's answer cannot be understood: %s", error)
+        return None
+    blocks = min(pulled.answer.blocks, len(handle.blocks), len(pulled.hashes), MOST_BLOCKS)
+    if blocks <= 0:
+        return None
+    whole = blocks == len(pulled.hashes) < len(handle.blocks)
+    rest = max(min(pulled.answer.rest, pulled.rest), 0) if whole else 0
+    handle = msgspec.structs.replace(handle, blocks=handle.blocks[: blocks + (rest > 0)])
+    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until, rest)

@@ -1,0 +1,103 @@
+"""What the two sides of the connector tell each other each step, within one engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata, NixlHandshakePayload
+
+from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
+
+_payload_encoder = msgspec.msgpack.Encoder()
+_payload_decoder = msgspec.msgpack.Decoder(NixlHandshakePayload)
+
+
+def pack_payload(payload: NixlHandshakePayload) -> bytes:
+    """What a reader has to know of one rank, as it travels."""
+    return _payload_encoder.encode(payload)
+
+
+def unpack_payload(data: bytes) -> NixlHandshakePayload:
+    """Raises msgspec.DecodeError."""
+    return _payload_decoder.decode(data)
+
+
+class PullMetadata(NixlConnectorMetadata):
+    """Scheduler to workers: the reads to start."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.deadlines: dict[str, float] = {}
+        """By request."""
+        self.agents: dict[str, tuple[bytes, ...]] = {}
+        """By engine to be read from, then by rank."""
+        self.may_wait = False
+        """For reads to end: the step computes nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It is sent with every step, and nearly always there is nothing in it."""
+        return (PullMetadata, (), self.__dict__) if self.deadlines or self.may_wait else (PullMetadata, ())
+
+    def add_read(
+        self, request_id: str, engine: str, ranks: tuple[bytes, ...], local: list[int], remote: list[int], until: float
+    ) -> None:
+        """Read `remote` blocks of `engine` into `local` ones, one to one."""
+        # NIXL makes one piece of those that follow one another at both sides. A piece costs more than copying 16 KiB.
+        pairs = sorted(zip(local, remote, strict=True))
+        local, remote = [one for one, _ in pairs], [other for _, other in pairs]
+        self.agents[engine] = ranks
+        self.deadlines[request_id] = until
+        self.add_new_req_to_recv(
+            request_id,
+            (local,),
+            {
+                "remote_block_ids": (remote,),
+                "remote_engine_id": engine,
+                # Sent to the source with the last byte; it is nobody's there.
+                "remote_request_id": "",
+                # Not connected to: vLLM takes it for the place at which an engine may be replaced by its successor.
+                "remote_host": engine,
+                "remote_port": 0,
+                "tp_size": len(ranks),
+            },
+            awaiting_kvs=True,
+        )
+
+
+@dataclass
+class ReadReport(KVConnectorWorkerMetadata):
+    """Workers to scheduler: reads that were given up while something may still be written to their blocks, and those
+    of them that have ended since. By request, each counted once a rank."""
+
+    strayed: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> ReadReport:
+        assert isinstance(other, ReadReport)
+        return ReadReport(self.strayed + other.strayed, self.ended + other.ended)
+
+
+class KeptStats(KVConnectorStats):
+    """`transfer.Counts`, on its way to the worker host with a step's other figures."""
+
+    @classmethod
+    def of(cls, counts: PullCounts) -> KeptStats:
+        return cls(data=msgspec.to_builtins(counts))
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """The later word is the right one."""
+        return other
+
+    def reduce(self) -> dict[str, int | float]:
+        return self.data
+
+    def reset(self) -> None:
+        self.data = {}

@@ -1,0 +1,191 @@
+"""The worker's side of prefix pull: runs in each of an engine's worker processes, inside its steps.
+
+What is read is read in a thread beside them (reader_thread.py).
+
+A one-sided read does not notice that the blocks it reads are reused. The source promises not to reuse them before a
+certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    NixlAgentMetadata,
+    NixlConnectorMetadata,
+    RemoteMeta,
+    ReqMeta,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.kv.memory_agent import memory_agents
+from dynamo_local.engine.vllm.kv.pull.messages import HOST_PID
+from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
+from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.patches.nixl_threads import sleeping_progress_threads
+
+logger = init_logger(__name__)
+
+_LOOK_EVERY_S = 0.5
+
+_WAIT_S = 0.001
+"""A step that computes nothing waits so long for a read to end."""
+
+_agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
+
+
+class PullWorker(NixlPullConnectorWorker):
+    """See the module."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
+        # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
+        # given.
+        cores = os.sched_getaffinity(0)
+        with memory_agents() if current_platform.is_cpu() else sleeping_progress_threads():
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        os.sched_setaffinity(0, cores)
+        self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
+        self._reader = ReaderThread(self.nixl_wrapper, self._prepare_to_read)
+        self.nixl_wrapper = self._reader
+        self._deadlines: dict[str, float] = {}
+        """By request whose read has neither succeeded nor been given up."""
+        self._agents: dict[str, bytes] = {}
+        """By engine that is not known yet: what to know of the rank that is this one's counterpart."""
+        self._strays: dict[str, list[int]] = {}
+        """By request: transfers that were given up and have not ended."""
+        self._stray_engines: dict[str, str] = {}
+        self._report: ReadReport | None = None
+        """Of reads that were given up, if any were since the last step."""
+        self._look_at = 0.0
+        """When engines are to be looked for that cannot be read from any more, though nothing is being read."""
+        self._may_wait = False
+
+    def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
+        assert isinstance(metadata, PullMetadata)
+        self._may_wait = metadata.may_wait
+        if not metadata.deadlines and not self._deadlines:
+            # Nothing to be read, and nothing that waits for its handshake.
+            return
+        self._deadlines.update(metadata.deadlines)
+        for engine, ranks in metadata.agents.items():
+            if engine not in self._remote_agents:
+                self._agents[engine] = ranks[self.tp_rank]
+        super().start_load_kv(metadata)
+
+    def get_transfer_results(self) -> KVConnectorTransferResults:
+        if self._may_wait and (self._recving_transfers or self._strays):
+            self._reader.wait(_WAIT_S)
+        now = time.monotonic()
+        if not self._deadlines and not self._strays and now < self._look_at:
+            # Nothing is being read: looking for what has ended costs a part of every step.
+            return KVConnectorTransferResults()
+        self._look_at = now + _LOOK_EVERY_S
+        self._give_up(now)
+        results: KVConnectorTransferResults = super().get_transfer_results()
+        # A read is seen complete now, not when it was.
+        now = time.monotonic()
+        for request_id in results.finished_recving:
+            if now >= self._deadlines.pop(request_id, 0.0):
+                results.failed_recving.add(request_id)
+        if self._strays:
+            ended, _ = self._pop_done_transfers(self._strays)
+            self._reported().ended.update(ended)
+            for request_id in ended:
+                del self._stray_engines[request_id]
+        return results
+
+    def take_report(self) -> ReadReport | None:
+        """What has happened to reads that were given up, once."""
+        report, self._report = self._report, None
+        return report if report is not None and (report.strayed or report.ended) else None
+
+    def _reported(self) -> ReadReport:
+        if self._report is None:
+            self._report = ReadReport()
+        return self._report
+
+    def _give_up(self, now: float) -> None:
+        """Let the reads fail whose time is over, whatever they wait for."""
+        for request_id in [request_id for request_id, until in self._deadlines.items() if until <= now]:
+            handles = self._recving_transfers.pop(request_id, None)
+            if handles:
+                # NIXL cannot take a read back: it may still write to its blocks.
+                self._reader.give_up(handles)
+                self._strays[request_id] = handles
+                self._stray_engines[request_id] = _remote_of(self._recving_metadata[request_id]).engine_id
+                self._reported().strayed[request_id] += 1
+            self._recv_failures.add(request_id)
+
+    def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
+        if self._recving_metadata.get(req_id) is not meta:
+            # Given up while it waited for its handshake; the blocks may be another's by now.
+            return
+        remote = _remote_of(meta)
+        known = self.dst_num_blocks.get(remote.engine_id)
+        if known is not None and max(remote.block_ids[0]) >= known:
+            self._failed_recv_reqs.put(req_id)
+            return
+        super()._read_blocks_for_req(req_id, meta)
+
+    def _nixl_handshake(
+        self,
+        host: str,
+        port: int,
+        remote_tp_size: int,
+        expected_engine_id: str,
+        remote_dcp_size: int = 1,
+        remote_pp_size: int = 1,
+        notif_agents_only: bool = False,
+    ) -> tuple[dict[tuple[int, int], str], float]:
+        """What vLLM's does, with what the source has told already instead of a question to its port.
+
+        Runs in a thread of its own, where any exception makes the reads that wait for it fail.
+        """
+        self._use_device()
+        payload = unpack_payload(self._agents.pop(expected_engine_id))
+        if payload.compatibility_hash != self.compat_hash:
+            raise EngineError("the other engine's KV cache is of another kind")
+        agent = _agent_decoder.decode(payload.agent_metadata_bytes)
+        if agent.engine_id != expected_engine_id:
+            raise EngineError("the other engine is not the one it was taken for")
+        self._validate_remote_parallel_config(agent)
+        name = self.add_remote_agent(agent, self.tp_rank, remote_tp_size, agent.dcp_size)
+        return {(0, self.tp_rank): name}, 0.0
+
+    def _use_device(self) -> None:
+        """NVLink and the like are used only by threads that have a CUDA context."""
+        if not self.use_host_buffer:
+            current_platform.set_device(self.device_id)  # type: ignore[arg-type]  # as vLLM does
+
+    def _prepare_to_read(self) -> None:
+        self._use_device()
+        # The worker's host is kept off the cores of engines that decode, this one's among them, if there are others.
+        os.sched_setaffinity(0, os.sched_getaffinity(self._host_pid))
+
+    def _get_new_notifs(self) -> set[str]:
+        """Readers send none."""
+        return set()
+
+    def shutdown(self) -> None:
+        self._reader.close()
+        super().shutdown()
+
+    def _engines_with_inflight_transfers(self) -> set[str]:
+        return super()._engines_with_inflight_transfers() | set(self._stray_engines.values())
+
+    def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
+        self._agents.pop(engine_id, None)
+        super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+
+
+def _remote_of(meta: ReqMeta) -> RemoteMeta:
+    assert meta.remote is not None
+    return meta.remote

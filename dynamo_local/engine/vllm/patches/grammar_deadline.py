@@ -1,0 +1,72 @@
+"""A grammar may take only so long to compile in an engine.
+
+A request whose grammar takes longer fails, by its own fault (faults.py). What nobody waits for any more, because its
+client has left, is not begun.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads, timeout_of
+from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.requests.faults import blame
+
+
+class _AbandonedError(Exception):
+    """The request has ended before its grammar was begun."""
+
+
+@cache
+def bound_compilation() -> None:
+    """Have the engines of this process, and of those forked from it, do so. Calling it again does nothing."""
+    if not applies("deadlines of grammars"):
+        return
+    manager: Any = StructuredOutputManager
+    manager.__init__ = _with_threads(manager.__init__)
+    manager._create_grammar = _unless_ended(manager._create_grammar)
+
+
+def threads_of_engine(timeout_s: float) -> GrammarThreads:
+    """As many at once as vLLM has."""
+    return GrammarThreads(max(1, (multiprocessing.cpu_count() + 1) // 2), timeout_s, late=_blame_late(timeout_s))
+
+
+def _with_threads(initialise: Callable[..., None]) -> Callable[..., None]:
+    @wraps(initialise)
+    def init(manager: Any, vllm_config: Any) -> None:
+        initialise(manager, vllm_config)
+        if not vllm_config.model_config.skip_tokenizer_init:
+            manager.executor.shutdown(wait=False)
+            manager.executor = threads_of_engine(timeout_of(os.environ))
+
+    return init
+
+
+def _unless_ended(create: Callable[[Any, Request], Any]) -> Callable[[Any, Request], Any]:
+    @wraps(create)
+    def create_grammar(manager: Any, request: Request) -> Any:
+        if request.is_finished():
+            raise _AbandonedError
+        return create(manager, request)
+
+    return create_grammar
+
+
+def _blame_late(timeout_s: float) -> Callable[[Request], None]:
+    def late(request: Request) -> None:
+        if request.num_output_tokens:
+            # Another engine has compiled it before.
+            blame(request, "lost", "the grammar of the structured output could not be compiled again in time")
+        else:
+            why = f"the grammar of the structured output takes longer than {timeout_s:g} s to compile"
+            blame(request, "request", f"{why} (setting grammar-timeout-s)")
+
+    return late

@@ -1,0 +1,1 @@
+"""Requests between the bus and vLLM: types, continuation, fidelity, faults, adapters."""

@@ -1,0 +1,1 @@
+"""HTTP for the load generator: connections, bodies, streamed answers."""

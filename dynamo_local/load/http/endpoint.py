@@ -1,0 +1,175 @@
+"""The server under load: its address, what it is asked, and what it tells about itself beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.load.errors import ExchangeError, LoadError
+from dynamo_local.load.http.answers import refusal
+from dynamo_local.load.http.connection import Connections
+from dynamo_local.load.workload.prompts import WORDS
+
+_PATIENCE_S = 30.0
+_OURS = ("max_tokens", "messages", "model", "prompt", "stream")
+"""Fields of a request that the load itself sets."""
+
+SAFE_TOKENS = range(100, 1000)
+"""Taken for ordinary tokens of any vocabulary, if the server does not tell of its own."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the API is, and the key to it."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str
+    """Before /v1, without a slash at its end."""
+    key: str | None = None
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
+
+    def connections(self) -> Connections:
+        return Connections(self.host, self.port, ssl.create_default_context() if self.is_tls else None)
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """The bytes of a request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"{method} {self.path}{path} HTTP/1.1",
+            f"Host: {host}:{self.port}",
+            "User-Agent: dynamo-load",
+            "Accept: */*",
+            *([f"Authorization: Bearer {self.key}"] if self.key else []),
+            *([f"Content-Type: application/json\r\nContent-Length: {len(body)}"] if method == "POST" else []),
+        ]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def parse_url(url: str, key: str | None = None) -> Endpoint:
+    """The endpoint at http://HOST:PORT, with or without /v1 at its end. Raises UsageError."""
+    remedy = "write for example http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no address: {error}", remedy) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise UsageError(f"{url!r} is no address of an API", remedy)
+    if parts.username is not None or parts.password is not None:
+        raise UsageError("the address holds a password", "give keys with --api-key-file or OPENAI_API_KEY")
+    if not f"{parts.hostname}{parts.path}".isascii() or any(sign.isspace() for sign in url):
+        raise UsageError(f"{url!r} is no address of an API", remedy)
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UsageError("the API key has characters that no header can carry", "look at its file")
+    is_tls = parts.scheme == "https"
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return Endpoint(parts.hostname, port or (443 if is_tls else 80), is_tls, path, key)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How requests are made of prompts."""
+
+    model: str
+    is_chat: bool
+    ignore_eos: bool
+    extra: Mapping[str, Any]
+    """More fields of each request."""
+
+    def template(self) -> tuple[str, bytes]:
+        """The path, and the body up to where the prompt begins. Raises UsageError."""
+        if taken := sorted(set(_OURS) & set(self.extra)):
+            raise UsageError(f"{taken[0]} is set by the load itself", "leave it out of --body")
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **self.extra,
+        }
+        begin = msgspec.json.encode(fields)[:-1]
+        if self.is_chat:
+            return "/v1/chat/completions", begin + b',"messages":[{"role":"user","content":'
+        return "/v1/completions", begin + b',"prompt":'
+
+    def end(self, output_tokens: int) -> bytes:
+        """The body from where the prompt ends."""
+        return (b"}]" if self.is_chat else b"") + b',"max_tokens":%d}' % output_tokens
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: tuple[_Model, ...]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[int, ...]
+
+
+async def find_model(connections: Connections, endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
+    """The model to ask, and the length of its context if the server tells. Raises LoadError."""
+    try:
+        found = msgspec.json.decode(await ask(connections, endpoint.request("GET", "/v1/models")), type=_Models).data
+    except msgspec.DecodeError as error:
+        raise LoadError(f"{endpoint.url}/v1/models does not answer as OpenAI's API does: {error}") from error
+    except ExchangeError as error:
+        if wanted is not None and error.kind == "HTTP 404":
+            return wanted, None
+        raise LoadError(f"{endpoint.url}/v1/models: {_told(error)}", _remedy(error)) from error
+    for model in found:
+        if wanted in (None, model.id):
+            return model.id, model.max_model_len
+    names = ", ".join(model.id for model in found) or "none"
+    raise LoadError(f"{endpoint.url} has no model {wanted or 'at all'}", f"it has {names}")
+
+
+async def find_tokens(connections: Connections, endpoint: Endpoint, model: str) -> Sequence[int] | None:
+    """Tokens that the model's tokenizer makes of words, by the `/tokenize` that vLLM has; None without it."""
+    body = msgspec.json.encode({"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False})
+    try:
+        answer = await ask(connections, endpoint.request("POST", "/tokenize", body))
+        return sorted(set(msgspec.json.decode(answer, type=_Tokens).tokens)) or None
+    except (ExchangeError, msgspec.DecodeError):
+        return None
+
+
+async def ask(connections: Connections, request: bytes) -> bytes:
+    """The body of an answer with status 200, which is not streamed. Raises ExchangeError."""
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            answer = await connections.exchange(request, lambda part, now: parts.append(part))
+    except TimeoutError as error:
+        raise ExchangeError("timeout", f"no answer within {_PATIENCE_S:g} s") from error
+    if answer.status != 200:
+        raise refusal(answer.status, answer.body)
+    return b"".join(parts)
+
+
+def _told(error: ExchangeError) -> str:
+    return f"{error.kind}: {error.cause}" if error.kind.startswith("HTTP") else error.cause
+
+
+def _remedy(error: ExchangeError) -> str:
+    if error.kind in ("HTTP 401", "HTTP 403"):
+        return "give the key with --api-key-file or OPENAI_API_KEY"
+    return "is that the address of a server that runs? see --url"

@@ -1,0 +1,1 @@
+"""Results of a load: records, figures, reports, comparisons."""

@@ -1,0 +1,1 @@
+"""The planner at work: its loop, metrics, and recorders of its decisions."""

@@ -1,0 +1,105 @@
+"""A planner's recorder (core/planning/recording.py) that writes every decision as a line of JSON."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.planning.actions import ActionOutcome, Change
+from dynamo_local.core.planning.decision import Decision, describe
+from dynamo_local.core.planning.observation import Observation
+
+_log = logging.getLogger(__name__)
+
+MAX_BYTES = 10 * 1024 * 1024
+"""A file that has become larger is set aside as `{name}.1`, in place of an earlier one."""
+
+
+class DecisionLog:
+    """Appends to `path`. `about` is put into every line. A disk that takes no more ends the log, not the planner."""
+
+    def __init__(
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        *,
+        max_bytes: int = MAX_BYTES,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises ConfigError if nothing can be written there."""
+        self.path = path
+        self._about = dict(about)
+        self._max_bytes = max_bytes
+        self._wall_clock = wall_clock
+        self._broken = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write decisions to {path}: {error.strerror}", "choose another log-dir"
+            ) from error
+
+    def observed(self, observation: Observation) -> None:
+        """Nothing: pulls are many, and event files have them."""
+
+    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
+        """Write a line: a few hundred bytes, once an adjustment interval."""
+        line = msgspec.json.encode({"time": self._wall_clock(), **self._about, **fields_of(decision, outcomes)})
+        try:
+            self._append(line + b"\n")
+            self._broken = False
+        except OSError as error:
+            if not self._broken:
+                _log.warning("a decision is not written to %s: %s", self.path, error.strerror)
+            self._broken = True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _append(self, line: bytes) -> None:
+        with self.path.open("ab") as file:
+            full = file.tell() > 0 and file.tell() + len(line) > self._max_bytes
+            if not full:
+                file.write(line)
+                return
+        self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self.path.touch(0o600)
+        self.path.write_bytes(line)
+
+
+def fields_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> dict[str, Any]:
+    """A decision as it is written. Numbers that are unknown are null."""
+    return {
+        "at": decision.at,
+        "policy": decision.policy,
+        "devices": decision.devices,
+        "max_devices": decision.max_devices,
+        "roles": [
+            {"role": verdict.role, "wanted": verdict.wanted, "reason": verdict.reason, **verdict.figures}
+            for verdict in decision.verdicts
+        ],
+        "changes": [_change(change) for change in decision.changes],
+        "outcomes": [_outcome(outcome) for outcome in outcomes],
+        "text": decision.text,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"change": type(change).__name__, **msgspec.to_builtins(change)}
+
+
+def _outcome(outcome: ActionOutcome) -> dict[str, Any]:
+    return {
+        "change": describe(outcome.change),
+        "done": outcome.done,
+        "watcher": outcome.watcher,
+        "note": outcome.note,
+        "took_s": round(outcome.took_s, 3),
+    }

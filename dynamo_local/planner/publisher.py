@@ -1,0 +1,118 @@
+"""A planner's recorder (core/planning/recording.py) that tells the bus: for `dynamo top` and for metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.planning.actions import ActionOutcome, Change
+from dynamo_local.core.planning.decision import Decision, describe
+from dynamo_local.core.planning.observation import Observation, WorkerSeen
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import mean
+
+_log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""How often the report is repeated: a change may take minutes, in which nothing else is told."""
+
+KEPT_DECISIONS = 8
+
+
+class PlannerPublisher:
+    """Publishes what the planner saw and decided last. `watcher` is the planner's own, empty if it has none."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        options: PlannerOptions,
+        watcher: str = "",
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._bus = bus
+        self._subject = subjects.planner
+        self._options = options
+        self._watcher = watcher
+        self._wall_clock = wall_clock
+        self._observation: Observation | None = None
+        self._decisions: deque[DecisionReport] = deque(maxlen=KEPT_DECISIONS)
+        self._changing: str | None = None
+        self._news = asyncio.Event()
+
+    def observed(self, observation: Observation) -> None:
+        """A pull has been made."""
+        self._observation = observation
+        self._news.set()
+
+    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
+        """An adjustment is complete."""
+        told = tuple(f"{'done' if outcome.done else 'not done'}: {outcome.note}" for outcome in outcomes)
+        self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
+        self._news.set()
+
+    def changing(self, change: Change | None) -> None:
+        """This change is under way now; None: none is."""
+        self._changing = None if change is None else describe(change)
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing is left to be written."""
+
+    async def run(self) -> None:
+        """Publish until cancelled: what is new at once, and the same again now and then."""
+        while True:
+            self._news.clear()
+            if self._observation is not None:
+                await self._publish(self.report(self._observation))
+            try:
+                await asyncio.wait_for(self._news.wait(), EVERY_S)
+            except TimeoutError:
+                continue
+
+    def report(self, observation: Observation) -> PlannerReport:
+        """All that there is to tell."""
+        queue = observation.queue
+        max_devices = self._options.limits(observation.inventory).max_devices
+        assert max_devices is not None, "the options have a maximum"
+        return PlannerReport(
+            watcher=self._watcher,
+            policy=self._options.policy,
+            acts=not self._options.no_operation,
+            at=observation.at,
+            roles=tuple(_role(role, observation.of_role(role)) for role in sorted(observation.templates)),
+            devices=observation.devices,
+            max_devices=max_devices,
+            queue_waiting=None if queue is None else queue.waiting,
+            queue_in_hand=None if queue is None else queue.in_hand,
+            changing=self._changing,
+            decisions=tuple(self._decisions),
+        )
+
+    async def _publish(self, report: PlannerReport) -> None:
+        try:
+            await self._bus.publish(self._subject, codec.encode(report))
+        except BusError as error:
+            _log.warning("the planner's report is not published: %s", error)
+
+
+def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:
+    readings = [worker.reading for worker in workers if worker.standing == "routable" and worker.reading is not None]
+    return RoleReport(
+        role=role,
+        routable=sum(worker.standing == "routable" for worker in workers),
+        starting=sum(worker.standing == "starting" for worker in workers),
+        retiring=sum(worker.standing == "retiring" for worker in workers),
+        running=sum(reading.running for reading in readings) if readings else None,
+        waiting=sum(reading.waiting for reading in readings) if readings else None,
+        usage=mean(reading.kv_usage for reading in readings),
+    )

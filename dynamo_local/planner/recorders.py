@@ -1,0 +1,24 @@
+"""Where a planner's doings are recorded on disk, by its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.recording import Recorder
+from dynamo_local.planner.decision_log import DecisionLog
+from state.paths import StatePaths
+
+
+def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, ...]:
+    """Every decision as JSON, in log-dir or else beside the server's logs; with a log-dir, TensorBoard's event files
+    too. Raises ConfigError if nothing can be written there."""
+    about = {"namespace": paths.namespace, "model": options.served_model_name, "acts": not options.no_operation}
+    if options.log_dir is None:
+        return (DecisionLog(paths.decisions_file, about),)
+    from dynamo_local.planner.tensorboard import TensorBoardRecorder
+
+    folder = Path(options.log_dir).expanduser()
+    return DecisionLog(folder / paths.decisions_file.name, about), TensorBoardRecorder(
+        folder, max_bytes=options.event_files_max_mib << 20
+    )

@@ -1,0 +1,158 @@
+"""A planner of a running server, with everything around it: bus, statefile, actuator, and the lock that makes it the
+only one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.errors import SupervisorError, UsageError
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.planning.actions import ActionOutcome, Change, DeviceLimits
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.recording import Recorder
+from dynamo_local.planner.loop import PlannerLoop
+from dynamo_local.planner.metrics import FleetMetrics
+from dynamo_local.planner.publisher import PlannerPublisher
+from dynamo_local.supervisor.actuator.change_lock import turn_at
+from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.tasks import TaskGuard
+from state.holding import held
+from state.locks import LockTimeoutError
+from state.model import State
+from state.paths import StatePaths
+from state.store import StateStore
+from state.transitions import taken
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class PlannerSession:
+    """One planner. `recorders` makes them, once it is clear that there is something to record. `watcher` is its own
+    where it is a service of the graph, and empty where it is run by hand."""
+
+    paths: StatePaths
+    options: PlannerOptions
+    recorders: Callable[[], Sequence[Recorder]]
+    watcher: str = ""
+
+    async def run(self, bus: Bus, tasks: TaskGuard) -> None:
+        """Plan until cancelled. Side tasks are `tasks`'. A service waits until the server can be changed and no other
+        planner does; by hand, both are errors.
+
+        Raises what `Planner.run` does; by hand also UsageError, SupervisorError, and ConfigError when the workers that
+        run hold more devices than the budget has.
+        """
+        blueprint = await self._blueprint()
+        subjects = Subjects(self.paths.namespace)
+        watch = FleetWatch(bus, subjects)
+        await watch.start()
+        tasks.spawn("fleet", watch.run())
+        reports = PlannerPublisher(bus, subjects, self.options, self.watcher)
+        tasks.spawn("planner reports", reports.run())
+        templates = {template.role: template.service for template in reversed(blueprint.workers)}
+        inventory = partial(usable_devices, blueprint)
+        metrics = FleetMetrics(bus, subjects, watch, StateStore(self.paths), templates, inventory)
+        if not self.watcher:
+            self.options.check_fits((await metrics.pull()).devices or 0)
+        actuator = EachTime(self.paths, self.options.change_timeout)
+        recorders = (reports, *self.recorders())
+        planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.changing)
+        try:
+            async with self._alone():
+                await planner.run()
+        finally:
+            for recorder in recorders:
+                recorder.close()
+
+    async def _blueprint(self) -> Blueprint:
+        while True:
+            try:
+                return await asyncio.to_thread(Blueprint.read, self.paths.blueprint_file)
+            except SupervisorError:
+                if not self.watcher:
+                    raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Be the only planner that changes anything. Those that only observe may be many."""
+        if self.options.no_operation:
+            yield
+            return
+
+        def busy(error: LockTimeoutError, first: bool) -> None:
+            who = f"process {error.holder}"
+            if not self.watcher:
+                raise UsageError(
+                    f"{who} is the planner of namespace {self.paths.namespace} already",
+                    "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
+                ) from error
+            if first:
+                _log.warning("%s is the planner already: waiting until it ends", who)
+
+        async with turn_at(self.paths.planner_lock, _LOOK_EVERY_S, busy):
+            yield
+
+
+@dataclass(frozen=True)
+class EachTime:
+    """The actuator, opened anew for each change: whatever has become of circus since, or of the bus, is seen then."""
+
+    paths: StatePaths
+    change_timeout_s: float
+
+    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
+        """See `core.planning.changes.Actuator`."""
+        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
+            return await actuator.apply(change, limits)
+
+    async def reconcile(self) -> tuple[str, ...]:
+        """See `core.planning.changes.Actuator`."""
+        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
+            return await actuator.reconcile()
+
+
+def usable_devices(blueprint: Blueprint, state: State) -> int:
+    """How many devices the server has, or could have: those that others hold do not count where workers compute."""
+    devices = len(blueprint.inventory.devices)
+    if all(template.virtual for template in blueprint.workers):
+        return devices
+    return devices - len(held(blueprint.inventory, taken(state)))
+
+
+class LoggedReport:
+    """A report (supervisor.report.Report) that goes to the log."""
+
+    def step(self, text: str) -> None:
+        _log.info("%s", text)
+
+    def say(self, text: str) -> None:
+        _log.info("%s", text)
+
+
+async def plan_by_hand(planning: PlannerSession, stop: asyncio.Event) -> None:
+    """Run a planner beside the server until told to stop. Raises as `Planning.run` does."""
+    async with bus_of(planning.paths, "planner") as bus:
+        tasks = TaskGuard()
+        told, failed = asyncio.create_task(stop.wait()), asyncio.create_task(tasks.failed())
+        try:
+            tasks.spawn("planner", planning.run(bus, tasks))
+            await asyncio.wait({told, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                await failed
+        finally:
+            told.cancel()
+            failed.cancel()
+            await tasks.close()

@@ -1,0 +1,118 @@
+"""A planner's recorder (core/planning/recording.py) that writes TensorBoard's event files.
+
+By TensorBoard's own writer, which needs neither torch nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.planning.actions import ActionOutcome
+from dynamo_local.core.planning.decision import Decision
+from dynamo_local.core.planning.observation import Observation
+from dynamo_local.planner.event_folder import RUN_FORMAT, EventFolder
+from dynamo_local.planner.series import of_decision, of_observation, text_of
+from dynamo_local.planner.thinned import Thinned
+
+try:
+    from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+except ImportError as error:
+    raise ConfigError(
+        "event files need the package tensorboard, which is not installed", "install dynamo-local[cpu] or [cuda]"
+    ) from error
+
+_log = logging.getLogger(__name__)
+
+ALL_DECISIONS = "decisions/all"
+CHANGES = "decisions/changes"
+"""Decisions that change something: TensorBoard shows only some of many texts."""
+
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class TensorBoardRecorder:
+    """Writes to a folder of its own in `log_dir`, so that every planner's life is one run in TensorBoard.
+
+    `max_bytes` bounds the event files of all runs there together: the oldest are removed. Steps are seconds since the
+    planner's first pull. A disk that takes no more ends the recording, not the planner.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises ConfigError if the folder cannot be written to."""
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._first_at: float | None = None
+        self._curves = Thinned()
+        run = f"{datetime.fromtimestamp(wall_clock(), UTC):{RUN_FORMAT}}"
+        self.folder = log_dir / run
+        try:
+            self._files: EventFolder | None = EventFolder(log_dir, run, max_bytes)
+        except OSError as error:
+            raise ConfigError(f"cannot write event files to {self.folder}: {error.strerror}") from error
+
+    def observed(self, observation: Observation) -> None:
+        """Note the numbers of a pull that are not what they were."""
+        self._write_curves(self._curves.take(observation.at, of_observation(observation)))
+
+    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
+        """Note a decision: its numbers, and the whole of it as text."""
+        text = text_of(decision, outcomes)
+        tags = (ALL_DECISIONS, CHANGES) if decision.changes else (ALL_DECISIONS,)
+        self._write(decision.at, [*_scalars(of_decision(decision)), *(_text(tag, text) for tag in tags)])
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._write_curves(self._curves.finish())
+        if self._files is not None:
+            self._guarded(self._files.close)
+            self._files = None
+
+    def _write_curves(self, points: Iterable[tuple[float, Mapping[str, float]]]) -> None:
+        for at, numbers in points:
+            self._write(at, _scalars(numbers))
+
+    def _write(self, at: float, values: Iterable[summary_pb2.Summary.Value]) -> None:
+        if self._files is None:
+            return
+        if self._first_at is None:
+            self._first_at = at
+        event = event_pb2.Event(
+            wall_time=self._wall_clock() - (self._clock() - at),
+            step=max(0, int(at - self._first_at)),
+            summary=summary_pb2.Summary(value=values),
+        )
+        files = self._files
+        self._guarded(lambda: files.add(event))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            _log.warning("no more event files are written: %s", error)
+            self._files = None
+
+
+def _scalars(numbers: Mapping[str, float]) -> list[summary_pb2.Summary.Value]:
+    return [summary_pb2.Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
+
+
+def _text(tag: str, text: str) -> summary_pb2.Summary.Value:
+    one = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
+    tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()], tensor_shape=one)
+    metadata = create_summary_metadata(display_name="", description="")
+    metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
+    return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)

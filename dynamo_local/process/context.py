@@ -1,0 +1,55 @@
+"""What a service is given when it runs: its place in the graph, its configuration, the bus, its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import Announcer
+from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.schema import build_settings
+from dynamo_local.tasks import TaskGuard
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class ServiceContext:
+    """Handed to a service's constructor by the host. One for each process."""
+
+    watcher: Watcher
+    lease: str
+    graph: ResolvedGraph
+    service: ResolvedService
+    bus: Bus
+    announcer: Announcer
+    private_dir: Path
+    """This process's own, mode 0700, removed after its end: for sockets and temporary files."""
+    tasks: TaskGuard = field(default_factory=TaskGuard)
+    take_role: Callable[[str], Awaitable[None]] | None = None
+    """Records this process's new role in the statefile, then announces it. Raises StateError."""
+
+    @property
+    def namespace(self) -> str:
+        return self.watcher.namespace
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.namespace)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The service's resolved configuration, keys in kebab-case."""
+        return self.service.config
+
+    def settings(self, kind: type[_T]) -> _T:
+        """The configuration as an instance of the service's settings dataclass. Raises ConfigError."""
+        return build_settings(kind, self.service.name, self.config)
+
+    def has(self, service: str) -> bool:
+        """Whether the graph being served contains this service."""
+        return any(other.name == service for other in self.graph.services)

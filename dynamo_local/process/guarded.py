@@ -1,0 +1,26 @@
+"""`python -m dynamo_local.process.guarded -- COMMAND ARG...`: run a foreign program that dies with its parent, or
+with its server (ancestry.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dynamo_local.process.ancestry import die_as_environment_says
+
+
+def main(argv: list[str]) -> int:
+    """Tie this process to the other one, then become COMMAND."""
+    if len(argv) < 2 or argv[0] != "--":
+        print("usage: python -m dynamo_local.process.guarded -- COMMAND ARG...", file=sys.stderr)
+        return 2
+    die_as_environment_says(across_exec=True)
+    try:
+        os.execvp(argv[1], argv[1:])
+    except OSError as error:
+        print(f"error: cannot run {argv[1]}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""What a service process learns when it starts: who it is, what it is part of, where the bus is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.errors import ConfigError, GraphError, NotRunningError
+from dynamo_local.core.names import WATCHER_ENV, Watcher, parse_watcher
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from state.paths import StatePaths
+
+
+@dataclass(frozen=True)
+class Startup:
+    """One service process of a running server."""
+
+    watcher: Watcher
+    graph: ResolvedGraph
+    service: ResolvedService
+    bus: BusAddress
+    paths: StatePaths
+
+
+def read_startup(namespace: str, service: str, environ: Mapping[str, str]) -> Startup:
+    """Put together what the server wrote for this process. Raises a DynamoError."""
+    watcher = parse_watcher(environ.get(WATCHER_ENV, ""))
+    if (watcher.namespace, watcher.service) != (namespace, service):
+        raise ConfigError(f"{WATCHER_ENV} is {watcher}, which is no watcher of {service} in {namespace}")
+    paths = StatePaths.of(namespace, environ)
+    graph = _read_graph(paths)
+    if graph.namespace != namespace:
+        raise GraphError(f"{paths.graph_file} is of namespace {graph.namespace}, not {namespace}")
+    return Startup(watcher, graph, graph.service(service), BusAddress.load(paths.bus_file), paths)
+
+
+def _read_graph(paths: StatePaths) -> ResolvedGraph:
+    try:
+        data = paths.graph_file.read_bytes()
+    except OSError as error:
+        raise NotRunningError(
+            f"no graph in {paths.graph_file}: {error.strerror}", "services are started by `dynamo serve`"
+        ) from error
+    return ResolvedGraph.from_json(data)

@@ -1,0 +1,1 @@
+"""Configuration: keys, sections, layers, and the resolved graph."""

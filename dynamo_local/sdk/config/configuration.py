@@ -1,0 +1,197 @@
+"""Configuration: what a graph becomes together with a YAML file and the options of the command line.
+
+    Common: {model: tiny}                    # keys shared by the services that ask for them
+    VllmWorker:
+      common-configs: [model]                # asked for here
+      max-num-seqs: 64                       # a key of the service's schema
+      ServiceArgs: {workers: 2, resources: {gpu: 1}, envs: {OMP_NUM_THREADS: "1"}}
+
+Every layer is checked by itself, so that an error names its source. A later layer wins:
+decorator, Common in the file, the service in the file, `--model` and `--Common.key=`, `--Service.key=`.
+In the file, a service's own key replaces the one from Common; an option merges deeply into what is there.
+Some keys are told to all services, whoever they were given to (agreement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.names import check_namespace
+from dynamo_local.sdk.config.agreement import agree
+from dynamo_local.sdk.config.overrides import Override, parse_override
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.schema import SchemaTable, build_settings, settings_of
+from dynamo_local.sdk.config.sections import ARGS, COMMON, Section, check_value, merge, read_keys, read_section
+from dynamo_local.sdk.config.suggestions import suggest
+from dynamo_local.sdk.config.yaml_source import read_yaml
+from dynamo_local.sdk.graph import Graph, target_of
+from dynamo_local.sdk.resources import DeviceUse, Resources
+from dynamo_local.sdk.service import ServiceSpec, spec_of
+
+_MODEL = "model"
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one source says: Common (value and origin by key) and a section for each service of the graph."""
+
+    common: Mapping[str, tuple[Any, str]]
+    sections: Mapping[str, Section]
+
+    def common_for(self, spec: ServiceSpec, takes: Iterable[str]) -> dict[str, Any]:
+        """The keys of Common that the service takes, checked against its schema. Raises ConfigError."""
+        taken = {name: self.common[name] for name in takes if name in self.common}
+        return {name: check_value(spec, name, value, origin, COMMON) for name, (value, origin) in taken.items()}
+
+
+def resolve(
+    graph: Graph,
+    config_path: Path | None = None,
+    overrides: Sequence[str] = (),
+    namespace: str | None = None,
+    model: str | None = None,
+) -> ResolvedGraph:
+    """Decide everything about a graph. Raises ConfigError.
+
+    `overrides` are raw options such as `--VllmWorker.max-num-seqs=64`. `model` is given to every service that
+    asks Common for it or, where none does, to every service that has such a key.
+    """
+    specs = graph.specs
+    filed = _file_layer(specs, config_path)
+    typed = _option_layer(specs, [parse_override(option) for option in overrides])
+    takes = {spec.name: (*filed.sections[spec.name].takes, *typed.sections[spec.name].takes) for spec in specs}
+    _check_common_is_taken(takes, filed, typed)
+    if model is not None:
+        takes = _give_model(specs, takes)
+        typed = replace(typed, common={**typed.common, _MODEL: (model, "--model")})
+    sections = agree(specs, {spec.name: _section(spec, takes, filed, typed) for spec in specs})
+    services = tuple(
+        _resolved(
+            cls,
+            sections[spec_of(cls).name],
+            graph.edges[spec_of(cls).name],
+            _role(spec_of(cls), specs),
+        )
+        for cls in graph.services
+    )
+    chosen = spec_of(graph.root).namespace if namespace is None else namespace
+    return ResolvedGraph(graph.target, check_namespace(chosen), services)
+
+
+def _file_layer(specs: Sequence[ServiceSpec], path: Path | None) -> _Layer:
+    origin = str(path)
+    tree = {} if path is None else read_yaml(path)
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{origin}: not a mapping of services", "write `Service:` with `key: value` lines under it")
+    for name in tree:
+        _check_section(str(name), specs, origin)
+    return _Layer(
+        common={name: (value, origin) for name, value in read_keys(tree.get(COMMON), COMMON, origin)},
+        sections={spec.name: read_section(spec, tree.get(spec.name), origin) for spec in specs},
+    )
+
+
+def _option_layer(specs: Sequence[ServiceSpec], options: Sequence[Override]) -> _Layer:
+    sections = {spec.name: Section() for spec in specs}
+    by_name = {spec.name: spec for spec in specs}
+    everything = SchemaTable({name: key for spec in specs for name, key in spec.schema.keys().items()})
+    common: dict[str, tuple[Any, str]] = {}
+    for option in options:
+        _check_section(option.section, specs, option.origin)
+        if option.section == COMMON:
+            for name, value in read_keys(option.tree(everything), COMMON, option.origin):
+                earlier = {name: common[name][0]} if name in common else {}
+                common[name] = (merge(earlier, {name: value})[name], option.origin)
+        else:
+            spec = by_name[option.section]
+            section = read_section(spec, option.tree(spec.schema), option.origin)
+            sections[spec.name] = sections[spec.name].under(section)
+    return _Layer(common, sections)
+
+
+def _check_section(name: str, specs: Sequence[ServiceSpec], origin: str) -> None:
+    names = [spec.name for spec in specs]
+    if name not in (*names, COMMON):
+        raise ConfigError(f"{origin}: the graph has no service {name}", suggest(name, names, "it has"))
+
+
+def _check_common_is_taken(takes: Mapping[str, Iterable[str]], *layers: _Layer) -> None:
+    taken = {name for names in takes.values() for name in names}
+    for layer in layers:
+        for name, (_, origin) in layer.common.items():
+            if name not in taken:
+                raise ConfigError(
+                    f"{origin}: no service takes {COMMON}.{name}",
+                    "list it in the common-configs of one, or remove it",
+                )
+
+
+def _give_model(specs: Sequence[ServiceSpec], takes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    if any(_MODEL in names for names in takes.values()):
+        return dict(takes)
+    takers = {name for name, keys in ((spec.name, spec.schema.keys()) for spec in specs) if _MODEL in keys}
+    if not takers:
+        raise ConfigError("--model: no service of the graph has a model", "leave it out")
+    return {name: (*names, _MODEL) if name in takers else names for name, names in takes.items()}
+
+
+def _section(spec: ServiceSpec, takes: Mapping[str, Iterable[str]], filed: _Layer, typed: _Layer) -> Section:
+    """The layers of one service on top of each other."""
+    wanted = takes[spec.name]
+    own = filed.sections[spec.name]
+    base = replace(own, values={**filed.common_for(spec, wanted), **own.values})
+    return base.under(Section(typed.common_for(spec, wanted))).under(typed.sections[spec.name])
+
+
+def _role(spec: ServiceSpec, beside: Sequence[ServiceSpec]) -> str:
+    there = {other.role for other in beside}
+    return next((mine for role, mine in spec.role_beside.items() if role in there), spec.role)
+
+
+def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: str) -> ResolvedService:
+    spec = spec_of(cls)
+    _check_complete(spec, section)
+    resources = Resources.parse(section.resources, spec.resources)
+    use = spec.devices(section.values)
+    return ResolvedService(
+        name=spec.name,
+        target=target_of(cls),
+        role=role,
+        workers=spec.workers if section.workers is None else section.workers,
+        gpu=_devices(spec, section, resources, use),
+        cpu=resources.cpu,
+        envs=dict(section.envs),
+        config=dict(section.values),
+        depends_on=depends_on,
+        preload=spec.preload(section.values),
+        virtual=use.virtual,
+    )
+
+
+def _devices(spec: ServiceSpec, section: Section, resources: Resources, use: DeviceUse) -> int:
+    """Of each worker: as many as it computes on. Raises ConfigError if another number is asked for."""
+    if use.ranks is None:
+        return resources.gpu
+    if "gpu" in section.resources and resources.gpu != use.ranks:
+        raise ConfigError(
+            f"{spec.name}.{ARGS}.resources.gpu is {resources.gpu}, but by its settings a worker needs {use.ranks}",
+            "leave resources.gpu out, or change tensor-parallel-size and the like",
+        )
+    return use.ranks
+
+
+def _check_complete(spec: ServiceSpec, section: Section) -> None:
+    missing = [name for name, key in spec.schema.keys().items() if key.required and name not in section.values]
+    if missing:
+        raise ConfigError(
+            f"{spec.name} needs {', '.join(missing)}",
+            f"set it in the file or with --{spec.name}.{missing[0]}=VALUE",
+        )
+    for kind in settings_of(spec.schema):
+        build_settings(kind, spec.name, section.values)

@@ -1,0 +1,63 @@
+"""`--Service.key.sub=value`: options of the command line as configuration.
+
+Values are YAML, except that the value of a key that takes text is that text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, canonical
+from dynamo_local.sdk.config.sections import ARGS
+from dynamo_local.sdk.config.yaml_source import parse_yaml
+
+
+@dataclass(frozen=True)
+class Override:
+    """One option. `text` is None for a bare flag."""
+
+    section: str
+    path: tuple[str, ...]
+    text: str | None
+
+    @property
+    def origin(self) -> str:
+        """The option without its value, which may be a secret."""
+        return f"--{'.'.join((self.section, *self.path))}"
+
+    def tree(self, schema: ConfigSchema) -> dict[str, Any]:
+        """The option as the section of a file would have it. Raises ConfigError."""
+        value = self._value(schema.keys().get(canonical(self.path[0])))
+        for name in reversed(self.path):
+            value = {name: value}
+        return value  # type: ignore[no-any-return]  # the path is not empty
+
+    def _value(self, spec: KeySpec | None) -> Any:
+        if self.text is None:
+            if spec is not None and spec.kind in ("bool", "any") and len(self.path) == 1:
+                return True
+            raise ConfigError(f"{self.origin} has no value", f"write {self.origin}=VALUE")
+        if self.path[:2] == (ARGS, "envs") and len(self.path) == 3:
+            return self.text
+        if spec is not None and spec.kind == "str" and len(self.path) == 1 and self._is_text(spec):
+            return self.text
+        return parse_yaml(self.text, self.origin)
+
+    def _is_text(self, spec: KeySpec) -> bool:
+        """Whether the value is the text as it stands: `--Middle.suffix=!` should not need YAML's quotes."""
+        text = self.text or ""
+        quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+        return not quoted and not (spec.optional and text in ("null", "~"))
+
+
+def parse_override(option: str) -> Override:
+    """Split an option into its parts. Raises ConfigError."""
+    name, equals, text = option.removeprefix("--").partition("=")
+    section, *path = name.split(".")
+    if not option.startswith("--") or not section or not path or not all(path):
+        raise ConfigError(
+            f"option {'--' * option.startswith('--')}{name} is not understood", "write --Service.key=value"
+        )
+    return Override(section, tuple(path), text if equals else None)

@@ -1,0 +1,1 @@
+"""Changes to what runs: adding, removing, restarting workers, and finishing what broke off."""

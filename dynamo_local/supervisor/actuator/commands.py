@@ -1,0 +1,181 @@
+"""`dynamo scale`, `dynamo drain` and `dynamo restart`: what is asked for becomes changes, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from dynamo_local.core.errors import DeviceError, UsageError
+from dynamo_local.core.fleet.view import WORKER_ROLES
+from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, Change, DeviceLimits, RemoveWorker, Restart
+from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.upkeep.devices import held_by_others
+from state.devices import held_by, noun
+from state.model import State
+from state.paths import StatePaths
+from state.store import StateStore
+from state.transitions import entries, taken
+
+_TARGET = re.compile(r"(?P<component>[A-Za-z0-9]+)=(?P<number>[0-9]{1,4})")
+
+
+def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
+    """ "VllmWorker=3" and the like: how many workers a service is to have. Raises UsageError."""
+    targets: dict[str, int] = {}
+    for argument in arguments:
+        match = _TARGET.fullmatch(argument)
+        if match is None:
+            raise UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
+        if match["component"] in targets:
+            raise UsageError(f"{match['component']} is given twice", "give each service once")
+        targets[match["component"]] = int(match["number"])
+    return targets
+
+
+def plan_scaling(
+    state: State,
+    blueprint: Blueprint,
+    targets: Mapping[str, int],
+    *,
+    even_the_last: bool,
+    elsewhere: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Change, ...]:
+    """What is to be done, removals first, so that their devices are free for the others. Pure.
+
+    `elsewhere`: devices that others on the machine hold, with who does.
+
+    Raises UsageError for what is not a service of workers, more than there are devices for, and, unless
+    `even_the_last`, for an end of all workers that answer requests.
+    """
+    removals: list[Change] = []
+    additions: list[Change] = []
+    held = taken(state)
+    devices = len(held)
+    others: dict[int, str] = {}
+    for component, number in targets.items():
+        template = blueprint.worker(component)
+        present = [entry for entry in entries(state, component) if entry.holds]
+        leaving = present[number:]
+        removals += [RemoveWorker(entry.watcher_name, entry.role) for entry in reversed(leaving)]
+        additions += [AddWorker(template.role, component)] * (number - len(present))
+        devices += template.devices * (number - len(present))
+        if not template.virtual:
+            others = {device_id: who for device_id, who in elsewhere.items() if device_id not in held}
+    total, kind = len(blueprint.inventory.devices), blueprint.inventory.kind
+    if devices > total - len(others):
+        raise DeviceError(
+            f"that takes {devices} devices, and there are {total} {noun(kind, total)}{held_by(kind, others)}",
+            "ask for fewer workers",
+        )
+    changes = (*removals, *additions)
+    if not even_the_last:
+        _check_answered(state, changes)
+    return changes
+
+
+def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
+    """The removal of that worker. Pure. Raises UsageError for what is none, and as `plan_scaling` does."""
+    component = state.components.get(watcher)
+    if component is None or not component.holds or not is_worker(component):
+        workers = [c.watcher_name for c in state.components.values() if c.holds and is_worker(c)]
+        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
+    change = RemoveWorker(watcher, component.role)
+    if not even_the_last:
+        _check_answered(state, (change,))
+    return change
+
+
+def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Change, ...]:
+    """The restart of that watcher, or of all that a service of that name has, the unsuffixed one first. Pure.
+
+    Raises UsageError for what cannot be restarted. Whether somebody answers requests meanwhile is seen when it is done.
+    """
+    watcher = state.components.get(name)
+    service = name if watcher is None else watcher.component
+    template = blueprint.restartable(service)
+    found = entries(state, service) if watcher is None else (watcher,)
+    # What is no worker and could not be started any more is started again.
+    present = [entry for entry in found if entry.holds or template not in blueprint.workers]
+    if not present:
+        raise UsageError(f"{service} has no workers", f"`dynamo scale {service}=1` starts one")
+    return tuple(Restart(entry.watcher_name, entry.role, even_the_last) for entry in present)
+
+
+async def scale(
+    paths: StatePaths,
+    targets: Mapping[str, int],
+    report: Report,
+    *,
+    even_the_last: bool = False,
+    ready_deadline_s: float | None = None,
+) -> list[ActionOutcome]:
+    """Have as many workers as asked for. Ends at the first change that is not done. Raises as `plan_scaling`."""
+
+    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+        elsewhere = held_by_others(blueprint, state)
+        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
+
+    return await _changed(paths, report, plan, ready_deadline_s)
+
+
+async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
+    """End one worker in order. Raises as `plan_drain`."""
+
+    def plan(state: State, _: Blueprint) -> tuple[Change, ...]:
+        return (plan_drain(state, watcher, even_the_last=even_the_last),)
+
+    (outcome,) = await _changed(paths, report, plan)
+    return outcome
+
+
+async def restart(
+    paths: StatePaths,
+    name: str,
+    report: Report,
+    *,
+    even_the_last: bool = False,
+    ready_deadline_s: float | None = None,
+) -> list[ActionOutcome]:
+    """Restart a watcher, or all of a service, one after the other. Ends at the first that is not done. Raises as
+    `plan_restart`."""
+
+    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+        return plan_restart(state, blueprint, name, even_the_last=even_the_last)
+
+    return await _changed(paths, report, plan, ready_deadline_s)
+
+
+async def _changed(
+    paths: StatePaths,
+    report: Report,
+    plan: Callable[[State, Blueprint], tuple[Change, ...]],
+    ready_deadline_s: float | None = None,
+) -> list[ActionOutcome]:
+    outcomes: list[ActionOutcome] = []
+    async with open_actuator(paths, report, ready_deadline_s=ready_deadline_s) as actuator:
+        for note in await actuator.reconcile():
+            report.step(note)
+        blueprint = await asyncio.to_thread(Blueprint.read, paths.blueprint_file)
+        state = await asyncio.to_thread(StateStore(paths).read)
+        for change in await asyncio.to_thread(plan, state, blueprint):
+            outcome = await actuator.apply(change, DeviceLimits())
+            outcomes.append(outcome)
+            if not outcome.done:
+                break
+            report.step(f"{outcome.watcher}  {outcome.note} after {outcome.took_s:.1f} s")
+    return outcomes
+
+
+def _check_answered(state: State, changes: Iterable[Change]) -> None:
+    answering = {c.watcher_name for c in state.components.values() if c.holds and c.role in WORKER_ROLES}
+    left = answering - {change.watcher for change in changes if isinstance(change, RemoveWorker)}
+    added = any(isinstance(change, AddWorker) and change.role in WORKER_ROLES for change in changes)
+    if answering and not left and not added:
+        raise UsageError(
+            f"no worker would be left to answer requests without {', '.join(sorted(answering))}",
+            "use --force if that is what you want",
+        )

@@ -1,0 +1,74 @@
+"""`dynamo config`: the live settings of a running server, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from dynamo_local.bus.jetstream import StreamAbsentError
+from dynamo_local.bus.live_settings import read_settings, write_setting
+from dynamo_local.core.errors import DecodeError, NotRunningError
+from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
+from dynamo_local.core.names import Subjects
+from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.supervisor.admin.connect import bus_of
+from state.paths import StatePaths
+
+SET, CONFIGURED, DEFAULT = "set", "configuration", "default"
+
+
+class SettingRow(msgspec.Struct, frozen=True):
+    """One setting. `source` is "set" (while the server runs), "configuration" (of the graph) or "default"."""
+
+    key: str
+    value: int
+    source: str
+    help: str
+
+
+async def get(paths: StatePaths, key: str | None) -> list[SettingRow]:
+    """All settings, or the one named. Raises UsageError for an unknown one, NotRunningError without a server."""
+    wanted = tuple(SETTINGS.values()) if key is None else (setting(key),)
+    try:
+        async with bus_of(paths, "config") as bus:
+            stored = await read_settings(bus, Subjects(paths.namespace))
+    except StreamAbsentError:
+        # The server could not make a bucket, and has said so: nothing can have been set.
+        stored = {}
+    graph = await asyncio.to_thread(_graph, paths)
+    return [row(known, stored, graph) for known in wanted]
+
+
+async def set_value(paths: StatePaths, key: str, text: str) -> SettingRow:
+    """Change a setting. Raises UsageError for what is not allowed, before anything else."""
+    known = setting(key)
+    value = known.parse(text)
+    try:
+        async with bus_of(paths, "config") as bus:
+            await write_setting(bus, Subjects(paths.namespace), key, value)
+    except StreamAbsentError as error:
+        raise NotRunningError(
+            f"the server in namespace {paths.namespace} has no live settings",
+            "its first lines say why",
+        ) from error
+    return SettingRow(known.name, value, SET, known.help)
+
+
+def row(known: LiveSetting, stored: dict[str, int], graph: ResolvedGraph | None) -> SettingRow:
+    """What holds for a setting: what was set, else what the graph is configured with, else its default."""
+    if known.name in stored:
+        return SettingRow(known.name, stored[known.name], SET, known.help)
+    for service in reversed(graph.services if graph is not None else ()):
+        configured = service.config.get(known.name)
+        if isinstance(configured, int):
+            return SettingRow(known.name, int(configured), CONFIGURED, known.help)
+    return SettingRow(known.name, known.default, DEFAULT, known.help)
+
+
+def _graph(paths: StatePaths) -> ResolvedGraph | None:
+    """The graph that the server runs; None if it is just ending."""
+    try:
+        return ResolvedGraph.from_json(paths.graph_file.read_bytes())
+    except (OSError, DecodeError):
+        return None

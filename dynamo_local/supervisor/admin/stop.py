@@ -1,0 +1,98 @@
+"""`dynamo stop`: asks the server of a namespace to end and waits until it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
+from dynamo_local.supervisor.server.report import Report
+from state.locks import ServerLock, server_pid
+from state.paths import StatePaths
+from state.processes import ProcFs, alive
+from state.reconcile import clear_leftovers, leftovers
+from state.remains import has_segments
+from state.store import StateStore
+
+_LOOK_EVERY_S = 0.05
+_TELL_EVERY_S = 5.0
+_LOCKED_WITHIN_S = 3.0
+
+
+def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
+    """End the server, or clear away what one that crashed has left.
+
+    Raises NotRunningError when there is neither, SupervisorError when the server still runs after
+    `timeout_s`.
+    """
+    pid = server_pid(paths)
+    if pid is None and _processes_left(paths):
+        pid = _await_lock(paths)
+    if pid is None:
+        _clear(paths, report)
+        return
+    if pid == 0 or not _is_owner(paths, pid):
+        raise SupervisorError(f"the server in namespace {paths.namespace} is only starting", "try again in a moment")
+    report.step(f"stopping the server in namespace {paths.namespace} (pid {pid})")
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    _await_end(paths, pid, timeout_s, report)
+    report.step("stopped")
+
+
+def _processes_left(paths: StatePaths) -> bool:
+    return bool(leftovers(paths, ProcFs().snapshot()))
+
+
+def _await_lock(paths: StatePaths) -> int | None:
+    """The pid of a server whose lock's file was removed: it makes that again within a second."""
+    give_up_at = time.monotonic() + _LOCKED_WITHIN_S
+    while (pid := server_pid(paths)) is None and time.monotonic() < give_up_at and _processes_left(paths):
+        time.sleep(_LOOK_EVERY_S)
+    return pid
+
+
+def _is_owner(paths: StatePaths, pid: int) -> bool:
+    """Whether the statefile confirms that this very process is the server."""
+    try:
+        owner = StateStore(paths).read().owner
+    except (NotRunningError, StateError):
+        return False
+    return owner.pid == pid and alive(owner.pid, owner.start_time)
+
+
+def _await_end(paths: StatePaths, pid: int, timeout_s: float, report: Report) -> None:
+    started = time.monotonic()
+    told = started
+    while server_pid(paths) == pid:
+        now = time.monotonic()
+        if now - started >= timeout_s:
+            raise SupervisorError(
+                f"the server (pid {pid}) still runs after {timeout_s:g} s",
+                "run `dynamo stop` again to hurry it",
+            )
+        if now - told >= _TELL_EVERY_S:
+            told = now
+            report.step(f"waiting for {', '.join(_remaining(paths)) or 'the server'}")
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _remaining(paths: StatePaths) -> list[str]:
+    try:
+        components = StateStore(paths).read().components.values()
+    except (NotRunningError, StateError):
+        return []
+    return [c.watcher_name for c in components if c.pid is not None]
+
+
+def _clear(paths: StatePaths, report: Report) -> None:
+    notes: tuple[str, ...] = ()
+    if paths.root.exists() or _processes_left(paths) or has_segments(paths):
+        with ServerLock(paths) as lock:
+            notes = clear_leftovers(lock)
+    if not notes:
+        raise NotRunningError(f"no server runs in namespace {paths.namespace}")
+    for note in notes:
+        report.step(note)

@@ -1,0 +1,1 @@
+"""circusd: its process, control endpoint, events, watchers, and its replacement when it dies."""

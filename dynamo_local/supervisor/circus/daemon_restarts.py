@@ -1,0 +1,146 @@
+"""Keeps a circusd running. When one dies, what it has started goes on, and the next one takes it over.
+
+The next one is found at the endpoints only once it knows of all watchers: to everybody else, circusd was silent for a
+moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.process.circus_deadlines import CircusDeadlines
+from dynamo_local.core.process.restarts import CircusLimits, CircusRecord, GiveUp, circusd_died
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
+from dynamo_local.supervisor.circus.drain import Drain, Watched
+from dynamo_local.supervisor.circus.silence import CircusSilence
+from dynamo_local.supervisor.circus.takeover import CircusTakeover
+from dynamo_local.supervisor.server.logs import CIRCUSD_LOG
+from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.upkeep.orphans import Orphans
+from state.files import system_errors
+from state.paths import Sockets, StatePaths
+
+
+class CircusRestarts:
+    """Of one server. `succession` is None as long as a death of circusd ends the server: while it starts."""
+
+    def __init__(
+        self, paths: StatePaths, circusd: CircusDaemon, files: CircusFiles, report: Report, patience: CircusDeadlines
+    ) -> None:
+        self._paths = paths
+        self._circusd = circusd
+        self._files = files
+        self._report = report
+        self._patience = patience
+        self._in_place = True
+        self.succession: CircusTakeover | None = None
+        self._silence = CircusSilence(report, patience, lambda: self._circusd.kill())
+
+    @classmethod
+    async def start(
+        cls, paths: StatePaths, sockets: Sockets, report: Report, patience: CircusDeadlines
+    ) -> CircusRestarts:
+        """Start a circusd. Call on the main thread, as `CircusDaemon.spawn`."""
+        log = paths.log_file(CIRCUSD_LOG)
+        files = CircusFiles(sockets.circus_endpoint, sockets.circus_pubsub_endpoint, paths.circus_config, log)
+        return cls(paths, await CircusDaemon.spawn(files, os.environ), files, report, patience)
+
+    @property
+    def pid(self) -> int:
+        """Of circusd, the last one if none runs."""
+        return self._circusd.pid
+
+    def client(self) -> CircusClient:
+        """A client that waits for circusd as long as it takes. Silence for too long is the death of circusd."""
+        return CircusClient(self._files.endpoint, deadline_s=None, silence=self._silence)
+
+    def renew(self) -> None:
+        """Have another circusd listen, as this one's sockets were removed. It does so anyway if this one has died, and
+        cannot while the server starts."""
+        if self.succession is not None and self._in_place:
+            self._circusd.kill()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises SupervisorError when circusd cannot be kept running."""
+        record = CircusRecord()
+        while True:
+            how = await self._circusd.wait()
+            if self.succession is None:
+                raise self._ended(f"ended unexpectedly ({how})")
+            decision, record = circusd_died(record, self._in_place, CircusLimits(), time.monotonic())
+            if isinstance(decision, GiveUp):
+                raise self._ended(f"{decision.reason} ({how})")
+            self._report.step(f"circusd  ended: {how}; what it has started goes on")
+            self._in_place = False
+            await asyncio.sleep(decision.delay_s)
+            with system_errors("cannot start another circusd"):
+                await self._replace(self.succession)
+
+    async def stop(
+        self, drain: Callable[[Watched], Drain], circus: CircusClient, order: Sequence[Collection[str]]
+    ) -> None:
+        """Stop all watchers in that order, then circusd; without it, if it dies or is silent. Call when `run` has
+        ended."""
+        # Nobody is to wait for long any more.
+        self._silence.patience = CircusDeadlines(self._patience.report_after_s, self._patience.report_after_s)
+        if self._in_place and await self._stops(drain(circus), circus, order):
+            return
+        self._circusd.kill()
+        how = await self._circusd.wait()
+        self._report.step(f"stopping without circusd ({how})")
+        await drain(Orphans(self._paths)).stop_all(order)
+
+    async def end(self, deadline_s: float) -> None:
+        """Wait for circusd to end, having been told to; kill it at the deadline."""
+        await self._circusd.end(deadline_s)
+
+    async def _replace(self, succession: CircusTakeover) -> None:
+        """Start another circusd, and have it found once it has taken over. It may die on the way."""
+        files = self._files.of_next()
+        self._circusd = circusd = await CircusDaemon.spawn(files, os.environ)
+        silence = CircusSilence(self._report, self._patience, circusd.kill)
+        async with CircusClient(files.endpoint, deadline_s=None, silence=silence) as circus:
+
+            async def take_over() -> None:
+                taken_over = await succession.hand_over(circus, circusd.pid)
+                self._files.put_next_in_place()
+                self._in_place = True
+                self._silence.ends()
+                self._report.step(f"another circusd runs and has {taken_over}")
+
+            await _unless_it_dies(circusd, take_over())
+
+    async def _stops(self, drain: Drain, circus: CircusClient, order: Sequence[Collection[str]]) -> bool:
+        async def stop() -> None:
+            await drain.stop_all(order)
+            await circus.quit()
+
+        try:
+            return await _unless_it_dies(self._circusd, stop())
+        except SupervisorError as error:
+            self._report.step(f"stopping in order failed: {error}")
+            return False
+
+    def _ended(self, how: str) -> SupervisorError:
+        return SupervisorError(f"circusd {how}", f"its log is {self._files.log}")
+
+
+async def _unless_it_dies(circusd: CircusDaemon, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, or as much of it as can be done while that circusd lives. Returns whether it was done."""
+    working, dying = asyncio.create_task(work), asyncio.create_task(circusd.wait())
+    try:
+        await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        for task in (working, dying):
+            task.cancel()
+        await asyncio.gather(working, dying, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""What a new circusd is told of when the one before has died: all watchers, and the processes that they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.supervisor.circus.adopted import stands_in
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.watchers import Placing
+from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.plan import WatcherPlan, plan_watcher
+from dynamo_local.supervisor.upkeep.orphans import Orphans
+from state.model import Component, State
+from state.processes import Process, ProcFs, alive
+from state.store import StateStore
+
+_KILL_S = 10.0
+_LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """`adopted`: watchers with their processes. `idle`: watchers whose process is gone. `strays`: processes without a
+    watcher."""
+
+    adopted: Mapping[str, Process]
+    idle: tuple[str, ...]
+    strays: tuple[Process, ...]
+
+
+def heritage(state: State, running: Mapping[str, Process]) -> Inherited:
+    """What becomes of the watchers, by the statefile and the processes that run. Pure.
+
+    Who is at a change of a watcher whose process is gone goes on with it as if there had been no watcher.
+    """
+    holding = {name: component for name, component in state.components.items() if component.holds}
+    return Inherited(
+        {name: running[name] for name in holding if name in running},
+        tuple(name for name, component in holding.items() if name not in running and component.phase is None),
+        tuple(process for name, process in running.items() if name not in holding),
+    )
+
+
+@dataclass(frozen=True)
+class CircusTakeover:
+    """`machinery`: watchers that are no service of the graph."""
+
+    store: StateStore
+    blueprint: Blueprint
+    placing: Placing
+    machinery: Mapping[str, WatcherPlan]
+
+    async def hand_over(self, circus: CircusClient, circusd_pid: int) -> str:
+        """Tell the circusd of that pid of all watchers. Idle ones are the keeper's to start. Returns in words what
+        it has now."""
+        state = await asyncio.to_thread(self.store.read)
+        found = heritage(state, await Orphans(self.placing.paths).look())
+        await self._end(found.strays)
+        for name, process in found.adopted.items():
+            await circus.add(self.placing.adopting(self._plan(state.components[name]), process, circusd_pid))
+        dead = [name for name, process in found.adopted.items() if not await _is_followed(circus, name, process)]
+        for name in dead:
+            # Else it would run again without anybody having looked at its end.
+            await circus.remove(name)
+        idle = (*found.idle, *dead)
+        for name in idle:
+            await circus.register(self.placing.spec(self._plan(state.components[name])))
+        running = len(found.adopted) - len(dead)
+        return f"{_counted(running)}{_without(idle)}"
+
+    def _plan(self, component: Component) -> WatcherPlan:
+        name = component.watcher_name
+        if name in self.machinery:
+            return self.machinery[name]
+        template = self.blueprint.template(parse_watcher(name).service)
+        return plan_watcher(template, component.watcher, self.blueprint.inventory, component.devices)
+
+    async def _end(self, strays: Iterable[Process]) -> None:
+        await asyncio.to_thread(ProcFs().end, tuple(strays), 0.0, _KILL_S)
+
+
+async def _is_followed(circus: CircusClient, name: str, process: Process) -> bool:
+    """Wait until circus' process of the watcher stands for the one that was adopted. Returns whether that lives."""
+    while alive(process.pid, process.start_time):
+        if any(stands_in(pid) for pid in await circus.children(name)):
+            return True
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _counted(running: int) -> str:
+    return "the process that runs" if running == 1 else f"the {running} processes that run"
+
+
+def _without(idle: tuple[str, ...]) -> str:
+    return f"; ended meanwhile: {', '.join(idle)}" if idle else ""

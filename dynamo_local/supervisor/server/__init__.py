@@ -1,0 +1,1 @@
+"""A server from its first file to its last process."""

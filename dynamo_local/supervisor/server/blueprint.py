@@ -1,0 +1,112 @@
+"""How workers of a running server are made, for those who add some: written by `dynamo serve`, read by its commands.
+
+It holds the services' environments, secrets included, and so lies in the run directory, mode 0600. It is there from
+the moment at which all watchers are registered until the server begins to stop: only then may what runs be changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dynamo_local.core.errors import DecodeError, SupervisorError, UsageError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.names import HTTP_PORT_ENV
+from dynamo_local.supervisor.server.plan import ServiceTemplate
+from state.devices import Inventory
+from state.files import replace_file, system_errors
+from state.model import Component, State
+from state.paths import Sockets, StatePaths
+
+
+class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker
+    that is added. `drain_deadline_s`: for one that is told to end."""
+
+    death_pipe: str
+    working_dir: str
+    inventory: Inventory
+    templates: tuple[ServiceTemplate, ...]
+    ready_deadline_s: float
+    drain_deadline_s: float
+
+    @property
+    def workers(self) -> tuple[ServiceTemplate, ...]:
+        """Templates of workers."""
+        return tuple(template for template in self.templates if template.role in ENGINE_ROLES)
+
+    def worker(self, service: str) -> ServiceTemplate:
+        """The template of that name. Raises UsageError for what is not a service of workers."""
+        for template in self.workers:
+            if template.service == service:
+                return template
+        known = ", ".join(template.service for template in self.workers) or "none"
+        raise UsageError(f"{service!r} is not a service of workers", f"those of this graph are: {known}")
+
+    def template(self, service: str) -> ServiceTemplate:
+        """The template of that name. Raises UsageError for what is no service."""
+        found = {template.service: template for template in self.templates}
+        template = found.get(service)
+        if template is None:
+            raise UsageError(f"there is no service {service!r}", f"those of this graph are: {', '.join(found)}")
+        return template
+
+    def restartable(self, service: str) -> ServiceTemplate:
+        """The template of a service whose processes may be restarted. Raises UsageError for those that own clients'
+        connections, and for what is no service."""
+        template = self.template(service)
+        if HTTP_PORT_ENV in template.environment:
+            raise UsageError(
+                f"{service} holds the clients' connections, which a restart would cut",
+                "end the server with `dynamo stop`, which lets streams finish, and serve again",
+            )
+        return template
+
+    def worker_in(self, role: str) -> ServiceTemplate:
+        """The first template whose workers start in that role. Raises UsageError if there is none."""
+        for template in self.workers:
+            if template.role == role:
+                return template
+        known = ", ".join(sorted({template.role for template in self.workers})) or "none"
+        raise UsageError(f"no service has workers in the role {role!r}", f"roles of this graph are: {known}")
+
+    def write(self, path: Path) -> None:
+        replace_file(path, msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Blueprint:
+        """Raises SupervisorError when there is none, StateError or DecodeError when it cannot be read."""
+        if not path.exists():
+            raise only_starting_or_ending()
+        with system_errors(f"cannot read {path}"):
+            data = path.read_bytes()
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise DecodeError(f"not a blueprint: {path}: {error}") from error
+
+
+def only_starting_or_ending() -> SupervisorError:
+    """The server cannot be changed now."""
+    return SupervisorError("the server is only starting, or ending", "try again in a moment")
+
+
+def why_absent(paths: StatePaths) -> SupervisorError:
+    """Why something is not there that a server has in its run directory."""
+    if paths.blueprint_file.exists() or (paths.statefile.exists() and not paths.run_dir.exists()):
+        return SupervisorError(
+            f"{paths.run_dir} was removed: the server goes on, and makes it again", "try again in a moment"
+        )
+    return only_starting_or_ending()
+
+
+def check_reachable(paths: StatePaths, state: State) -> None:
+    """Raise SupervisorError, with the reason, if commands cannot talk to circusd."""
+    if not Sockets.of_endpoint(state.circus_endpoint).circus.exists():
+        raise why_absent(paths)
+
+
+def is_worker(component: Component) -> bool:
+    """Whether the entry is of a worker, whatever its role is by now."""
+    return component.role in ENGINE_ROLES

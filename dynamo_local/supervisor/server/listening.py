@@ -1,0 +1,47 @@
+"""Whether an address can be listened on, asked before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from dynamo_local.core.errors import PortInUseError, UsageError
+from dynamo_local.supervisor.server.plan import HttpAddress
+
+_PROBE_TIMEOUT_S = 1.0
+
+
+def claim_address(host: str, port: int) -> HttpAddress:
+    """The address to listen on, with a free port chosen if `port` is 0.
+
+    Raises PortInUseError when it is taken, UsageError when the host is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"cannot listen on host {host!r}: {error.strerror}", "use 127.0.0.1") from error
+    with socket.socket(family, kind, protocol) as probe:
+        # As servers do: a port whose last connections are still timing out is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(target)
+            probe.listen(1)
+        except OSError as error:
+            raise _refusal(host, port, error) from error
+        return HttpAddress(host, probe.getsockname()[1])
+
+
+def answers(address: HttpAddress) -> bool:
+    """Whether somebody accepts connections there. Blocks for up to a second."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    try:
+        with socket.create_connection((host, address.port), _PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _refusal(host: str, port: int, error: OSError) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUseError(f"port {port} on {host} is in use", "pass another --port, or 0 for any free one")
+    return UsageError(f"cannot listen on {host}:{port}: {error.strerror}", "pass another --host or --port")

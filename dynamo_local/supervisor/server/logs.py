@@ -1,0 +1,155 @@
+"""Log files of watchers: `{watcher}.log`, appended to by the processes themselves, kept after the server's
+end.
+
+Processes hold their log open in append mode, so a log that has grown too large is copied and emptied in
+place; lines written between the two are lost. Logs of the run before are set aside when a server starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.errors import ConfigError, NotRunningError
+from dynamo_local.core.names import MACHINERY, parse_watcher
+
+MAX_BYTES = 20 * 1024 * 1024
+BACKUPS = 3
+CIRCUSD_LOG = "circusd"
+_SUFFIX = ".log"
+_TAIL_BLOCK_BYTES = 64 * 1024
+
+
+def start_afresh(directory: Path) -> None:
+    """Set aside what an earlier run has logged."""
+    for path in directory.glob(f"*{_SUFFIX}"):
+        if path.stat().st_size > 0:
+            _shift_backups(path)
+            path.rename(_backup(path, 1))
+
+
+def rotate_large(directory: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Copy and empty the logs that have grown beyond `max_bytes`."""
+    for path in directory.glob(f"*{_SUFFIX}"):
+        if path.stat().st_size > max_bytes:
+            _shift_backups(path)
+            shutil.copyfile(path, _backup(path, 1))
+            _backup(path, 1).chmod(0o600)
+            os.truncate(path, 0)
+
+
+def _backup(path: Path, index: int) -> Path:
+    return path.with_name(f"{path.name}.{index}")
+
+
+def _shift_backups(path: Path) -> None:
+    for index in range(BACKUPS - 1, 0, -1):
+        if _backup(path, index).exists():
+            _backup(path, index).replace(_backup(path, index + 1))
+
+
+def size(path: Path) -> int:
+    """Bytes in a log; a missing one is empty."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def tail(path: Path, lines: int, *, after: int = 0, before: int | None = None) -> list[str]:
+    """The last lines of a file, at most `lines`, between two offsets. A missing file is empty."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            end = size if before is None else min(before, size)
+            # A log that was emptied meanwhile is shorter than it was.
+            return _tail(file.fileno(), lines, after if after <= end else 0, end)
+    except FileNotFoundError:
+        return []
+
+
+def _tail(descriptor: int, lines: int, first: int, end: int) -> list[str]:
+    data = b""
+    while end > first and data.count(b"\n") <= lines:
+        start = max(first, end - _TAIL_BLOCK_BYTES)
+        data = os.pread(descriptor, end - start, start) + data
+        end = start
+    # Not splitlines(): it breaks lines at more characters than line breaks, progress bars' among them.
+    if not data or lines <= 0:
+        return []
+    return data.decode(errors="replace").removesuffix("\n").split("\n")[-lines:]
+
+
+def last_error(lines: Iterable[str]) -> str | None:
+    """What a process that failed said last of its own failure: the last line "error: ...", else its last
+    line."""
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    return errors[-1] if errors else (said[-1] if said else None)
+
+
+def select(directory: Path, selector: str | None) -> tuple[str, ...]:
+    """Names of the logs a user means: a service, a watcher, "circusd", or (None) all services.
+
+    Raises NotRunningError, naming what there is.
+    """
+    services = {name: service for name in _names(directory) if (service := _service(name)) is not None}
+    if selector is None:
+        return tuple(name for name, service in services.items() if service not in {CIRCUSD_LOG, *MACHINERY})
+    chosen = tuple(name for name, service in services.items() if selector in (name, service))
+    if not chosen:
+        raise NotRunningError(f"no log of {selector!r}", f"there are {', '.join(services) or 'none'}")
+    return chosen
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name.removesuffix(_SUFFIX) for path in directory.glob(f"*{_SUFFIX}"))
+
+
+def _service(name: str) -> str | None:
+    if name == CIRCUSD_LOG:
+        return name
+    try:
+        return parse_watcher(name).service
+    except ConfigError:
+        return None  # a file of somebody else
+
+
+@dataclass
+class Follower:
+    """Reads a log line by line as it grows, also across its rotation."""
+
+    path: Path
+    _offset: int = 0
+
+    def last_lines(self, lines: int) -> list[str]:
+        """The last complete lines there are now. `new_lines` goes on from there."""
+        self._offset = _end_of_last_line(self.path)
+        return tail(self.path, lines, before=self._offset)
+
+    def new_lines(self) -> list[str]:
+        """Complete lines that have come since the last call."""
+        end = _end_of_last_line(self.path)
+        if end < self._offset:
+            self._offset = 0  # emptied meanwhile
+        start, self._offset = self._offset, end
+        return tail(self.path, MAX_BYTES, after=start, before=end)
+
+
+def _end_of_last_line(path: Path) -> int:
+    """Offset behind the last line break; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            while end > 0:
+                start = max(0, end - _TAIL_BLOCK_BYTES)
+                found = os.pread(file.fileno(), end - start, start).rfind(b"\n")
+                if found >= 0:
+                    return start + found + 1
+                end = start
+    except FileNotFoundError:
+        pass
+    return 0

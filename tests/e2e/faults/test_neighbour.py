@@ -1,0 +1,71 @@
+"""A worker whose core somebody else uses goes elsewhere, and comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from state.threads import cores_of, family_of, threads_of, times_of_all
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from tests.unit.state.builders import spinning
+
+
+class Worker:
+    """As /proc shows it."""
+
+    def __init__(self, pid: int) -> None:
+        settings = dict(
+            line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if line
+        )
+        self.home = frozenset(int(core) for core in settings["DYN_CPU_CORES"].split(","))
+        self.engine = [one for one in family_of(pid) if "VLLM" in Path(f"/proc/{one}/comm").read_text()]
+
+    @property
+    def ran_s(self) -> float:
+        return sum(times.ran_s for times in times_of_all(self.engine).values())
+
+    def is_home(self) -> bool:
+        """With all threads of its engine. (None reads KV here.)"""
+        return all(cores == self.home for cores in self._cores())
+
+    def is_away(self) -> bool:
+        """With all threads."""
+        return all(cores.isdisjoint(self.home) for cores in self._cores())
+
+    def _cores(self) -> list[frozenset[int]]:
+        return [cores_of(thread) for one in self.engine for thread in threads_of(one)]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nowhere to go on one core")
+def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: LlmServer, client: openai.OpenAI) -> None:
+    workers = [Worker(row["pid"]) for row in served.ps() if row["role"] == "aggregated"]
+
+    def ask() -> None:
+        client.completions.create(
+            model="quickstart", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
+        )
+
+    def ask_until(met: Callable[[], bool], at_once: int = 1) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        with ThreadPoolExecutor(at_once) as pool:
+            while not met():
+                assert time.monotonic() < deadline
+                for asking in [pool.submit(ask) for _ in range(at_once)]:
+                    asking.result()
+
+    before = {worker: worker.ran_s for worker in workers}
+    ask()
+    asked = max(workers, key=lambda worker: worker.ran_s - before[worker])
+    ask_until(asked.is_home)
+    (core,) = asked.home
+    with spinning(core):
+        ask_until(asked.is_away)
+    # Both workers decode: on two cores the engine that went away waits for the other one's, and its own core is better.
+    # With one request at a time, the server's other processes may keep its core busy enough for it to stay away.
+    ask_until(asked.is_home, at_once=len(workers))

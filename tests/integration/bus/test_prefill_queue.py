@@ -1,0 +1,213 @@
+"""The prefill queue on a real NATS server: what is taken, what is kept, and what comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.prefill_consumer import PrefillConsumer
+from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.core.names import Subjects
+from tests.integration.conftest import Connect
+from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, taken, waiting
+from tests.integration.fleet_of_fakes import until
+
+pytestmark = pytest.mark.integration
+
+SHORT = replace(LIMITS, ack_wait_s=1.0)
+"""So that a job which nobody keeps alive comes again soon."""
+NEVER_AGAIN = replace(LIMITS, ack_wait_s=3600.0)
+"""So that a job only comes again if somebody gives it back."""
+
+
+@pytest.fixture
+async def queue(bus: Bus, subjects: Subjects) -> PrefillQueue:
+    await create_prefill_queue(bus, subjects)
+    return PrefillQueue(bus, subjects)
+
+
+@pytest.fixture
+async def hasty(bus: Bus, subjects: Subjects) -> PrefillQueue:
+    """A queue that soon delivers again."""
+    await create_prefill_queue(bus, subjects, SHORT)
+    return PrefillQueue(bus, subjects)
+
+
+@pytest.fixture
+async def taker(connect: Connect, subjects: Subjects) -> AsyncIterator[PrefillConsumer]:
+    taker = PrefillConsumer(await connect(), subjects)
+    yield taker
+    await taker.close()
+
+
+# One after another
+
+
+async def test_jobs_are_taken_in_order_and_leave_when_done(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    jobs = await published(queue, 3)
+    assert await queue.length() == QueueLength(waiting=3, in_hand=0)
+    first = await taker.take(2, DEADLINE_S)
+    assert [job.job for job in first] == jobs[:2]
+    assert [job.delivery for job in first] == [1, 1]
+    assert await queue.length() == QueueLength(waiting=1, in_hand=2)
+    await first[0].done()
+    await first[1].end("cancelled")
+    assert await queue.length() == QueueLength(waiting=1, in_hand=0)
+    (last,) = await taker.take(2, DEADLINE_S)
+    assert last.job == jobs[2]
+    await last.done()
+    assert await queue.length() == QueueLength(waiting=0, in_hand=0)
+
+
+async def test_a_job_is_taken_as_soon_as_it_comes_not_when_the_batch_is_full(
+    queue: PrefillQueue, taker: PrefillConsumer
+) -> None:
+    taking = asyncio.create_task(taker.take(8, 3600.0))
+    (job,) = await published(queue, 1)
+    async with asyncio.timeout(DEADLINE_S):
+        assert [found.job for found in await taking] == [job]
+
+
+async def test_without_jobs_nothing_is_taken(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    assert await taker.take(4, 0.05) == []
+
+
+async def test_takers_share_the_jobs(queue: PrefillQueue, connect: Connect, subjects: Subjects) -> None:
+    jobs = await published(queue, 40)
+    takers = [PrefillConsumer(await connect(), subjects) for _ in range(3)]
+    seen: list[str] = []
+
+    async def work(taker: PrefillConsumer) -> None:
+        while len(seen) < len(jobs):
+            for found in await taker.take(4, 0.1):
+                seen.append(found.job.job)
+                await found.done()
+
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*map(work, takers))
+    assert sorted(seen) == sorted(job.job for job in jobs)
+    assert await queue.length() == QueueLength(0, 0)
+    for taker in takers:
+        await taker.close()
+
+
+# Coming again
+
+
+async def test_a_job_given_back_comes_again_at_once(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    (job,) = await published(queue, 1)
+    for delivery in (1, 2, 3):
+        (found,) = await taken(taker)
+        assert (found.job, found.delivery) == (job, delivery)
+        await found.give_back()
+
+
+async def test_the_job_of_a_taker_that_dies_comes_again(
+    hasty: PrefillQueue, connect: Connect, taker: PrefillConsumer, subjects: Subjects
+) -> None:
+    (job,) = await published(hasty, 1)
+    dying = await connect()
+    await taken(PrefillConsumer(dying, subjects))
+    await dying.close()
+    (found,) = await taken(taker)
+    assert (found.job, found.delivery) == (job, 2)
+
+
+async def test_a_job_that_is_kept_alive_does_not_come_again(
+    bus: Bus, taker: PrefillConsumer, connect: Connect, subjects: Subjects
+) -> None:
+    await create_prefill_queue(bus, subjects, replace(LIMITS, ack_wait_s=1.0))
+    await published(PrefillQueue(bus, subjects), 1)
+    (mine,) = await taken(taker)
+
+    async def keep() -> None:
+        while True:
+            await mine.keep_alive()
+            await asyncio.sleep(0.02)
+
+    keeping = asyncio.create_task(keep())
+    other = PrefillConsumer(await connect(), subjects)
+    assert await other.take(1, 2.5) == []
+    keeping.cancel()
+    (again,) = await taken(other)
+    assert again.delivery == 2
+    await other.close()
+
+
+async def test_a_job_that_was_done_after_it_came_again_is_done(
+    hasty: PrefillQueue, taker: PrefillConsumer, connect: Connect, subjects: Subjects
+) -> None:
+    """A slow taker's word counts, whoever has the job now."""
+    await published(hasty, 1)
+    (slow,) = await taken(taker)
+    other = PrefillConsumer(await connect(), subjects)
+    (again,) = await taken(other)
+    await slow.done()
+    await again.done()
+    assert await hasty.length() == QueueLength(0, 0)
+    await other.close()
+
+
+@pytest.mark.parametrize("arrives", ["before it is cancelled", "before it is closed"])
+async def test_what_a_taker_has_not_handed_out_is_given_back_when_it_closes(
+    bus: Bus, taker: PrefillConsumer, connect: Connect, subjects: Subjects, arrives: str
+) -> None:
+    await create_prefill_queue(bus, subjects, NEVER_AGAIN)
+    taking = asyncio.create_task(taker.take(1, 3600.0))
+    await waiting(bus, subjects)
+    if arrives == "before it is closed":
+        taking.cancel()
+    (job,) = await published(PrefillQueue(bus, subjects), 1)
+    if arrives == "before it is closed":
+        await until(lambda: bool(taker._arrived))
+    taking.cancel()
+    await asyncio.wait({taking})
+    if not taking.cancelled():
+        await taking.result()[0].give_back()
+    await taker.close()
+    other = PrefillConsumer(await connect(), subjects)
+    (found,) = await taken(other)
+    assert found.job == job
+    await other.close()
+
+
+async def test_a_taker_that_was_closed_can_take_again(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    await published(queue, 2)
+    (first,) = await taken(taker)
+    await taker.close()
+    await first.done()
+    (second,) = await taken(taker)
+    await second.done()
+    assert await queue.length() == QueueLength(0, 0)
+
+
+# Looking at it
+
+
+async def test_jobs_can_be_looked_at_without_taking_them(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    jobs = await published(queue, 4)
+    (_, second) = await taker.take(2, DEADLINE_S)
+    await second.done()
+    assert [(found.job, found.taken) for found in await queue.jobs(10)] == [
+        (jobs[0], True),
+        (jobs[2], False),
+        (jobs[3], False),
+    ]
+    assert [found.job for found in await queue.jobs(1)] == [jobs[0]]
+    assert await queue.length() == QueueLength(waiting=2, in_hand=1)
+
+
+async def test_a_purge_drops_all_jobs_and_who_has_one_may_finish(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+    await published(queue, 3)
+    (mine,) = await taken(taker)
+    assert await queue.purge() == 3
+    assert await queue.purge() == 0
+    assert await queue.length() == QueueLength(0, 0)
+    await mine.keep_alive()
+    await mine.done()
+    (job,) = await published(queue, 1)
+    assert [found.job for found in await taken(taker)] == [job]

@@ -1,0 +1,55 @@
+"""Prefill jobs for tests: publish some, take some, and wait for what the queue says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
+from dynamo_local.bus.prefill_queue import CONSUMER, PrefillQueue, QueueLength
+from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.names import Subjects
+
+DEADLINE_S = 60.0
+
+_numbers = itertools.count(1)
+
+
+def some_job() -> PrefillJob:
+    number = next(_numbers)
+    return PrefillJob(f"job-{number}", f"request-{number}", "frontend", 100, time.monotonic() + 60)
+
+
+async def published(queue: PrefillQueue, count: int) -> list[PrefillJob]:
+    jobs = [some_job() for _ in range(count)]
+    for job in jobs:
+        await queue.publish(job)
+    return jobs
+
+
+async def taken(taker: PrefillConsumer, batch: int = 1) -> list[TakenJob]:
+    """The next jobs; an assertion if none come."""
+    found = await taker.take(batch, DEADLINE_S)
+    assert found
+    return found
+
+
+async def reached(queue: PrefillQueue, length: QueueLength) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if await queue.length() == length:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def waiting(bus: Bus, subjects: Subjects) -> None:
+    """Until a taker's pull waits at the server."""
+    context = bus.jetstream(timeout_s=DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            info = await context.consumer_info(subjects.prefill_stream, CONSUMER)
+            if info.num_waiting:
+                return
+            await asyncio.sleep(0.005)

@@ -1,0 +1,365 @@
+"""A prefill worker's duty: which jobs it takes, what it does with them, and when the queue may forget them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import pytest
+
+from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.core import codec
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.ports import Step
+from tests.integration.conftest import Connect
+from tests.integration.disaggregation.prefill_fakes import HASTY_QUEUE
+from tests.integration.fleet_of_fakes import DEADLINE_S
+from tests.integration.workers.worker_parts import PrefillPart, ScriptedEngine, context_of
+
+pytestmark = pytest.mark.integration
+
+FIRST = RequestEpoch("r0", 1)
+
+
+class Frontend:
+    """Publishes jobs, answers their claims as a test says, and hears tokens."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, queue: PrefillQueue) -> None:
+        self.queue = queue
+        self.claims: asyncio.Queue[PrefillClaim] = asyncio.Queue()
+        self.tokens: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self.wants: set[str] = {f"r{number}" for number in range(9)}
+        self.answers = asyncio.Event()
+        """Cleared by a test, claims are not answered."""
+        self.answers.set()
+        self._bus = bus
+        self._subjects = subjects
+
+    async def start(self) -> Frontend:
+        await self._bus.subscribe(self._subjects.claims("f1"), self._on_claim)
+        await self._bus.subscribe(self._subjects.tokens("f1"), self._on_tokens)
+        return self
+
+    async def announce(self, lease: str = "f1") -> None:
+        presence = Presence(f"{self._subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
+        await self._bus.publish(self._subjects.presence(presence.watcher), codec.encode(presence))
+
+    async def publish(self, *numbers: int, frontend: str = "f1", deadline_s: float = 3600.0) -> None:
+        for number in numbers:
+            deadline = time.monotonic() + deadline_s
+            await self.queue.publish(PrefillJob(f"j{number}", f"r{number}", frontend, 3, deadline))
+
+    async def claimed(self) -> PrefillClaim:
+        return await asyncio.wait_for(self.claims.get(), DEADLINE_S)
+
+    async def hears(self) -> TokenDelta:
+        return await asyncio.wait_for(self.tokens.get(), DEADLINE_S)
+
+    async def cancel(self, *requests: RequestEpoch) -> None:
+        await self._bus.publish(self._subjects.work("w"), codec.encode(Cancel(requests)))
+
+    async def length(self, waiting: int, in_hand: int) -> None:
+        """The queue is that long, at last."""
+        async with asyncio.timeout(DEADLINE_S):
+            while await self.queue.length() != QueueLength(waiting, in_hand):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def left(self, jobs: int) -> None:
+        """So many jobs are in the queue, at last. (One that was delivered and given back counts as in hand.)"""
+        async with asyncio.timeout(DEADLINE_S):
+            while (length := await self.queue.length()).waiting + length.in_hand != jobs:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def _on_claim(self, message: Message) -> None:
+        claim = codec.decode(message.data, PrefillClaim)
+        self.claims.put_nowait(claim)
+        await self.answers.wait()
+        work = Submit(claim.request_id, claim.delivery, "f1", [1, 2, 3], msgspec.Raw(b"\x80"), hold_s=60.0)
+        grant = PrefillGrant(work if claim.request_id in self.wants else None)
+        await self._bus.publish(message.reply, codec.encode(grant))
+
+    async def _on_tokens(self, message: Message) -> None:
+        for delta in codec.decode(message.data, TokenBatch).deltas:
+            self.tokens.put_nowait(delta)
+
+
+Queued = Callable[..., Awaitable[Frontend]]
+
+
+@pytest.fixture
+async def frontend(connect: Connect, subjects: Subjects) -> Frontend:
+    bus = await connect()
+    await create_prefill_queue(bus, subjects, LIMITS)
+    return await Frontend(bus, subjects, PrefillQueue(bus, subjects)).start()
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def worker(
+    frontend: Frontend, connect: Connect, subjects: Subjects, engine: ScriptedEngine
+) -> AsyncIterator[PrefillPart]:
+    """Computes two jobs at once."""
+    worker = PrefillPart(context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w"), engine, batch=2)
+    await worker.start()
+    worker.prefill.start()
+    yield worker
+    await worker.close()
+
+
+async def taken(engine: ScriptedEngine) -> Submit:
+    return await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
+
+
+def end_of(request: RequestEpoch) -> Step:
+    return Step(1.0, (TokenDelta(request.request_id, request.epoch, 0, [7], finish="length"),))
+
+
+# A job
+
+
+async def test_a_job_is_claimed_prefilled_and_kept_until_the_decode_worker_has_taken_over(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0)
+    assert await frontend.claimed() == PrefillClaim("j0", "r0", "w", 1)
+    assert (await taken(engine)).hold_s == 60.0
+    engine.steps.put_nowait(end_of(FIRST))
+    assert await frontend.hears() == TokenDelta("r0", 1, 0, [7], finish="length")
+    assert await frontend.queue.length() == QueueLength(waiting=0, in_hand=1)
+    assert engine.cancelled.empty()
+    await frontend.cancel(FIRST)
+    assert await asyncio.wait_for(engine.cancelled.get(), DEADLINE_S) == FIRST
+    await frontend.length(0, 0)
+
+
+async def test_no_more_are_computed_at_once_than_the_batch_says(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0, 1, 2)
+    first, second = await taken(engine), await taken(engine)
+    assert {first.request_id, second.request_id} == {"r0", "r1"}
+    await frontend.length(1, 2)
+    # One that waits to be fetched takes nobody's place.
+    engine.steps.put_nowait(end_of(FIRST))
+    assert (await taken(engine)).request_id == "r2"
+    await frontend.length(0, 3)
+
+
+async def test_a_job_that_is_not_wanted_is_ended_and_makes_room(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    frontend.wants = {"r2"}
+    await frontend.publish(0, 1, 2)
+    assert (await taken(engine)).request_id == "r2"
+    await frontend.length(0, 1)
+
+
+async def test_a_job_whose_time_is_over_is_ended_unasked(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0, deadline_s=-1.0)
+    await frontend.publish(1)
+    assert (await frontend.claimed()).request_id == "r1"
+    await frontend.length(0, 1)
+
+
+async def test_a_job_of_a_frontend_that_does_not_answer_stays_in_the_queue(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0, frontend="nobody")
+    await frontend.publish(1)
+    assert (await taken(engine)).request_id == "r1"
+    await frontend.length(0, 2)
+
+
+async def test_a_job_that_the_engine_refuses_is_done(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    engine.submit_raises = ValueError("?")
+    await frontend.publish(0)
+    failure = await frontend.hears()
+    assert (failure.request_id, failure.finish, failure.refused) == ("r0", "error", False)
+    await frontend.length(0, 0)
+
+
+async def test_a_request_cancelled_at_work_ends_its_job(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0)
+    await taken(engine)
+    await frontend.cancel(FIRST)
+    assert await asyncio.wait_for(engine.cancelled.get(), DEADLINE_S) == FIRST
+    await frontend.length(0, 0)
+
+
+async def test_when_its_frontend_is_gone_nothing_is_kept_for_it(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0)
+    await taken(engine)
+    engine.steps.put_nowait(end_of(FIRST))
+    await frontend.hears()
+    await frontend.announce()
+    await frontend.announce("its successor")
+    assert await asyncio.wait_for(engine.cancelled.get(), DEADLINE_S) == FIRST
+    await frontend.length(0, 0)
+
+
+async def test_a_job_in_hand_is_kept_alive(
+    connect: Connect, subjects: Subjects, frontend: Frontend, engine: ScriptedEngine, worker: PrefillPart
+) -> None:
+    """As long as it takes, computed or held: nobody else gets it."""
+    await frontend.publish(0, 1)
+    for _ in range(2):
+        await taken(engine)
+    engine.steps.put_nowait(end_of(FIRST))
+    jobs = [job async for job in _kept_alive(await connect(), subjects, 4)]
+    assert sorted(set(jobs)) == sorted(jobs[:2])
+
+
+async def _kept_alive(bus: Bus, subjects: Subjects, count: int) -> AsyncIterator[str]:
+    """Acknowledgement subjects on which progress is told."""
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_word(message: Message) -> None:
+        if message.data == b"+WPI":
+            told.put_nowait(message.subject)
+
+    await bus.subscribe(f"$JS.ACK.{subjects.prefill_stream}.>", on_word)
+    for _ in range(count):
+        yield await asyncio.wait_for(told.get(), DEADLINE_S)
+
+
+# Stopping
+
+
+async def test_after_its_stop_no_job_is_taken_and_those_in_hand_go_on(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    await frontend.publish(0)
+    await taken(engine)
+    await worker.prefill.stop()
+    await frontend.publish(1)
+    engine.steps.put_nowait(end_of(FIRST))
+    assert (await frontend.hears()).token_ids == [7]
+    await frontend.cancel(FIRST)
+    await frontend.left(1)
+    assert engine.submitted.empty()
+    # Taken up again, it goes on where it was.
+    worker.prefill.start()
+    assert (await taken(engine)).request_id == "r1"
+
+
+async def test_a_stop_waits_for_what_has_been_claimed(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
+) -> None:
+    """A worker that drains refuses what comes after; a claim that is answered then would be a prefill lost."""
+    frontend.answers.clear()
+    await frontend.publish(0)
+    await frontend.claimed()
+    stopping = asyncio.create_task(worker.prefill.stop())
+    ended, _ = await asyncio.wait([stopping], timeout=0.2)
+    assert not ended
+    frontend.answers.set()
+    await asyncio.wait_for(stopping, DEADLINE_S)
+    assert engine.submitted.get_nowait().request_id == "r0"
+
+
+GIVEN_UP = "had not been fetched"
+
+
+async def test_a_drain_waits_until_what_is_held_has_been_fetched(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await frontend.publish(0)
+    await taken(engine)
+    await worker.prefill.stop()
+    draining = asyncio.create_task(worker.duty.drain(deadline_s=3600))
+    engine.steps.put_nowait(end_of(FIRST))
+    await frontend.hears()
+    assert not draining.done()
+    await frontend.cancel(FIRST)
+    await asyncio.wait_for(draining, DEADLINE_S)
+    assert GIVEN_UP not in caplog.text
+    await frontend.length(0, 0)
+
+
+async def test_a_drain_does_not_wait_for_ever(
+    frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await frontend.publish(0)
+    await taken(engine)
+    await worker.prefill.stop()
+    engine.steps.put_nowait(end_of(FIRST))
+    await frontend.hears()
+    await asyncio.wait_for(worker.duty.drain(deadline_s=0.05), DEADLINE_S)
+    assert GIVEN_UP in caplog.text
+    # Whoever delivers the job again will learn that it is not wanted, or prefill it again.
+    assert await frontend.queue.length() == QueueLength(waiting=0, in_hand=1)
+
+
+# The queue
+
+
+async def test_a_worker_that_dies_leaves_its_job_to_another(
+    connect: Connect, subjects: Subjects, bus: Bus, engine: ScriptedEngine
+) -> None:
+    await create_prefill_queue(bus, subjects, HASTY_QUEUE)
+    frontend = await Frontend(bus, subjects, PrefillQueue(bus, subjects)).start()
+    parts = []
+    for lease in ("dies", "w"):
+        context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, lease)
+        parts.append(await PrefillPart(context, engine).start())
+    parts[0].prefill.start()
+    await frontend.publish(0)
+    assert (await frontend.claimed()).worker == "dies"
+    await taken(engine)
+    await parts[0].context.bus.close()
+    parts[1].prefill.start()
+    assert await frontend.claimed() == PrefillClaim("j0", "r0", "w", 2)
+    assert (await taken(engine)).epoch == 2
+    for part in parts:
+        await part.close()
+
+
+async def test_without_a_queue_a_worker_waits_for_one_and_says_so_once(
+    connect: Connect,
+    subjects: Subjects,
+    bus: Bus,
+    engine: ScriptedEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("components.workers.prefill_service._TAKE_S", 0.05)
+    asked = asyncio.Event()
+    pulls = 0
+
+    async def on_pull(_: Message) -> None:
+        nonlocal pulls
+        pulls += 1
+        if pulls == 5:
+            asked.set()
+
+    await bus.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.prefill_stream}.>", on_pull)
+    context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w")
+    worker = await PrefillPart(context, engine).start()
+    worker.prefill.start()
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    assert caplog.text.count("has no prefill queue") == 1
+    await create_prefill_queue(bus, subjects)
+    frontend = await Frontend(bus, subjects, PrefillQueue(bus, subjects)).start()
+    await frontend.publish(0)
+    assert (await taken(engine)).request_id == "r0"
+    await worker.close()

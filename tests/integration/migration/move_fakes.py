@@ -1,0 +1,77 @@
+"""Workers that answer questions about moves as a test tells them to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.core import codec
+from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
+from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.names import Subjects
+from tests.integration.fleet_of_fakes import DEADLINE_S, FakeWorker
+
+BLOCK = 4
+ENGINE = EngineInfo("fake", "model", 1000, BLOCK, 100, 8)
+
+
+class HospitableWorker(FakeWorker):
+    """Tells what it is asked about moves, and answers when it is told to; or at once, if `agrees`."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, lease: str, *, agrees: bool = False, deaf: bool = False) -> None:
+        """`deaf`: nobody listens there."""
+        super().__init__(bus, subjects, lease)
+        self.agrees = agrees
+        self._deaf = deaf
+        self.engine = ENGINE
+        self.load: Load | None = None
+        self._asked: asyncio.Queue[tuple[Reserve | Warm, str]] = asyncio.Queue()
+        self._given_back: asyncio.Queue[str] = asyncio.Queue()
+
+    async def start(self, state: ProcessState = "ready") -> HospitableWorker:
+        if not self._deaf:
+            await self._bus.subscribe(self._subjects.moves(self.lease), self._on_word)
+        await super().start(state)
+        return self
+
+    async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
+        lease = lease or self.lease
+        presence = Presence(
+            self._watcher, "VllmWorker", self._role, lease, 1, state, engine=self.engine, load=self.load
+        )
+        await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
+
+    async def asked(self) -> tuple[Reserve | Warm, str]:
+        """The next question, and where to answer it."""
+        return await asyncio.wait_for(self._asked.get(), DEADLINE_S)
+
+    async def agree(self) -> Reserve | Warm:
+        """To what is asked next."""
+        question, reply = await self.asked()
+        await self.answer(reply)
+        return question
+
+    async def answer(self, reply: str, refused: str | None = None) -> None:
+        await self._bus.publish(reply, codec.encode(MigrationAnswer(refused)))
+
+    async def given_back(self) -> str:
+        """The next request that does not come."""
+        return await asyncio.wait_for(self._given_back.get(), DEADLINE_S)
+
+    @property
+    def keeps_room(self) -> bool:
+        """Nothing has been given back, or not been looked at."""
+        return self._given_back.empty()
+
+    @property
+    def unasked(self) -> bool:
+        return self._asked.empty()
+
+    async def _on_word(self, message: Message) -> None:
+        word: MigrationRequest = codec.decode(message.data, MigrationRequest)
+        if isinstance(word, CancelReservation):
+            self._given_back.put_nowait(word.request_id)
+        elif self.agrees:
+            await self.answer(message.reply)
+        else:
+            self._asked.put_nowait((word, message.reply))

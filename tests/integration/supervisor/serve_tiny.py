@@ -1,0 +1,67 @@
+"""`dynamo serve` for tiny services: `python -m tests.integration.supervisor.serve_tiny NAMESPACE Service=MODE...`.
+
+The last service is the root and depends on all others. Everything but the graph is the real thing. $TINY_PATIENCE_S:
+for a silent circusd, until it is told of and until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from dynamo_local.cli.console import Console
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.process.circus_deadlines import CircusDeadlines
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.serve import serve
+from dynamo_local.supervisor.server.server import ServerSettings
+from state.devices import cpu_slots
+from state.paths import StatePaths
+
+
+def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
+    *others, root = modes
+    services = tuple(
+        ResolvedService(
+            name=name,
+            target="tests.integration.supervisor.tiny_service:none",
+            role="service",
+            workers=1,
+            gpu=0,
+            cpu=0,
+            envs={"TINY": mode},
+            config={},
+            depends_on=tuple(others) if name == root else (),
+        )
+        for name, mode in modes.items()
+    )
+    graph = ResolvedGraph("tests:Tiny", namespace, services)
+    paths = StatePaths.of(namespace, os.environ)
+    http = HttpAddress("127.0.0.1", 1)
+    inventory = cpu_slots((0,), 1)
+    command = (sys.executable, "-m", "tests.integration.supervisor.tiny_service")
+    templates = tuple(
+        msgspec.structs.replace(template, argv=command) for template in service_templates(graph, paths.root, http)
+    )
+    return Launch(graph, inventory, paths, None, http, templates, plan_services(namespace, templates, inventory))
+
+
+def main() -> int:
+    namespace, *services = sys.argv[1:]
+    modes = dict(service.split("=") for service in services)
+    patience = CircusDeadlines(*map(float, os.environ.get("TINY_PATIENCE_S", "10 120").split()))
+    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3, circus_patience=patience)
+    try:
+        serve(tiny_launch(namespace, modes), settings, Console())
+    except DynamoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

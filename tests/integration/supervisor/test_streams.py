@@ -1,0 +1,167 @@
+"""What a server puts on the bus for its processes, and takes away again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.bus.jetstream import StreamAbsentError
+from dynamo_local.bus.live_settings import create_settings, read_settings, write_setting
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.core.errors import QueueAbsentError, SupervisorError
+from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.names import Subjects
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.server.nats_server import find_binary
+from dynamo_local.supervisor.server.streams import ServerStreams
+from tests.integration.nats_process import NatsProcess
+from tests.integration.server_process import PATIENCE_S, ServerProcess
+from tests.unit.supervisor.recording import RecordingReport
+
+pytestmark = pytest.mark.integration
+
+JOB = PrefillJob("job", "request", "frontend", 100, 0.0)
+
+
+def graph(subjects: Subjects, *roles: str) -> ResolvedGraph:
+    services = tuple(
+        ResolvedService(f"Service{number}", "m:S", role, 1, 0, 0, {}, {}, ()) for number, role in enumerate(roles)
+    )
+    return ResolvedGraph("m:S", subjects.namespace, services)
+
+
+async def test_a_graph_with_a_prefill_service_gets_a_queue_and_settings(
+    bus: Bus, nats_address: BusAddress, subjects: Subjects
+) -> None:
+    report = RecordingReport()
+    provisions = ServerStreams(graph(subjects, "decode", "prefill", "frontend"), report)
+    await provisions.provide(bus)
+    assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
+    assert await read_settings(bus, subjects) == {}
+    await provisions.withdraw(nats_address)
+    with pytest.raises(QueueAbsentError):
+        await PrefillQueue(bus, subjects).length()
+    with pytest.raises(StreamAbsentError):
+        await read_settings(bus, subjects)
+    assert report.lines == []
+
+
+async def test_a_graph_without_one_gets_settings_only(bus: Bus, subjects: Subjects) -> None:
+    await ServerStreams(graph(subjects, "aggregated", "frontend"), RecordingReport()).provide(bus)
+    with pytest.raises(QueueAbsentError):
+        await PrefillQueue(bus, subjects).length()
+    assert await read_settings(bus, subjects) == {}
+
+
+async def test_what_an_earlier_server_has_left_is_gone(bus: Bus, subjects: Subjects) -> None:
+    await create_prefill_queue(bus, subjects)
+    await create_settings(bus, subjects)
+    await PrefillQueue(bus, subjects).publish(JOB)
+    await write_setting(bus, subjects, "max-prefill-queue-size", 9)
+    await ServerStreams(graph(subjects, "prefill"), RecordingReport()).provide(bus)
+    assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
+    assert await read_settings(bus, subjects) == {}
+
+
+async def test_only_what_was_created_is_deleted(bus: Bus, nats_address: BusAddress, subjects: Subjects) -> None:
+    await create_prefill_queue(bus, subjects)
+    provisions = ServerStreams(graph(subjects, "aggregated"), RecordingReport())
+    await provisions.withdraw(nats_address)
+    await provisions.provide(bus)
+    await provisions.withdraw(nats_address)
+    assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
+
+
+async def test_a_stream_of_somebody_else_stops_only_who_needs_it(bus: Bus, subjects: Subjects) -> None:
+    theirs = bus.jetstream(timeout_s=5)
+    for number, name in enumerate((subjects.prefill_stream, f"KV_{subjects.settings_bucket}")):
+        await theirs.add_stream(name=name, subjects=[f"{subjects.namespace}.theirs.{number}"])
+    report = RecordingReport()
+    await ServerStreams(graph(subjects, "aggregated"), report).provide(bus)
+    assert "cannot be changed" in report.lines[0]
+    with pytest.raises(SupervisorError, match=r"no prefill queue.*has not made"):
+        await ServerStreams(graph(subjects, "prefill"), report).provide(bus)
+
+
+@pytest.fixture
+def plain_nats() -> Iterator[BusAddress]:
+    """A NATS server without JetStream."""
+    command = [str(find_binary()), "--addr=127.0.0.1", "--port=-1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    log = itertools.takewhile(lambda line: "Server is ready" not in line, process.stderr)
+    (where,) = (line.split()[-1] for line in log if "Listening for client connections" in line)
+    yield BusAddress(f"nats://{where}")
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+
+
+async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusAddress, subjects: Subjects) -> None:
+    bus, report = await Bus.connect(plain_nats, name="test"), RecordingReport()
+    provisions = ServerStreams(graph(subjects, "aggregated"), report)
+    await provisions.provide(bus)
+    assert "does not do JetStream" in report.lines[0]
+    with pytest.raises(SupervisorError, match="does not do JetStream"):
+        await ServerStreams(graph(subjects, "prefill"), report).provide(bus)
+    await bus.close()
+    await provisions.withdraw(plain_nats)
+    assert len(report.lines) == 1
+
+
+async def test_a_bus_that_is_gone_at_the_end_is_only_reported(own_nats: NatsProcess, subjects: Subjects) -> None:
+    bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
+    provisions = ServerStreams(graph(subjects, "prefill"), report)
+    await provisions.provide(bus)
+    await bus.close()
+    own_nats.kill()
+    await provisions.withdraw(own_nats.address)
+    assert len(report.lines) == 1
+    assert "are left on the bus" in report.lines[0]
+
+
+def length_of(address: BusAddress, namespace: str) -> QueueLength:
+    async def ask() -> QueueLength:
+        bus = await Bus.connect(address, name="test")
+        try:
+            return await PrefillQueue(bus, Subjects(namespace)).length()
+        finally:
+            await bus.close()
+
+    return asyncio.run(ask())
+
+
+class Prefilling(ServerProcess):
+    def __init__(self, root: Path, namespace: str, *url: str) -> None:
+        super().__init__(root, namespace, ["-m", "tests.integration.disaggregation.serve_prefill", namespace, *url])
+
+
+def test_a_server_has_a_queue_before_it_is_ready_and_leaves_none(
+    tmp_path: Path, nats_address: BusAddress, subjects: Subjects
+) -> None:
+    namespace = subjects.namespace
+    url = nats_address.url.replace("nats://", f"nats://{nats_address.token}@")
+    with Prefilling(tmp_path / "state", namespace, url) as server:
+        server.line(f"{namespace}_Prefill", "ready")
+        assert length_of(nats_address, namespace) == QueueLength(0, 0)
+        server.line("all services ready")
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+        server.assert_nothing_left()
+    with pytest.raises(QueueAbsentError):
+        length_of(nats_address, namespace)
+
+
+def test_a_server_with_nats_of_its_own_has_a_queue(tmp_path: Path) -> None:
+    with Prefilling(tmp_path / "state", "own") as server:
+        server.line("all services ready")
+        assert length_of(BusAddress.load(server.paths.bus_file), "own") == QueueLength(0, 0)
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+        server.assert_nothing_left()

@@ -1,0 +1,282 @@
+"""Generators of messages, for property tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from dynamo_local.core.messages.admin import (
+    AdminRequest,
+    HoldQuestion,
+    Holds,
+    MigrationOrder,
+    MigrationReport,
+    MigrationResult,
+    RequestRow,
+    RequestsAnswer,
+    RequestsQuestion,
+    RoleAnswer,
+    RoleQuestion,
+)
+from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
+from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
+from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
+from dynamo_local.core.messages.presence import (
+    Counts,
+    Ended,
+    EngineInfo,
+    Exclusive,
+    LeaseRevoked,
+    Load,
+    MigrationCounts,
+    Presence,
+)
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Released
+from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Progress,
+    RequestEpoch,
+    Resend,
+    Submit,
+    Work,
+)
+
+text = st.text(max_size=12)
+counts = st.integers(0, 2**31)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+tokens = st.lists(st.integers(0, 2**31), max_size=6)
+texts = st.lists(text, max_size=3).map(tuple)
+packed = st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m)))
+charges = st.builds(Charge, request_id=text, worker=text, tokens=counts)
+request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> Array:
+    dims = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)) if shape is None else shape
+    dtype = draw(st.sampled_from(["int32", "int64", "float32"]))
+    size = math.prod(dims) * (8 if dtype == "int64" else 4)
+    return Array(dtype, tuple(dims), draw(st.binary(min_size=size, max_size=size)))  # type: ignore[arg-type]
+
+
+@st.composite
+def logprobs(draw: st.DrawFn, positions: int | None = None) -> Logprobs:
+    n = draw(st.integers(0, 4)) if positions is None else positions
+    k = draw(st.integers(1, 3))
+    return Logprobs(draw(arrays((n, k))), draw(arrays((n, k))), draw(arrays((n,))))
+
+
+deltas = st.builds(
+    TokenDelta,
+    request_id=text,
+    epoch=counts,
+    position=counts,
+    token_ids=tokens,
+    finish=st.sampled_from([None, "stop", "length", "abort", "error", "repetition"]),
+    stop_reason=st.none() | st.integers(-(2**31), 2**31) | text,
+    error=st.none() | text,
+    refused=st.booleans(),
+    failed=st.booleans(),
+    fault=st.sampled_from([None, "request", "deaths"]),
+    logprobs=st.none() | logprobs(),
+    prompt_logprobs=st.none() | logprobs(),
+    cached_tokens=st.none() | counts,
+    created_tokens=counts,
+    events=st.lists(st.tuples(st.integers(1, 3), finite), max_size=3).map(tuple),
+)
+engine_infos = st.builds(
+    EngineInfo,
+    engine=text,
+    model=text,
+    max_model_len=counts,
+    block_size=counts,
+    kv_blocks=counts,
+    max_num_seqs=counts,
+)
+shares = st.none() | st.floats(0, 1)
+loads = st.builds(
+    Load,
+    running=st.none() | counts,
+    waiting=st.none() | counts,
+    kv_usage=shares,
+    kv_pinned=shares,
+    at=st.none() | finite,
+    head_tokens=st.none() | counts,
+)
+told_moves = st.builds(
+    MigrationCounts,
+    ended=st.lists(st.builds(Ended, reason=text, outcome=text, moves=counts), max_size=3).map(tuple),
+    pulled_bytes=counts,
+    gap_s=st.none() | st.floats(0, 1e3),
+    gap_steps=st.none() | st.floats(0, 1e3),
+)
+told_counts = st.builds(
+    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "moves": st.none() | told_moves}
+)
+presences = st.builds(
+    Presence,
+    watcher=text,
+    component=text,
+    role=text,
+    lease=text,
+    pid=counts,
+    state=st.sampled_from(["starting", "ready", "draining", "failed"]),
+    detail=text,
+    engine=st.none() | engine_infos,
+    load=st.none() | loads,
+    url=st.none() | text,
+    counts=st.none() | told_counts,
+    exclusive=st.none() | st.builds(Exclusive, request_id=text, frontend=text, free=st.booleans()),
+    started_at=st.none() | finite,
+)
+submits = st.builds(
+    Submit,
+    request_id=text,
+    epoch=counts,
+    frontend=text,
+    token_ids=tokens,
+    sampling=packed,
+    position=counts,
+    arrival_time=finite,
+    priority=st.integers(-(2**31), 2**31),
+    cache_salt=st.none() | text,
+    adapter=st.none() | text,
+    reasoning_ended=st.none() | st.booleans(),
+    reasoning_parser_kwargs=st.none() | st.binary(max_size=8),
+    session_id=st.none() | text,
+    trace_headers=st.none() | st.dictionaries(text, text, max_size=2),
+    source=st.none() | text,
+    hold_s=st.floats(0, 1e9),
+    exclusive=st.booleans(),
+)
+progress = st.lists(st.builds(Progress, request_id=text, epoch=counts, position=counts), max_size=4).map(tuple)
+acks = st.builds(Ack, progress=progress)
+resends = st.builds(Resend, frontend=text, progress=progress)
+cancels = st.builds(Cancel, requests=st.lists(request_epochs, max_size=4).map(tuple))
+unpins = st.builds(Unpin, pins=texts)
+exclusive_words = st.builds(AskExclusive, request_id=text, frontend=text) | st.builds(
+    EndExclusive, request_id=text, frontend=text
+)
+role_reports = st.builds(
+    RoleReport,
+    role=text,
+    routable=counts,
+    starting=counts,
+    retiring=counts,
+    running=st.none() | counts,
+    waiting=st.none() | counts,
+    usage=shares,
+)
+planner_reports = st.builds(
+    PlannerReport,
+    watcher=text,
+    policy=text,
+    acts=st.booleans(),
+    at=finite,
+    roles=st.lists(role_reports, max_size=3).map(tuple),
+    devices=st.none() | counts,
+    max_devices=counts,
+    queue_waiting=st.none() | counts,
+    queue_in_hand=st.none() | counts,
+    changing=st.none() | text,
+    decisions=st.lists(st.builds(DecisionReport, time=finite, text=text, outcomes=texts), max_size=3).map(tuple),
+)
+reserves = st.builds(Reserve, request_id=text, tokens=counts, until=finite, floor=st.none() | finite)
+warms = st.builds(
+    Warm,
+    request_id=text,
+    source=text,
+    token_ids=tokens,
+    until=finite,
+    cache_salt=st.none() | text,
+    adapter=st.none() | text,
+    priority=st.integers(-(2**31), 2**31),
+)
+request_rows = st.builds(
+    RequestRow,
+    request_id=text,
+    epoch=counts,
+    worker=st.none() | text,
+    prompt_tokens=counts,
+    tokens=counts,
+    age_s=finite,
+    moving_to=st.none() | text,
+    stays=st.none() | text,
+)
+move_results = st.builds(
+    MigrationResult,
+    request_id=text,
+    outcome=text,
+    why=text,
+    destination=st.none() | text,
+    warm_s=st.none() | finite,
+    gap_s=st.none() | finite,
+    gap_steps=st.none() | finite,
+)
+
+BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
+    Presence: presences,
+    LeaseRevoked: st.builds(LeaseRevoked, lease=text),
+    AssignRequest: st.builds(
+        AssignRequest,
+        request_id=text,
+        frontend=text,
+        tokens=counts,
+        avoid=texts,
+    ),
+    Assignment: st.builds(Assignment, worker=st.none() | text),
+    Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
+    Released: st.builds(Released, request_id=text, frontend=text),
+    Work: submits | cancels | acks | resends | unpins | exclusive_words,
+    TokenBatch: st.builds(
+        TokenBatch,
+        worker=text,
+        seq=counts,
+        timestamp=finite,
+        deltas=st.lists(deltas, max_size=3).map(tuple),
+    ),
+    CachedQuestion: st.builds(CachedQuestion, token_ids=tokens, cache_salt=st.none() | text, adapter=st.none() | text),
+    CachedAnswer: st.builds(CachedAnswer, tokens=counts),
+    PrefillJob: st.builds(PrefillJob, job=text, request_id=text, frontend=text, tokens=counts, deadline=finite),
+    PrefillClaim: st.builds(PrefillClaim, job=text, request_id=text, worker=text, delivery=counts),
+    PrefillGrant: st.builds(PrefillGrant, work=st.none() | submits),
+    PinQuestion: st.builds(
+        PinQuestion,
+        pin=text,
+        fingerprint=text,
+        hashes=st.lists(st.binary(max_size=32), max_size=3).map(tuple),
+        until=finite,
+        rest=tokens.map(tuple),
+    ),
+    PinAnswer: st.builds(PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text, rest=counts),
+    RoleQuestion: st.builds(RoleQuestion, role=text),
+    HoldQuestion: st.builds(HoldQuestion),
+    Holds: st.builds(Holds, refused=st.dictionaries(st.integers(0, 1024), text, max_size=3)),
+    RoleAnswer: st.builds(RoleAnswer, role=text, refused=st.none() | text),
+    PlannerReport: planner_reports,
+    MigrationRequest: reserves | warms | st.builds(CancelReservation, request_id=text),
+    MigrationAnswer: st.builds(
+        MigrationAnswer, refused=st.none() | text, pulled_tokens=counts, pulled_bytes=st.none() | counts
+    ),
+    AdminRequest: st.builds(RequestsQuestion, limit=counts)
+    | st.builds(
+        MigrationOrder,
+        request_ids=texts,
+        source=st.none() | text,
+        destination=st.none() | text,
+        cold=st.booleans(),
+    ),
+    RequestsAnswer: st.builds(RequestsAnswer, requests=st.lists(request_rows, max_size=3).map(tuple), left_out=counts),
+    MigrationReport: st.builds(MigrationReport, results=st.lists(move_results, max_size=3).map(tuple)),
+}
+"""Every message that travels by itself, as its receiver decodes it."""
+
+any_message = st.sampled_from(list(BY_KIND)).flatmap(lambda kind: st.tuples(st.just(kind), BY_KIND[kind]))

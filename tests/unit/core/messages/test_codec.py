@@ -1,0 +1,105 @@
+"""decode(encode(m)) == m for every message; whatever else arrives raises DecodeError and nothing but it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core import codec, messages
+from dynamo_local.core.errors import DecodeError
+from dynamo_local.core.messages.presence import LeaseRevoked
+from dynamo_local.core.messages.routing import Assignment
+from dynamo_local.core.messages.tokens import TokenBatch
+from dynamo_local.core.messages.work import Cancel, Submit, Work
+from tests.unit.core.messages.messages_strategies import BY_KIND, any_message
+
+kinds = st.sampled_from(list(BY_KIND))
+
+
+def test_every_message_with_a_version_has_a_generator() -> None:
+    travelling = {
+        kind
+        for module in map(
+            import_module, (f"{messages.__name__}.{each.name}" for each in iter_modules(messages.__path__))
+        )
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and "v" in kind.__struct_fields__
+    }
+    generated = {arm for kind in BY_KIND for arm in getattr(kind, "__args__", (kind,))}
+    assert travelling == generated
+
+
+@given(any_message)
+def test_a_message_survives_the_bus(kind_and_message: tuple[Any, Any]) -> None:
+    kind, message = kind_and_message
+    assert codec.decode(codec.encode(message), kind) == message
+
+
+@given(kinds, st.binary(max_size=200))
+def test_random_bytes_raise_only_decode_error(kind: Any, data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        codec.decode(data, kind)
+
+
+@given(any_message, st.data())
+def test_a_truncated_message_raises_decode_error(kind_and_message: tuple[Any, Any], data: st.DataObject) -> None:
+    kind, message = kind_and_message
+    encoded = codec.encode(message)
+    cut = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(DecodeError):
+        codec.decode(encoded[:cut], kind)
+
+
+@given(any_message, st.data())
+def test_a_damaged_message_is_a_message_or_a_decode_error(
+    kind_and_message: tuple[Any, Any], data: st.DataObject
+) -> None:
+    kind, message = kind_and_message
+    encoded = bytearray(codec.encode(message))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        codec.decode(bytes(encoded), kind)
+    except DecodeError:
+        return
+
+
+@pytest.mark.parametrize("version", [0, 2, 2**40])
+@pytest.mark.parametrize("message", [LeaseRevoked(lease="a"), TokenBatch("w", 1, 0.0, ()), Cancel(requests=())])
+def test_another_version_is_refused(message: Any, version: int) -> None:
+    other = msgspec.structs.replace(message, v=version)
+    kind: Any = Work if isinstance(message, Cancel) else type(message)
+    with pytest.raises(DecodeError, match=f"version {version}"):
+        codec.decode(codec.encode(other), kind)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x81\xa6worker" + b"\xdb\xff\xff\xff\xff", id="string longer than memory"),
+        pytest.param(b"\x82\xa4type\xa6cancel\xa8requests\xdd\xff\xff\xff\xff", id="array longer than memory"),
+        pytest.param(b"\x82\xa4type\xa6submit\xa8sampling" + b"\x91" * 100_000, id="nested without end"),
+        pytest.param(b"\x81\xa4type\xa5other", id="unknown tag"),
+    ],
+)
+def test_hostile_bytes_raise_decode_error(data: bytes) -> None:
+    for kind in (Work, Assignment, TokenBatch):
+        with pytest.raises(DecodeError):
+            codec.decode(data, kind)
+
+
+def test_an_unknown_field_is_passed_over() -> None:
+    data = msgspec.msgpack.encode({"worker": "w", "v": codec.VERSION, "news": 1})
+    assert codec.decode(data, Assignment) == Assignment(worker="w")
+
+
+def test_sampling_parameters_are_carried_unread() -> None:
+    submit = Submit("r", 1, "f", [1], msgspec.Raw(msgspec.msgpack.encode({"anything": [1, 2]})))
+    decoded: Work = codec.decode(codec.encode(submit), Work)
+    assert isinstance(decoded, Submit)
+    assert msgspec.msgpack.decode(decoded.sampling) == {"anything": [1, 2]}

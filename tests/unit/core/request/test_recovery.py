@@ -1,0 +1,46 @@
+"""A request goes on elsewhere unless that would change its output, and not for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.request.fidelity import LOST, Fidelity, Survival
+from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s, verdict_after_loss
+
+PATIENCE = RecoveryDeadlines(fruitless_epochs=4)
+survivals = st.sampled_from([Survival(fidelity, "seed") for fidelity in Fidelity])
+
+
+@given(st.integers(0, 10_000), survivals, st.integers(0, 3))
+def test_what_survives_goes_on_and_what_has_sent_nothing_starts_anew(
+    position: int, survival: Survival, fruitless: int
+) -> None:
+    verdict = verdict_after_loss(position, survival, fruitless, PATIENCE)
+    assert (verdict is None) == (position == 0 or survival.fidelity is not Fidelity.NONE)
+
+
+@given(st.integers(0, 10_000), survivals, st.integers(4, 100))
+def test_nothing_goes_on_for_ever(position: int, survival: Survival, fruitless: int) -> None:
+    assert verdict_after_loss(position, survival, fruitless, PATIENCE) is not None
+
+
+def test_the_parameter_that_forbids_it_is_named() -> None:
+    verdict = verdict_after_loss(3, Survival(Fidelity.NONE, "seed"), 0, PATIENCE)
+    assert verdict is not None
+    assert "seed" in verdict
+
+
+def test_unknown_is_not_exact() -> None:
+    assert verdict_after_loss(1, LOST, 0, PATIENCE) is not None
+
+
+@given(st.integers(0, 1000))
+def test_pauses_grow_to_a_bound(fruitless: int) -> None:
+    assert 0 <= backoff_s(fruitless) <= backoff_s(fruitless + 1) <= 2.0
+
+
+def test_the_first_loss_costs_no_pause() -> None:
+    assert backoff_s(0) == backoff_s(1) == 0
+    assert backoff_s(2) == pytest.approx(0.05)

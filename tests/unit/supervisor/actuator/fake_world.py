@@ -1,0 +1,200 @@
+"""A world for the actuator without processes or time: it can end between any two steps, and is checked at each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.admin import RoleAnswer
+from dynamo_local.core.names import HTTP_PORT_ENV
+from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
+from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.plan import ServiceTemplate, WatcherPlan
+from state.devices import cpu_slots
+from state.model import State
+from state.transitions import claim, clear_lease, set_lease, taken
+from tests.unit.state.builders import empty_state
+from tests.unit.supervisor.recording import RecordingReport
+
+READY_S = 10.0
+Start = Literal["well", "dies", "hangs"]
+
+
+class Killed(BaseException):
+    """The process that runs the actuator is gone: nothing of it runs on."""
+
+
+def template(service: str, role: str, devices: int = 1) -> ServiceTemplate:
+    return ServiceTemplate(service, role, ("run", service), {"KEEP": "me"}, devices, 1)
+
+
+def blueprint(slots: int = 4, devices: int = 1) -> Blueprint:
+    """A graph with decode workers that hold so many devices, and prefill workers that hold one."""
+    templates = (
+        template("VllmWorker", "decode", devices),
+        template("PrefillWorker", "prefill"),
+        template("Router", "router", 0),
+        ServiceTemplate("Frontend", "frontend", ("run", "Frontend"), {HTTP_PORT_ENV: "8000"}, 0, 1),
+    )
+    return Blueprint("77:3:1", "/", cpu_slots(range(slots), slots), templates, READY_S, 30.0)
+
+
+@dataclass
+class FakeProcess:
+    start: Start
+    devices: tuple[int, ...]
+    lease: str | None = None
+
+
+@dataclass
+class FakeWorld:
+    """`dies_after`: steps until the actuator's process is killed; None: it lives. `checks` are called at each step."""
+
+    state: State = field(default_factory=empty_state)
+    watchers: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, FakeProcess] = field(default_factory=dict)
+    revoked: set[str] = field(default_factory=set)
+    start: Start = "well"
+    bus_is_up: bool = True
+    dies_after: int | None = None
+    checks: list[Callable[[], None]] = field(default_factory=list)
+    now: float = 0.0
+    leases: int = 0
+    others: dict[int, str] = field(default_factory=dict)
+    """Devices that others are seen to hold."""
+    faster: dict[int, str] = field(default_factory=dict)
+    """Devices that others take before ours does."""
+    held: frozenset[int] = frozenset()
+    ended: list[tuple[str, float, bool]] = field(default_factory=list)
+    """Watcher, deadline, and whether its lease had been revoked by then."""
+    report: RecordingReport = field(default_factory=RecordingReport)
+
+    def running(self, service: str, role: str, *devices: int) -> None:
+        """Put a process there as `dynamo serve` does."""
+        name = f"dynamo_{service}"
+        self.state = claim(self.state, name, role=role, cmd=f"run {service}", devices=devices)
+        self.watchers[name] = ACTIVE
+        self.processes[name] = FakeProcess("well", devices)
+        self.held = taken(self.state)
+        self.progress()
+
+    def step(self) -> None:
+        for check in self.checks:
+            check()
+        if self.dies_after is not None:
+            if self.dies_after == 0:
+                raise Killed
+            self.dies_after -= 1
+
+    def progress(self) -> None:
+        """Processes that start well say that they are ready."""
+        for name, process in self.processes.items():
+            if process.start == "well" and process.lease is None:
+                self.leases += 1
+                process.lease = f"lease-{self.leases}"
+                self.state = set_lease(self.state, name, process.lease, 1000 + self.leases)
+
+    def actuator(self, plan: Blueprint) -> LocalActuator:
+        world = Ports(
+            books=self,
+            devices=self,
+            watchers=self,
+            fleet=self,
+            turn=_nobody_else,
+            check=self.step,
+            switch=self.switch,
+            log_of=lambda name: Path("/nonexistent") / name,
+            report=self.report,
+            clock=lambda: self.now,
+        )
+        return LocalActuator(world, plan)
+
+    # The statefile
+
+    def read(self) -> State:
+        self.step()
+        return self.state
+
+    def update(self, change: Callable[[State], State]) -> State:
+        self.step()
+        self.state = change(self.state)
+        self.step()
+        return self.state
+
+    # The machine
+
+    async def elsewhere(self) -> Mapping[int, str]:
+        self.step()
+        return dict(self.others)
+
+    async def settle(self) -> Mapping[int, str]:
+        self.step()
+        self.held = taken(self.state)
+        return {device: self.faster[device] for device in self.held if device in self.faster}
+
+    # circus
+
+    async def statuses(self) -> Mapping[str, str]:
+        self.step()
+        return dict(self.watchers)
+
+    async def add(self, plan: WatcherPlan) -> None:
+        self.step()
+        if plan.name not in self.watchers:
+            assert plan.environment["KEEP"] == "me"
+            self.watchers[plan.name] = ACTIVE
+            self.processes[plan.name] = FakeProcess(self.start, plan.devices)
+            if self.start == "dies":
+                self._exit(plan.name)
+        self.step()
+
+    async def end(self, name: str, deadline_s: float) -> None:
+        self.step()
+        if name in self.processes:
+            self.ended.append((name, deadline_s, self.processes[name].lease in self.revoked))
+            self._exit(name)
+        self.step()
+
+    async def remove(self, name: str) -> None:
+        self.step()
+        assert name not in self.processes, "circus would block while it stops the process"
+        self.watchers.pop(name, None)
+        self.step()
+
+    def _exit(self, name: str) -> None:
+        lease = self.processes.pop(name).lease
+        self.watchers[name] = STOPPED
+        if lease is not None:
+            self.state = clear_lease(self.state, name, lease)
+
+    # The bus
+
+    def is_ready(self, lease: str) -> bool:
+        return lease not in self.revoked and any(process.lease == lease for process in self.processes.values())
+
+    async def revoke(self, lease: str) -> None:
+        self.step()
+        if not self.bus_is_up:
+            raise BusError("the bus is down")
+        self.revoked.add(lease)
+        self.step()
+
+    async def changed(self, within_s: float) -> None:
+        self.step()
+        self.now += within_s
+        self.progress()
+
+    async def switch(self, watcher: str, role: str) -> RoleAnswer:
+        self.step()
+        return RoleAnswer("decode", refused="not today")
+
+
+@asynccontextmanager
+async def _nobody_else() -> AsyncIterator[None]:
+    yield

@@ -1,0 +1,161 @@
+"""What `dynamo scale`, `dynamo drain` and `dynamo restart` make of what is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
+from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
+from dynamo_local.supervisor.actuator.claims import claim_worker, devices_held, retire_worker
+from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
+from dynamo_local.supervisor.server.blueprint import Blueprint
+from state.model import State
+from state.transitions import claim, release, taken
+from tests.unit.state.builders import disaggregated
+from tests.unit.supervisor.actuator.fake_world import blueprint
+
+SLOTS = 6
+PLAN = blueprint(SLOTS)
+ADD = AddWorker("decode", "VllmWorker")
+
+
+def planned(state: State, *, force: bool = False, **targets: int) -> tuple[object, ...]:
+    return plan_scaling(state, PLAN, targets, even_the_last=force)
+
+
+def carried_out(state: State, *changes: object) -> State:
+    """The state once the changes are complete."""
+    for change in changes:
+        if isinstance(change, AddWorker):
+            state, _ = claim_worker(state, PLAN, change, DeviceLimits(), {})
+        else:
+            assert isinstance(change, RemoveWorker)
+            state = release(retire_worker(state, change), change.watcher)
+    return state
+
+
+def test_targets_are_read() -> None:
+    assert parse_targets(["VllmWorker=3", "PrefillWorker=0"]) == {"VllmWorker": 3, "PrefillWorker": 0}
+
+
+@pytest.mark.parametrize("argument", ["VllmWorker", "VllmWorker=", "=1", "VllmWorker=-1", "VllmWorker=x", "A=1=2"])
+def test_what_is_no_target_is_refused(argument: str) -> None:
+    with pytest.raises(UsageError, match="does not say how many"):
+        parse_targets([argument])
+    with pytest.raises(UsageError, match="A is given twice"):
+        parse_targets(["A=1", "A=2"])
+
+
+def test_the_highest_suffix_goes_first_and_removals_precede_additions() -> None:
+    state = carried_out(disaggregated(), ADD, ADD)
+    assert planned(state, VllmWorker=1, PrefillWorker=2) == (
+        RemoveWorker("dynamo_VllmWorker_2", "decode"),
+        RemoveWorker("dynamo_VllmWorker_1", "decode"),
+        AddWorker("prefill", "PrefillWorker"),
+    )
+    assert planned(state, VllmWorker=3) == ()
+
+
+def test_devices_of_those_that_leave_count_as_free() -> None:
+    state = carried_out(disaggregated(), *[ADD] * (SLOTS - 2))
+    assert len(planned(state, PrefillWorker=3, VllmWorker=3)) == 4
+    with pytest.raises(DeviceError, match="that takes 7 devices, and there are 6 CPU slots"):
+        planned(state, PrefillWorker=2)
+
+
+def test_devices_that_others_hold_do_not_count() -> None:
+    state = carried_out(disaggregated(), ADD)
+    others = {0: "nobody: it is ours", 5: "somebody"}
+    planned = plan_scaling(state, PLAN, {"VllmWorker": 4}, even_the_last=False, elsewhere=others)
+    assert len(planned) == 2
+    with pytest.raises(
+        DeviceError, match="takes 6 devices, and there are 6 CPU slots; CPU slot 5 is held by somebody;"
+    ):
+        plan_scaling(state, PLAN, {"VllmWorker": 5}, even_the_last=False, elsewhere=others)
+
+
+def test_the_last_worker_that_answers_requests_needs_force() -> None:
+    refused = "no worker would be left to answer requests without dynamo_VllmWorker;"
+    with pytest.raises(UsageError, match=refused):
+        planned(disaggregated(), VllmWorker=0, PrefillWorker=2)
+    with pytest.raises(UsageError, match=refused):
+        drained(force=False)
+    assert planned(disaggregated(), PrefillWorker=0) == (RemoveWorker("dynamo_PrefillWorker", "prefill"),)
+    assert planned(disaggregated(), force=True, VllmWorker=0) == (drained(force=True),)
+
+
+def drained(*, force: bool) -> object:
+    return plan_drain(disaggregated(), "dynamo_VllmWorker", even_the_last=force)
+
+
+@pytest.mark.parametrize("watcher", ["dynamo_Frontend", "dynamo_VllmWorker_1", "VllmWorker"])
+def test_only_workers_are_drained(watcher: str) -> None:
+    with pytest.raises(UsageError, match="there are: dynamo_VllmWorker, dynamo_PrefillWorker"):
+        plan_drain(disaggregated(), watcher, even_the_last=True)
+
+
+@given(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7), st.integers(0, 7))
+def test_carried_out_a_plan_gives_what_was_asked_for_or_there_is_none(d0: int, p0: int, d1: int, p1: int) -> None:
+    state = disaggregated()
+    for decode, prefill in ((d0, p0), (d1, p1)):
+        targets = {"VllmWorker": decode, "PrefillWorker": prefill}
+        if decode + prefill > SLOTS:
+            with pytest.raises(DeviceError):
+                planned(state, force=True, **targets)
+            continue
+        state = carried_out(state, *planned(state, force=True, **targets))
+        found = {name: sum(c.holds for c in state.components.values() if c.component == name) for name in targets}
+        assert found == targets
+        assert devices_held(state) == len(taken(state)) == decode + prefill
+
+
+def test_a_blueprint_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "blueprint.json"
+    with pytest.raises(SupervisorError, match="only starting, or ending"):
+        Blueprint.read(path)
+    PLAN.write(path)
+    assert Blueprint.read(path) == PLAN
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(msgspec.json.encode({"circusd_pid": 1}))
+    with pytest.raises(DecodeError, match="not a blueprint"):
+        Blueprint.read(path)
+
+
+def restarts(state: State, name: str) -> tuple[object, ...]:
+    return plan_restart(state, PLAN, name, even_the_last=False)
+
+
+def test_all_workers_of_a_service_are_restarted_or_the_one_that_is_named() -> None:
+    state = release(carried_out(disaggregated(), ADD, ADD), "dynamo_VllmWorker_1")
+    assert restarts(state, "VllmWorker") == (
+        Restart("dynamo_VllmWorker", "decode"),
+        Restart("dynamo_VllmWorker_2", "decode"),
+    )
+    assert restarts(state, "dynamo_VllmWorker_2") == (Restart("dynamo_VllmWorker_2", "decode"),)
+
+
+def test_a_template_of_workers_is_not_restarted_and_one_of_another_service_is_begun() -> None:
+    state = claim(disaggregated(), "dynamo_Router", role="router", cmd="run Router")
+    assert restarts(release(state, "dynamo_Router"), "Router") == (Restart("dynamo_Router", "router"),)
+    empty = release(disaggregated(), "dynamo_PrefillWorker")
+    for name in ("PrefillWorker", "dynamo_PrefillWorker"):
+        with pytest.raises(UsageError, match="PrefillWorker has no workers; `dynamo scale PrefillWorker=1` starts one"):
+            restarts(empty, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Frontend", "Frontend holds the clients' connections"),
+        ("dynamo_Frontend", "Frontend holds the clients' connections"),
+        ("dynamo_VllmWorker_9", "there is no service 'dynamo_VllmWorker_9'; those of this graph are: VllmWorker,"),
+    ],
+)
+def test_what_cannot_be_restarted_is_refused(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        restarts(disaggregated(), name)

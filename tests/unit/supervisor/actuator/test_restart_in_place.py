@@ -1,0 +1,35 @@
+"""A process that is restarted in place, and registers while it is told to end."""
+
+from __future__ import annotations
+
+from dynamo_local.core.planning.actions import DeviceLimits, Restart
+from dynamo_local.supervisor.circus.client import STOPPED
+from dynamo_local.supervisor.server.plan import WatcherPlan
+from state.transitions import set_lease
+from tests.unit.supervisor.actuator.fake_world import FakeWorld, blueprint
+
+
+class LateWorld(FakeWorld):
+    """The old process registers at the last moment, and is killed before it can take that back."""
+
+    async def end(self, name: str, deadline_s: float) -> None:
+        del self.processes[name]
+        self.watchers[name] = STOPPED
+        self.state = set_lease(self.state, name, "late", 4242)
+
+    async def add(self, plan: WatcherPlan) -> None:
+        assert self.state.components[plan.name].lease is None
+        await super().add(plan)
+
+    def is_ready(self, lease: str) -> bool:
+        return lease == "late" or super().is_ready(lease)
+
+
+async def test_the_old_one_is_not_taken_for_the_new_one() -> None:
+    world = LateWorld()
+    world.running("VllmWorker", "decode", 0)
+    change = Restart("dynamo_VllmWorker", "decode", even_the_last=True)
+    outcome = await world.actuator(blueprint(slots=1)).apply(change, DeviceLimits())
+    assert outcome.done, outcome
+    component = world.state.components["dynamo_VllmWorker"]
+    assert (component.lease, component.phase) == (world.processes["dynamo_VllmWorker"].lease, None)

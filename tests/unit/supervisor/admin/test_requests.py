@@ -1,0 +1,82 @@
+"""Which requests and workers `dynamo migrate` means."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.messages.admin import RequestRow
+from dynamo_local.supervisor.admin.requests import lease_of, meant_by, told_id
+from dynamo_local.supervisor.admin.status import Row
+
+
+def owned(*request_ids: str) -> tuple[RequestRow, ...]:
+    return tuple(RequestRow(request_id, 1, "w", 10, 5, 1.0) for request_id in request_ids)
+
+
+def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> Row:
+    return Row(watcher=watcher, component="W", role=role, pid=1, devices=(), state=state, lease=lease)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "told"),
+    [
+        ("cmpl-a2739b079da931fb-0-a428450a", "cmpl-a2739b079da931fb"),
+        ("cmpl-a2739b079da931fb-11-a428450a", "cmpl-a2739b079da931fb"),
+        ("1_cmpl-a2739b079da931fb-0-a428450a", "cmpl-a2739b079da931fb"),
+        ("chatcmpl-a2739b079da931fb-a428450a", "chatcmpl-a2739b079da931fb"),
+        # Of digits only: no number of a prompt, which chats do not have.
+        ("chatcmpl-1234567890123456-a428450a", "chatcmpl-1234567890123456"),
+        ("cmpl-1234567890123456-0-12345678", "cmpl-1234567890123456"),
+        ("0_chatcmpl-my-own-id-a428450a", "chatcmpl-my-own-id"),
+        ("something else", "something else"),
+    ],
+)
+def test_the_client_knows_a_request_by_part_of_its_id(request_id: str, told: str) -> None:
+    assert told_id(request_id) == told
+
+
+CHOICES = ("0_cmpl-abc-0-00000001", "1_cmpl-abc-0-00000001")
+FRONTENDS = {"f1": owned(*CHOICES, "cmpl-xyz-0-00000002"), "f2": owned("cmpl-abd-0-00000003")}
+
+
+def test_the_beginning_of_an_id_is_enough_and_means_all_choices() -> None:
+    assert meant_by("cmpl-x", FRONTENDS) == {"f1": ("cmpl-xyz-0-00000002",)}
+    assert meant_by("cmpl-abd", FRONTENDS) == {"f2": ("cmpl-abd-0-00000003",)}
+    assert meant_by("cmpl-abc", FRONTENDS) == {"f1": CHOICES}
+
+
+def test_what_may_mean_several_requests_or_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="means 2 requests; it may be cmpl-abc or cmpl-abd"):
+        meant_by("cmpl-ab", FRONTENDS)
+    with pytest.raises(UsageError, match="there is no request 'abc'"):
+        meant_by("abc", FRONTENDS)
+    with pytest.raises(UsageError, match="there is no request"):
+        meant_by("cmpl", {})
+    # Any id begins with nothing, also if there is only one.
+    with pytest.raises(UsageError, match="no request is named"):
+        meant_by("", {"f1": owned("cmpl-xyz-0-00000002")})
+
+
+ROWS = [row("n_Front", "frontend"), row("n_W", "decode"), row("n_W_1", "decode", "draining"), row("n_P", "prefill")]
+
+
+def test_requests_go_to_ready_workers_and_leave_any() -> None:
+    assert lease_of(ROWS, "n_W", ready=True) == "lease"
+    assert lease_of(ROWS, "n_W_1", ready=False) == "lease"
+    assert lease_of(ROWS, "n_P", ready=False) == "lease"
+    with pytest.raises(UsageError, match="n_W_1 is not ready but draining"):
+        lease_of(ROWS, "n_W_1", ready=True)
+
+
+@pytest.mark.parametrize("watcher", ["n_Front", "n_P", "", "n_W_7"])
+def test_nothing_goes_to_who_decodes_nothing(watcher: str) -> None:
+    with pytest.raises(UsageError, match="there are n_W, n_W_1"):
+        lease_of(ROWS, watcher, ready=True)
+
+
+def test_a_prefill_worker_is_told_from_none() -> None:
+    with pytest.raises(UsageError, match="n_P prefills, and decodes nothing; there are n_W, n_W_1"):
+        lease_of(ROWS, "n_P", ready=True)
+    with pytest.raises(UsageError, match="there is no worker 'n_W'; there are none"):
+        lease_of(ROWS[:1], "n_W", ready=False)

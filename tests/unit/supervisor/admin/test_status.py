@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dynamo_local.cli.server.ps import _cells
+from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
+from dynamo_local.supervisor.admin.status import row
+from state.model import Component, Resources
+
+WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
+LEAVES = msgspec.structs.replace(WORKER, phase="retiring")
+COMES = msgspec.structs.replace(WORKER, phase="starting")
+TEMPLATE = Component("ns_W", "W", "decode", "cmd")
+BUS = Component("ns_Nats", "Nats", "bus", "cmd", Resources(()))
+FORKSERVER = Component("ns_ForkServer", "ForkServer", "forkserver", "cmd", Resources(()))
+
+
+def says(state: ProcessState, pid: int = 7, detail: str = "") -> Presence:
+    return Presence("ns_W", "W", "decode", "l", pid, state, detail, url="http://here")
+
+
+@pytest.mark.parametrize(
+    ("component", "status", "pids", "presence", "reachable", "expected"),
+    [
+        (WORKER, "active", (7,), says("ready"), True, ("ready", "")),
+        (WORKER, "active", (7,), says("starting", detail="loading"), True, ("starting", "loading")),
+        (WORKER, "active", (7,), None, True, ("silent", "")),
+        (WORKER, "active", (7,), None, False, ("unknown", "the bus does not answer")),
+        (WORKER, "active", (7,), says("ready", pid=6), True, ("silent", "")),
+        # Forked: circus knows the launcher.
+        (WORKER, "active", (8,), says("ready", pid=7), True, ("ready", "")),
+        (FORKSERVER, "active", (9,), None, True, ("ready", "")),
+        (FORKSERVER, "stopped", (), None, True, ("ended", "to be started again")),
+        (WORKER, "stopped", (), says("ready"), True, ("ended", "to be started again")),
+        (WORKER, None, (), None, True, ("ended", "to be started")),
+        (TEMPLATE, None, (), None, True, ("stopped", "")),
+        (LEAVES, "active", (7,), says("draining", detail="2 left"), True, ("retiring", "draining: 2 left")),
+        (LEAVES, "stopped", (), says("draining"), True, ("retiring", "no process")),
+        (COMES, "active", (7,), says("ready"), True, ("starting", "ready")),
+        (COMES, "active", (8,), says("ready", pid=6), True, ("starting", "")),
+        (BUS, "active", (3,), None, True, ("ready", "")),
+        (BUS, "active", (3,), None, False, ("failed", "does not answer")),
+    ],
+)
+def test_state_is_what_the_process_says_else_what_is_seen_of_it(
+    component: Component,
+    status: str | None,
+    pids: tuple[int, ...],
+    presence: Presence | None,
+    reachable: bool,
+    expected: tuple[str, str],
+) -> None:
+    found = row(component, status, pids, presence, reachable)
+    assert (found.state, found.detail) == expected
+
+
+def test_a_row_has_what_the_statefile_and_the_process_tell() -> None:
+    found = row(WORKER, "active", (7,), says("ready"), True)
+    assert (found.watcher, found.component, found.role) == ("ns_W", "W", "decode")
+    assert (found.pid, found.devices, found.url) == (7, (1,), "http://here")
+
+
+def test_a_worker_that_lends_no_kv_says_why() -> None:
+    engine = EngineInfo("vllm", "m", 1024, 32, 100, 8, no_transfer="the model keeps a state")
+    presence = msgspec.structs.replace(says("ready"), engine=engine, load=Load(0, 0, 0.0), url=None)
+    found = row(WORKER, "active", (7,), presence, True)
+    assert found.no_transfer == "the model keeps a state"
+    assert _cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
+    assert row(WORKER, "active", (7,), says("ready"), True).no_transfer is None

@@ -1,0 +1,47 @@
+"""Frontends that are missed, and those that come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from components.workers.requests.frontend_liveness import FrontendLiveness
+from dynamo_local.tasks import TaskGuard
+
+GRACE_S = 0.01
+DEADLINE_S = 60.0
+
+
+async def test_who_comes_back_keeps_its_requests_and_has_all_its_grace_again() -> None:
+    tasks = TaskGuard()
+    forgotten: asyncio.Queue[str] = asyncio.Queue()
+    brief, endless = FrontendLiveness(tasks, GRACE_S, forgotten.put), FrontendLiveness(tasks, 3600.0, forgotten.put)
+    endless.begin("missed twice")
+    endless.end("missed twice")
+    brief.begin("back")
+    brief.end("back")
+    # Missed later, so it would be forgotten later than those before.
+    brief.begin("gone")
+    endless.begin("missed twice")
+    assert await asyncio.wait_for(forgotten.get(), DEADLINE_S) == "gone"
+    assert forgotten.empty()
+    brief.end("gone")
+    brief.end("never missed")
+    assert await tasks.close() == []
+
+
+async def test_what_has_begun_to_be_forgotten_is_forgotten_to_the_end() -> None:
+    tasks = TaskGuard()
+    begun, may_end, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def forget(_: str) -> None:
+        begun.set()
+        await may_end.wait()
+        done.set()
+
+    absences = FrontendLiveness(tasks, 0.0, forget)
+    absences.begin("f1")
+    await asyncio.wait_for(begun.wait(), DEADLINE_S)
+    absences.end("f1")
+    may_end.set()
+    await asyncio.wait_for(done.wait(), DEADLINE_S)
+    await tasks.close()
