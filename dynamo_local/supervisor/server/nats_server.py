@@ -19,7 +19,8 @@ import msgspec
 
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.supervisor.circus.client import CircusClient, WatcherSpec
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.watchers import WatcherSpec
 from dynamo_local.supervisor.server.logs import last_error, tail
 from dynamo_local.supervisor.server.private_files import write_private
 
