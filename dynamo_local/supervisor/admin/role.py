@@ -11,7 +11,7 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.names import Subjects
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.status import Row, rows
+from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths
 
 _ANSWER_WITHIN_S = 10.0
@@ -22,7 +22,7 @@ ROLES = (PREFILL_ROLE, DECODE_ROLE)
 
 async def change_role(paths: StatePaths, watcher: str, role: str, *, even_the_last: bool = False) -> RoleAnswer:
     """Ask a worker to take up the role, and return its answer. Raises UsageError as `lease_to_ask`."""
-    lease = lease_to_ask(await rows(paths), watcher, role, even_the_last=even_the_last)
+    lease = lease_to_ask(await list_watchers(paths), watcher, role, even_the_last=even_the_last)
     async with bus_of(paths, "role") as bus:
         subject = Subjects(paths.namespace).role(lease)
         answer = await bus.request(subject, codec.encode(RoleQuestion(role)), timeout_s=_ANSWER_WITHIN_S)

@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why the worker's engine cannot transfer KV; None if it can."""
 
 
-async def rows(paths: StatePaths) -> list[Row]:
+async def list_watchers(paths: StatePaths) -> list[Row]:
     """List all watchers of a running server, in the statefile's order. Raises as `state_of`."""
     state = await state_of(paths)
     async with CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S) as circus:
@@ -66,8 +66,8 @@ async def rows(paths: StatePaths) -> list[Row]:
     ]
 
 
-async def others(paths: StatePaths) -> list[str]:
-    """Lines that tell which of the machine's devices others hold. Empty while the server starts or ends."""
+async def devices_of_others(paths: StatePaths) -> list[str]:
+    """Describe the devices of this machine that others hold, in a line each. Empty while the server starts or ends."""
 
     def read() -> list[str]:
         blueprint = Blueprint.read(paths.blueprint_file)
@@ -90,14 +90,14 @@ def row(
     # A forked process registers its own pid in the statefile; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
     engine = presence.engine if presence is not None else None
-    word, detail = _health(component, status, pid, presence, reachable)
+    health, detail = _health(component, status, pid, presence, reachable)
     return Row(
         watcher=component.watcher_name,
         component=component.component,
         role=component.role,
         pid=pid,
         devices=component.devices,
-        state=word,
+        state=health,
         detail=detail,
         lease=component.lease,
         url=presence.url if presence is not None else None,
@@ -112,7 +112,7 @@ def _health(
     if not component.holds:
         return "stopped", ""
     if component.phase is not None:
-        return component.phase, _said(presence, pid)
+        return component.phase, _described(presence, pid)
     if status != ACTIVE or pid is None:
         return "ended", "to be started again" if status is not None else "to be started"
     if component.component == BUS_SERVICE:
@@ -124,7 +124,7 @@ def _health(
     return ("silent", "") if reachable else ("unknown", "the bus does not answer")
 
 
-def _said(presence: Presence | None, pid: int | None) -> str:
+def _described(presence: Presence | None, pid: int | None) -> str:
     """The last presence of a process, in words, for a watcher whose state is told by the change under way."""
     if pid is None:
         return "no process"

@@ -113,7 +113,7 @@ def test_workers_that_come_and_go_and_are_killed_leave_no_file(server: ScaledSer
 def test_a_server_whose_state_directory_is_removed_makes_it_again_and_can_be_stopped(doomed: ScaledServer) -> None:
     components = doomed.state().components
     shutil.rmtree(doomed.paths.root)
-    doomed.line(f"{doomed.paths.run_dir} was removed: what is known of it is written anew")
+    doomed.line(f"{doomed.paths.run_dir} was removed: its files are written anew")
     assert doomed.state().components == components
     code, _, err = doomed.command("ps")
     assert code == 0 or f"{NAMESPACE}.run was removed: the server goes on, and makes it again" in err, err
