@@ -56,7 +56,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class _End:
-    """Why a process ends, and its exit status. Without an error, it was told to end."""
+    """The reason why a process ends, and its exit status. Without an error, it was told to end."""
 
     error: BaseException | None = None
     code: int = 0

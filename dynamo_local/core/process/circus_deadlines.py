@@ -1,4 +1,4 @@
-"""When a circusd that does not answer is reported, and when it is given up. Pure.
+"""Decides when a circusd that does not answer is reported, and when it is given up. Pure.
 
 Silence alone is not death: circusd may be stopped, or starved by other programs for many seconds, and go on afterwards.
 """

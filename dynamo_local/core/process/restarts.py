@@ -1,4 +1,4 @@
-"""When a process that died is started again, and when it is given up. Pure.
+"""Decides when a process that died is started again, and when it is given up. Pure.
 
 A service that has never been ready is given up after a few attempts, or at once if its exit code tells that its
 configuration is wrong: another attempt cannot help, and the user waits for an answer. A service that has been ready is

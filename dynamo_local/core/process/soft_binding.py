@@ -31,7 +31,7 @@ class BindingLimits:
     settle_s: float = 1.0
     """Threads stay where they went for so long at least, because earlier measurements do not apply there."""
     quiet: float = 0.25
-    """Their own cores count as quiet while others use at most this share of each."""
+    """The own cores count as quiet while others use at most this share of each."""
     quiet_s: float = 3.0
     """Threads return to their own cores once these were quiet for so long. The time doubles after each early return."""
     quiet_max_s: float = 60.0
@@ -52,7 +52,7 @@ class Binding:
     starving_s: float = 0.0
     quiet_for_s: float = 0.0
     return_after_s: float = BindingLimits.quiet_s
-    """How long `home` must be quiet before they return."""
+    """The time for which `home` must be quiet before the processes return."""
 
     @property
     def at_home(self) -> bool:

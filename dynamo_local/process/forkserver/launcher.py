@@ -25,10 +25,10 @@ from dynamo_local.process.groups import kill_group
 from state.paths import StatePaths
 
 _CONNECT_DEADLINE_S = 5.0
-"""For a fork server that is being started or restarted."""
+"""For connecting. The fork server may be starting, or be restarted."""
 
 _FORK_DEADLINE_S = 60.0
-"""For a fork server that is still importing. An import that takes longer is not worth waiting for."""
+"""For the answer of a fork server that is still importing. A longer import is not worth waiting for."""
 
 _STATUS_DEADLINE_S = 2.0
 """For the fork server to send the exit code of its child, which it does at once if it is there."""

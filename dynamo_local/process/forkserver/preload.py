@@ -42,7 +42,7 @@ class Preloaded:
         return cls(modules, given, str(Path.cwd()))
 
     def objection(self, environ: Mapping[bytes, bytes], cwd: str) -> str | None:
-        """Why a process with this environment and directory cannot be forked from this one; None if it can."""
+        """The reason why a process with this environment and directory cannot be forked from this one, or None."""
         if cwd != self.cwd:
             return f"its working directory is {cwd}, not {self.cwd}"
         late = {name.encode() for module in self.modules for name in getattr(module, "READ_LATER", ())}

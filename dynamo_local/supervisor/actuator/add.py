@@ -164,7 +164,7 @@ def _check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits)
 
 
 def _ended(watcher: str, statuses: Mapping[str, str]) -> str | None:
-    """Why the worker will not become ready, as far as circus knows; None if its process runs."""
+    """The reason why the worker will not become ready, as far as circus knows; None if its process runs."""
     if watcher not in statuses:
         return "it was never started"
     return "it ended" if statuses[watcher] == STOPPED else None

@@ -1,4 +1,4 @@
-"""What the actuator needs around it: circus's watchers, the fleet on the bus, devices, the statefile.
+"""The interfaces that the actuator works through: circus's watchers, the fleet on the bus, devices, the statefile.
 
 The interfaces are narrow, so that a test can replace each, and stop the actuator between any two steps.
 """
@@ -37,7 +37,7 @@ class Watchers(Protocol):
 
 
 class Fleet(Protocol):
-    """Which workers are ready, by their presences on the bus."""
+    """The workers that are ready, by their presences on the bus."""
 
     def is_ready(self, lease: str) -> bool:
         """Whether the process of that lease is ready: a worker then takes requests, or prefill jobs."""
@@ -50,7 +50,7 @@ class Fleet(Protocol):
 
 
 class Devices(Protocol):
-    """Which devices the servers of this machine hold (supervisor/upkeep/devices.py)."""
+    """The devices that the servers of this machine hold (supervisor/upkeep/devices.py)."""
 
     async def elsewhere(self) -> Mapping[int, str]:
         """Devices that others hold, each with its holder in words."""
@@ -72,7 +72,7 @@ class Statefile(Protocol):
 
 @dataclass(frozen=True)
 class Ports:
-    """Everything around the actuator.
+    """The ports of one actuator.
 
     `change_lock`: held for the time of a change, by one process at a time. `check_changeable`: raises SupervisorError
     once the server is ending. `change_role(watcher, role)`: asks a worker to take up a role. `log_file`: the log of a

@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None = None
     """The worker's load after its last engine step."""
     no_transfer: str | None = None
-    """Why the worker's engine cannot transfer KV; None if it can."""
+    """The reason why the worker's engine cannot transfer KV; None if it can."""
 
 
 async def list_watchers(paths: StatePaths) -> list[Row]:

@@ -32,7 +32,7 @@ _CONFLICT_ERRNO = 5
 _CONFLICT_PAUSE_S = 0.05
 _RECONNECT_MS = 20
 _CHECK_EVERY_S = 0.5
-"""How often a waiting client checks whether circusd was replaced, or has been silent for too long."""
+"""Interval at which a waiting client checks whether circusd was replaced, or has been silent for too long."""
 
 _IPC = "ipc://"
 

@@ -19,7 +19,7 @@ CHECK_DELAY_S = 5.0
 """Interval at which circusd looks for processes that ended. It also looks whenever one ends (child_ends.py)."""
 
 _NOT_FOR_CHILDREN = ("NATS_SERVER", "NATS_TOKEN")
-"""These may hold a secret, and services do not need them: they read the bus's address from bus.json."""
+"""Environment variables that may hold a secret. Services do not need them: they read the address from bus.json."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What circusd is told of a watcher."""
+"""Specs of watchers, as circusd gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state.paths import StatePaths
 from state.processes import Process
 
 _GRACEFUL_TIMEOUT_S = 5.0
-"""How long circusd waits when it stops a process itself. The supervisor has normally ended the process before."""
+"""For a process that circusd stops itself. Normally the supervisor has ended the process before."""
 
 # The shell opens the log, for its owner alone, and is then replaced by the program. Through circusd's own pipes a dying
 # process would lose its last lines, and stdout and stderr could not share a file that is rotated.

@@ -21,7 +21,7 @@ from state.paths import Sockets, StatePaths
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that starting a process needs.
+    """The templates of a server's services, and the values that all its processes share.
 
     `death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker that
     is added. `drain_deadline_s`: for a worker that is told to end.

@@ -50,8 +50,8 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started. `templates` are the services, `services` their first watchers. `bus`: the NATS server to
-    use; None if the server is to start its own."""
+    """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
+    to use; None if the server is to start its own."""
 
     graph: ResolvedGraph
     inventory: Inventory

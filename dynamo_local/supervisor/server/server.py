@@ -228,7 +228,7 @@ class Server:
         return WatcherSpecs(self._paths, self._death_pipe.address, Path.cwd())
 
     async def _allow_changes(self, circusd: CircusRestarts, specs: WatcherSpecs) -> None:
-        """From here on workers may be added and removed, and circusd may die and be replaced."""
+        """Allow that workers are added and removed, and that circusd dies and is replaced."""
         blueprint = Blueprint(
             specs.death_pipe,
             str(specs.working_dir),

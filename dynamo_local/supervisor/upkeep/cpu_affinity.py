@@ -33,9 +33,10 @@ _SETTLE_S = 0.5
 class CpuAffinity:
     """Binds the processes of one server on CPU slots.
 
-    `members`: presences on the bus. `bus_watcher`: the NATS server's watcher, which has no presence. An engine binds
-    its own processes (`DYN_CPU_CORES`). All others are bound here, including the host of a worker once it is ready:
-    before, it may be about to fork its engine, which would inherit the binding.
+    `members`: presences on the bus. `bus_watcher`: the NATS server's watcher, which has no presence. `everywhere`: the
+    cores that may be used. `watch`: measures the use of these cores. An engine binds its own processes
+    (`DYN_CPU_CORES`). All others are bound here, including the host of a worker once it is ready: before, it may be
+    about to fork its engine, which would inherit the binding.
     """
 
     inventory: Inventory
@@ -43,16 +44,16 @@ class CpuAffinity:
     members: Callable[[], list[Presence]]
     bus_watcher: str
     everywhere: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
+    watch: CoreWatch | None = None
     _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _changed: bool = field(default=False, init=False)
     _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _binding: Binding = field(init=False)
-    _watch: CoreWatch = field(init=False)
     _pids: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self._binding = Binding(self.everywhere, self.everywhere, anywhere=True)
-        self._watch = CoreWatch(self.everywhere)
+        self._watch = self.watch or CoreWatch(self.everywhere)
 
     def on_change(self, change: Change) -> None:
         """Note a change of the fleet. Bindings depend on which processes there are, their roles, states, and load."""

@@ -58,7 +58,7 @@ class RegisteredProcess:
 
 
 class ProcessRegistry(Protocol):
-    """Which process belongs to a watcher, and whether it is to run."""
+    """Tells which process belongs to a watcher, and whether it is to run."""
 
     async def registered(self, watcher: str) -> RegisteredProcess | None:
         """The process that has registered itself last. Raises StateError or NotRunningError."""

@@ -151,7 +151,7 @@ def test_sigkill_of_the_server_ends_what_circusd_has_left(root: Path, adopted: b
 
 
 async def test_requests_do_not_notice_and_commands_work_as_ever(tmp_path: Path) -> None:
-    """Whatever moment of a change the death of circusd meets: that is up to the machine."""
+    """At which moment of a change circusd dies depends on the machine."""
 
     def shown() -> dict[str, object]:
         return {row["watcher"]: (row["pid"], row["state"], row["lease"]) for row in json.loads(command("ps", "--json"))}

@@ -1,4 +1,4 @@
-"""What a server puts on the bus for its processes, and takes away again."""
+"""The queue and the settings that a server creates on the bus for its processes, and deletes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new circusd is told of, and which processes are whose."""
+"""Takeover by a new circusd: which watchers it is told of, and which process belongs to which."""
 
 from __future__ import annotations
 

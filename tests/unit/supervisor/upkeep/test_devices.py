@@ -34,7 +34,7 @@ def inventory() -> Inventory:
 
 @pytest.fixture(autouse=True)
 def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All holders are in this process, and seen as if by another one."""
+    """Have the holders of this process seen as if they were in another one."""
 
     def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
         return held_elsewhere(inventory, os.getppid(), mine)

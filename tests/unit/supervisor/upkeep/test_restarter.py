@@ -252,7 +252,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_an_event_wakes_the_restarter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only when it is time to look."""
+    """The restarter does not wait for its next look."""
     monkeypatch.setattr("dynamo_local.supervisor.upkeep.restarter._IDLE_INTERVAL_S", 3600.0)
     case = make()
     case.now = 100.0
