@@ -27,6 +27,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.names import Subjects
+from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.startup import Startup
 from dynamo_local.sdk.graph import import_service
@@ -185,7 +186,7 @@ class ServiceProcess:
 
     async def _register(self) -> State:
         """Write lease and pid into the statefile. Tries again for as long as the file cannot be written."""
-        watcher, logged = self._startup.watcher, ""
+        watcher, failure = self._startup.watcher, LogOnce(_log)
         while True:
             try:
                 return await asyncio.to_thread(
@@ -193,9 +194,7 @@ class ServiceProcess:
                 )
             except (DiskError, LockTimeoutError) as error:
                 # A full disk, for example, is no reason to end.
-                if str(error) != logged:
-                    _log.warning("the lease is not in the statefile yet: %s", error)
-                logged = str(error)
+                failure.note(f"the lease is not in the statefile yet: {error}")
             await asyncio.sleep(_RETRY_S)
 
     async def _take_role(self, role: str) -> None:

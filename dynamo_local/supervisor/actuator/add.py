@@ -108,7 +108,7 @@ class WorkerAddition:
 
     async def _hold_devices(self, plan: WatcherPlan) -> None:
         """Have the server hold the worker's devices. Raises DeviceError if another server took one of them first."""
-        refused = await self.ports.devices.settle()
+        refused = await self.ports.devices.hold_claimed()
         missing = {device_id: who for device_id, who in refused.items() if device_id in plan.devices}
         if missing:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.blueprint.inventory.kind, missing)}")

@@ -11,7 +11,7 @@ from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, Change, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.upkeep.devices import held_by_others
 from state.devices import held_by, noun
@@ -79,11 +79,7 @@ def plan_scaling(
 
 def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
     """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
-    component = state.components.get(watcher)
-    if component is None or not component.holds or not is_worker(component):
-        workers = [c.watcher_name for c in state.components.values() if c.holds and is_worker(c)]
-        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
-    change = RemoveWorker(watcher, component.role)
+    change = RemoveWorker(watcher, worker_of(state, watcher).role)
     if not even_the_last:
         _check_answered(state, (change,))
     return change

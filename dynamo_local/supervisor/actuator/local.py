@@ -114,7 +114,7 @@ class MachineDevices:
         found = await asyncio.to_thread(held_elsewhere, self.inventory, self.server_pid)
         return {device_id: str(holder) for device_id, holder in found.items()}
 
-    async def settle(self) -> Mapping[int, str]:
+    async def hold_claimed(self) -> Mapping[int, str]:
         return await ask_to_hold(self.bus, self.subjects)
 
 

@@ -55,7 +55,7 @@ class Devices(Protocol):
     async def elsewhere(self) -> Mapping[int, str]:
         """Devices that others hold, each with its holder in words."""
 
-    async def settle(self) -> Mapping[int, str]:
+    async def hold_claimed(self) -> Mapping[int, str]:
         """Have our server hold the devices that are claimed, and let go of the rest.
 
         Returns the devices that it could not take, each with its holder. Raises BusError or DecodeError when the server

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.store import StateStore
@@ -24,7 +24,10 @@ class Reconciler:
     paths: StatePaths
     report: Report
     _requested: bool = field(default=False, init=False)
-    _reported: str = field(default="", init=False)
+    _failure: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failure = ReportOnce(self.report)
 
     async def run(self) -> None:
         """Reconcile whenever the statefile shows a change under way, or it was requested, until cancelled."""
@@ -57,9 +60,4 @@ class Reconciler:
         except DynamoError as error:
             # The bus may be restarting, for example. The next round tries again.
             self._requested = self._requested or requested
-            self._report_once(f"a change is left unfinished for now: {error}")
-
-    def _report_once(self, text: str) -> None:
-        if text != self._reported:
-            self.report.step(text)
-        self._reported = text
+            self._failure.note(f"a change is left unfinished for now: {error}")

@@ -13,7 +13,7 @@ from dynamo_local.core.errors import BusError, DecodeError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.planning.actions import RemoveWorker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
-from dynamo_local.supervisor.server.blueprint import is_worker
+from dynamo_local.supervisor.server.blueprint import worker_of
 from state.model import Component, State
 from state.transitions import clear_lease, release, retire
 
@@ -23,10 +23,7 @@ UNDO_S = 5.0
 
 def retire_worker(state: State, change: RemoveWorker) -> State:
     """Mark a worker as retiring. Pure. Raises UsageError for what is no worker, or has another role by now."""
-    component = state.components.get(change.watcher)
-    workers = [c.watcher_name for c in state.components.values() if c.holds and is_worker(c)]
-    if component is None or change.watcher not in workers:
-        raise UsageError(f"there is no worker {change.watcher!r}", f"there are: {', '.join(workers) or 'none'}")
+    component = worker_of(state, change.watcher)
     if component.role != change.role:
         raise UsageError(f"{change.watcher} has the role {component.role} by now, not {change.role}")
     return retire(state, change.watcher)
@@ -56,7 +53,7 @@ class WorkerRemoval:
         await asyncio.to_thread(self.ports.store.update, lambda state: release(state, watcher))
         # Without an answer the server lets go of the devices at its own next look, a moment later.
         with suppress(BusError, DecodeError):
-            await self.ports.devices.settle()
+            await self.ports.devices.hold_claimed()
 
     async def end_process(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting. The entry keeps its name and devices."""

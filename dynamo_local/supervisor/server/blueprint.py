@@ -110,6 +110,14 @@ def check_reachable(paths: StatePaths, state: State) -> None:
         raise why_absent(paths)
 
 
+def worker_of(state: State, watcher: str) -> Component:
+    """The entry of a worker that is not a mere template. Raises UsageError, which names the workers there are."""
+    workers = {c.watcher_name: c for c in state.components.values() if c.holds and is_worker(c)}
+    if watcher not in workers:
+        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
+    return workers[watcher]
+
+
 def is_worker(component: Component) -> bool:
     """Whether the entry is a worker's, whatever its role is now."""
     return component.role in ENGINE_ROLES

@@ -18,6 +18,21 @@ class Report(Protocol):
         ...
 
 
+class ReportOnce:
+    """Reports a lasting failure once, for a loop that meets it in each round."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._last = ""
+
+    def note(self, text: str) -> None:
+        """Report the text unless it is the same as in the last call. An empty text reports nothing: the failure is
+        over."""
+        if text and text != self._last:
+            self._report.step(text)
+        self._last = text
+
+
 def quote(report: Report, lines: Iterable[str]) -> None:
     """Show lines that are quoted from a log."""
     for line in lines:

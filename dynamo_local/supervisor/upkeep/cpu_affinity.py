@@ -25,7 +25,7 @@ from state.threads import CoreWatch, bind_thread, family_of, threads_of, times_o
 
 _log = logging.getLogger(__name__)
 
-_SETTLE_S = 0.5
+_DEBOUNCE_S = 0.5
 """Wait after a change, as changes come in bursts. Also the interval of measurements while engines have requests."""
 
 
@@ -73,7 +73,7 @@ class CpuAffinity:
         """Bind processes after each change, and measure while engines have requests, until cancelled."""
         while True:
             await self._wanted.wait()
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(_DEBOUNCE_S)
             self._wanted.clear()
             changed, self._changed = self._changed, False
             try:

@@ -142,21 +142,22 @@ class DeviceHolding:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self, bus: Bus, subjects: Subjects) -> None:
-        """Settle whenever a process that has claimed devices asks for it, and every second, until cancelled."""
+        """Hold what is claimed, every second and whenever a process that has claimed devices asks for it, until
+        cancelled."""
 
         async def on_question(message: Message) -> None:
             with suppress(DecodeError, NotRunningError, StateError):
                 codec.decode(message.data, HoldQuestion)
-                await bus.publish(message.reply, codec.encode(Holds(await self.settle(_GONE_S))))
+                await bus.publish(message.reply, codec.encode(Holds(await self.hold_claimed(_GONE_S))))
 
         await bus.subscribe(subjects.holds, on_question)
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
             # A statefile that cannot be read is repaired and reported elsewhere (files.py).
             with suppress(NotRunningError, StateError):
-                await self.settle()
+                await self.hold_claimed()
 
-    async def settle(self, wait_s: float = 0.0) -> dict[int, str]:
+    async def hold_claimed(self, wait_s: float = 0.0) -> dict[int, str]:
         """Take the devices that are claimed, and let go of those that are not.
 
         `wait_s`: how long to wait for processes that are still on the latter. Returns the devices that could not be
@@ -183,7 +184,7 @@ def _holder(names: Names, name: str) -> str:
 
 
 async def ask_to_hold(bus: Bus, subjects: Subjects) -> dict[int, str]:
-    """Have the namespace's server settle its devices. Returns as `DeviceHolding.settle`. Raises BusError or
-    DecodeError."""
+    """Have the namespace's server hold the devices that are claimed. Returns as `DeviceHolding.hold_claimed`. Raises
+    BusError or DecodeError."""
     answer = await bus.request(subjects.holds, codec.encode(HoldQuestion()), timeout_s=_ANSWER_WITHIN_S)
     return codec.decode(answer, Holds).refused

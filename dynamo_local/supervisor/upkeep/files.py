@@ -15,7 +15,7 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
 from state.model import State
@@ -48,7 +48,10 @@ class ServerFiles:
     _healed: bool = field(default=False, init=False)
     """Whether the statefile was written anew, and `on_healed` is still to be called."""
     _sockets_lost: bool = field(default=False, init=False)
-    _reported: str = field(default="", init=False)
+    _unrepaired: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._unrepaired = ReportOnce(self.report)
 
     async def run(self) -> None:
         """Repair once a second until cancelled. Raises NamespaceBusyError when another server has replaced this one."""
@@ -76,10 +79,7 @@ class ServerFiles:
         """Repair everything once. Blocks for milliseconds."""
         steps = (self._repair_directories, self._repair_files, self._repair_state, self._check_sockets, self._reap)
         failures = [failure for step in steps if (failure := _failure(step)) is not None]
-        text = f"the server's files cannot be kept in order: {'; '.join(failures)}" if failures else ""
-        if text and text != self._reported:
-            self.report.step(text)
-        self._reported = text
+        self._unrepaired.note(f"the server's files cannot be kept in order: {'; '.join(failures)}" if failures else "")
 
     def _repair_directories(self) -> None:
         gone = not self.paths.run_dir.exists()

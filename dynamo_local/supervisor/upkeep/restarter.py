@@ -21,7 +21,7 @@ from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.circus.daemon import describe_exit
 from dynamo_local.supervisor.circus.events import ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.server.logs import last_error, size, tail
-from dynamo_local.supervisor.server.report import Report, quote
+from dynamo_local.supervisor.server.report import Report, ReportOnce, quote
 
 _BUSY_INTERVAL_S = 0.25
 """Interval of looks while processes begin, end, or wait to be started again."""
@@ -113,7 +113,7 @@ class Restarter:
         self._ended: dict[str, ProcessEnded] = {}
         self._event = asyncio.Event()
         self._event_at = -math.inf
-        self._reported = ""
+        self._failure = ReportOnce(report)
 
     def note_ready(self, watcher: str) -> None:
         """Note that the watcher's process has announced that it is ready."""
@@ -157,7 +157,7 @@ class Restarter:
                     await self._handle_stopped(name)
                 except (NotRunningError, StateError) as error:
                     # The next round tries again.
-                    self._report_once(f"{name}  ended, and is started again when the statefile can be used: {error}")
+                    self._failure.note(f"{name}  ended, and is started again when the statefile can be used: {error}")
             elif status == ACTIVE:
                 self._note_running(name)
 
@@ -229,11 +229,6 @@ class Restarter:
 
     def _last_lines(self, name: str) -> list[str]:
         return tail(self._log_file(name), _LINES_SHOWN, after=self._of(name).log_start)
-
-    def _report_once(self, text: str) -> None:
-        if text != self._reported:
-            self._report.step(text)
-        self._reported = text
 
     def _forget(self, names: Iterable[str]) -> None:
         """Forget removed watchers. A later watcher of the same name starts without their record."""

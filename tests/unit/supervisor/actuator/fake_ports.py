@@ -135,7 +135,7 @@ class FakePorts:
         self.step()
         return dict(self.others)
 
-    async def settle(self) -> Mapping[int, str]:
+    async def hold_claimed(self) -> Mapping[int, str]:
         self.step()
         self.held = taken(self.state)
         return {device: self.faster[device] for device in self.held if device in self.faster}
