@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.generator import LoadLimits
 from dynamo_local.load.http.endpoint import parse_url
 from dynamo_local.load.results.objectives import parse_objective
 from dynamo_local.load.results.quantities import parse_duration, shown_duration
-from dynamo_local.load.session import Load, Settings
+from dynamo_local.load.session import Load, LoadLimits, Settings
 from dynamo_local.load.workload.arrivals import parse_arrivals
 from dynamo_local.load.workload.lengths import parse_lengths
 from dynamo_local.load.workload.traces import parse_trace
 from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
 
 KEY_ENV = "OPENAI_API_KEY"
+"""API key of `dynamo load`; --api-key-file takes precedence."""
 DEFAULT_DURATION = "60s"
 DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
 _NOT_KEPT = ("api_key_file",)

@@ -16,8 +16,8 @@ import signal
 from dynamo_local.core.errors import SupervisorError
 
 DEATH_PIPE_ENV = "DYN_DEATH_PIPE"
-"""Environment variable: the address of the death pipe of the server, as `DeathPipe.address` gives it. `dynamo serve`
-sets it for every watcher's process."""
+"""Set by the server in each of its processes: pid, descriptor and inode of a pipe. The process ends when the pipe
+closes, because the server has ended."""
 
 _F_SETSIG = 10  # fcntl.h; Python knows the name on some builds only
 

@@ -32,7 +32,7 @@ SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.9, "seed": 8, "top_p": 0.9, "top_k": 40, "logprobs": 1},
     {"temperature": 0, "structured_outputs": {"regex": "([a-z]+ )+"}},
 )
-"""What is asked for in turn: all of it is exact (docs/fidelity.md)."""
+"""What is asked for in turn: all of it is exact (docs/internals/fidelity.md)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The programs of docs/clients.md: each is a block of code with a file name behind its language."""
+"""The programs of docs/guides/clients.md: each is a block of code with a file name behind its language."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/clients.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/clients.md"
 SERVER = "server.sh"
 """The block with the command that starts the server."""
 SERVER_PLACE, NGINX_PLACE = "127.0.0.1:8000", "127.0.0.1:8080"

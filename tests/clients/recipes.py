@@ -1,4 +1,4 @@
-"""Which clients there are, what each needs, and which programs of docs/clients.md it runs."""
+"""Which clients there are, what each needs, and which programs of docs/guides/clients.md it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OwnEnvironment:
 
 @dataclass(frozen=True)
 class Client:
-    """A client, and files of docs/clients.md: `programs` run one after the other, `files` lie beside."""
+    """A client, and files of docs/guides/clients.md: `programs` run one after the other, `files` lie beside."""
 
     name: str
     environment: PythonPackages | NodePackages | OwnEnvironment

@@ -8,7 +8,7 @@ import msgspec
 
 from dynamo_local.load.errors import ExchangeError
 from dynamo_local.load.http.body import Events
-from dynamo_local.load.results.records import Record
+from dynamo_local.load.results.records import Completion, Record
 
 _DETAIL_CHARS = 200
 
@@ -22,6 +22,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str | None = None
+    token_ids: list[int] | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
 
@@ -29,6 +30,8 @@ class _Choice(msgspec.Struct):
     def has_tokens(self) -> bool:
         """Whether it brings tokens. The text of a completion may be empty where a character needs more than one; a
         chat's first chunk, which only names the role, and its last, which only says why it ended, bring none."""
+        if self.token_ids is not None:
+            return bool(self.token_ids)
         if self.delta is None:
             return bool(self.text) or self.finish_reason is None
         delta = self.delta
@@ -56,6 +59,7 @@ class AnswerReader:
 
     def __init__(self, record: Record) -> None:
         self._record = record
+        self._token_ids = record.token_ids if isinstance(record, Completion) else None
         self._events = Events()
         self._usage: _Usage | None = None
         self._empty_end_s: float | None = None
@@ -80,7 +84,9 @@ class AnswerReader:
         for choice in chunk.choices[:1]:
             if choice.has_tokens:
                 self._record.chunks_s.append(now)
-            elif choice.finish_reason is not None and choice.delta is None:
+                if self._token_ids is not None and choice.token_ids is not None:
+                    self._token_ids += choice.token_ids
+            elif choice.finish_reason is not None and choice.delta is None and choice.token_ids is None:
                 self._empty_end_s = now
             self._finished = self._finished or choice.finish_reason is not None
 

@@ -46,7 +46,10 @@ _IPC = "ipc://"
 _NEXT = ".new"
 
 _ENDPOINT_ENV = "DYN_CIRCUS_ENDPOINT"
+"""Set by the server in circusd: socket for commands."""
+
 _PUBSUB_ENV = "DYN_CIRCUS_PUBSUB"
+"""Set by the server in circusd: socket for events."""
 
 # Paths come by the environment: circus's configuration cannot quote, and cuts a value at " ;". circusd listens on the
 # two sockets only; without the empty multicast endpoint it would answer anybody on the network.

@@ -13,8 +13,9 @@ import pytest
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.load.asked import Asked
+from dynamo_local.load.client import Client
 from dynamo_local.load.errors import LoadError
-from dynamo_local.load.generator import Generator, LoadLimits, SendCounts, Writer
+from dynamo_local.load.generator import Generator, SendCounts
 from dynamo_local.load.http.endpoint import Asking, parse_url
 from dynamo_local.load.results.file import Run
 from dynamo_local.load.session import run
@@ -109,8 +110,8 @@ async def test_what_exceeds_the_cap_is_not_sent_and_fails() -> None:
     async with serving(Stub(hold_back)) as stub:
         endpoint = parse_url(stub.url)
         prompts = Prompts(Alphabet(range(9), 0), 0)
-        writer = Writer(endpoint, Asking("tiny", False, True, {}), prompts)
-        generator = Generator(endpoint.connections(), writer, LoadLimits(max_in_flight=3, timeout_s=30))
+        client = Client(endpoint, Asking("tiny", False, True, {}))
+        generator = Generator(client, prompts, max_in_flight=3)
         async with asyncio.timeout(30):
             await generator.open_loop(twenty())
     assert [record.error for record in generator.records] == [""] * 3 + ["not sent"] * 17
