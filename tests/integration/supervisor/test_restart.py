@@ -91,8 +91,8 @@ def test_a_successor_that_does_not_start_leaves_everything_as_it_was(server: Sca
 def test_a_command_killed_at_any_moment_leaves_as_many_workers(
     server: ScaledServer, workers: int, after_s: float
 ) -> None:
-    """With one decode worker, its successor has a device; with three, nobody has. Where the kill meets the change is up
-    to the machine."""
+    """One decode worker leaves a device free for its successor; three leave none. At which moment of the change the
+    kill comes depends on the machine."""
     if workers == 3:
         assert server.command("scale", "VllmWorker=3")[0] == 0
     command = server.begin("restart", "VllmWorker")
