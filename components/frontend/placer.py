@@ -35,7 +35,7 @@ class Placer:
         self._assigner = assigner
         self.deadlines = deadlines
         self.breakers = Breakers()
-        """Which workers are avoided because they failed requests lately."""
+        """The workers that are avoided because they failed requests lately."""
         self._fleet_changed = asyncio.Event()
         """Set at the next change of the fleet, and then replaced."""
 

@@ -27,10 +27,10 @@ from dynamo_local.core.request.disaggregation import PrefillLimits, PrefillReaso
 _log = logging.getLogger(__name__)
 
 _CACHED_TIMEOUT_S = 2.0
-"""Until a decode worker has answered how much it has cached: it answers between two engine steps."""
+"""Until a decode worker has answered how much it has cached, which it does between two engine steps."""
 
 _LENGTH_AGE_S = 0.25
-"""For so long a reading of the queue's length is used again."""
+"""Age up to which a reading of the queue's length is used again."""
 
 HOLD_S = 60.0
 """For so long a prefill worker keeps the blocks of a finished prefill, if no decode worker pulls them."""

@@ -1,4 +1,4 @@
-"""The life of a frontend's requests: each is added, placed, placed again when its worker is lost, and ended.
+"""Follows a frontend's requests: each is added, placed, placed again when its worker is lost, and ended.
 
 What goes wrong with a request comes to one of two things. It continues elsewhere from its log, under a new epoch, if
 its sampling survives that (core/request/fidelity.py); otherwise it fails, which is an answer to this one request.

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dynamo_local.core.http.asgi import Event, Send
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""They keep caches from storing event streams, and nginx from buffering them."""
+"""Headers that keep caches from storing event streams, and nginx from buffering them."""
 
 _OPTION = re.compile(rb"(?<![\w-])--([a-z0-9]+(?:-[a-z0-9]+)*)")
 

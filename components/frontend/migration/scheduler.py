@@ -38,7 +38,7 @@ _TRIAL = "trial"
 
 @dataclass(frozen=True)
 class AtOnce:
-    """How many migrations of a frontend may be in progress: each slows down both of its workers a little."""
+    """Limits on the migrations of a frontend in progress: each slows down both of its workers a little."""
 
     of_a_source: int = 4
     in_all: int = 8
@@ -85,7 +85,7 @@ class MigrationScheduler:
 
     @property
     def statistics(self) -> MigrationStatistics:
-        """What is counted of the frontend's migrations."""
+        """The counts of the frontend's migrations."""
         return self.executor.statistics
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class MigrationScheduler:
             because_of = live.request.survival.because_of
             return f"the state of {because_of} would be lost" if because_of else "its state would be lost"
         if live.migration.current is not None:
-            return "it is being moved"
+            return "it is being migrated"
         if live.recovery.standing.suspect:
             return "engines died of it or beside it: it is to be tried alone"
         return None

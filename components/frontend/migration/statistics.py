@@ -14,7 +14,7 @@ _GAPS_STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0)
 
 
 class MigrationStatistics:
-    """Of all migrations of one frontend so far."""
+    """The counts of all migrations of one frontend so far."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()

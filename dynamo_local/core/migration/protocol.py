@@ -58,7 +58,7 @@ class MigrationLimits:
     room_s: float = 30.0
     """How long the destination keeps the room. There is no cut after that."""
     warm_s: float = 10.0
-    """For one `Warm`: it waits for steps of both engines, and for the KV to be read."""
+    """Until one `Warm` is answered. The destination waits for steps of both engines, and for the KV to be read."""
     poised_s: float = 0.25
     """How long to wait for a token of the source to cut after. If none comes, the cut follows without."""
     takeover_s: float = 30.0

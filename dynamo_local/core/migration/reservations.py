@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dynamo_local.core.messages.work import RequestEpoch
 
 MAX_RESERVATIONS = 64
-"""Of one worker at the same time."""
+"""Number of reservations of one worker at the same time, at most."""
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ async def test_a_stream_is_not_moved_twice_at_once(stage: Stage) -> None:
     await warming(stage)
     second = stage.front.dispatcher.migrations.order(stage.live, "b")
     result = await asyncio.wait_for(second, DEADLINE_S)
-    assert (result.outcome, result.why) == ("stayed", "it is being moved")
+    assert (result.outcome, result.why) == ("stayed", "it is being migrated")
 
 
 async def test_nothing_migrates_to_a_worker_that_is_not_there(stage: Stage) -> None:
