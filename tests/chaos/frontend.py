@@ -157,8 +157,8 @@ class ChaosFrontend:
         found = []
         if self.dispatcher.live_requests:
             found.append(f"{self.dispatcher.live_requests} requests live in the dispatcher: {self._live()}")
-        if self.local.ledger._charges:
-            found.append(f"{len(self.local.ledger._charges)} requests are charged in the frontend's ledger")
+        if charged := self.local.ledger.of_frontend(self.lease):
+            found.append(f"{len(charged)} requests are charged in the frontend's ledger")
         return found
 
     def moves_at(self, watcher: str) -> Counter[str]:

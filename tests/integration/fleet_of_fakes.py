@@ -69,7 +69,7 @@ class FakeWorker:
         self.ends = 0
         """How often it was told that it need not be set apart any more."""
         self.deaf_to_ends = 0
-        self._role = role
+        self.role = role
         self._bus = bus
         self._subjects = subjects
         self._watcher = watcher or f"{subjects.namespace}_VllmWorker_{lease}"
@@ -85,11 +85,11 @@ class FakeWorker:
         return self
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
-        await self._publish(Presence(self._watcher, "VllmWorker", self._role, lease or self.lease, 1, state))
+        await self._publish(Presence(self._watcher, "VllmWorker", self.role, lease or self.lease, 1, state))
 
     async def is_set_apart(self, exclusive: Exclusive) -> None:
         """Announce that."""
-        presence = Presence(self._watcher, "VllmWorker", self._role, self.lease, 1, "ready", exclusive=exclusive)
+        presence = Presence(self._watcher, "VllmWorker", self.role, self.lease, 1, "ready", exclusive=exclusive)
         await self._publish(presence)
 
     async def _publish(self, presence: Presence) -> None:

@@ -36,9 +36,7 @@ class FakeMigrationTarget(FakeWorker):
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
         lease = lease or self.lease
-        presence = Presence(
-            self._watcher, "VllmWorker", self._role, lease, 1, state, engine=self.engine, load=self.load
-        )
+        presence = Presence(self._watcher, "VllmWorker", self.role, lease, 1, state, engine=self.engine, load=self.load)
         await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
 
     async def asked(self) -> tuple[Reserve | Warm, str]:

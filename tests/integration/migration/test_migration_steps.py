@@ -226,7 +226,7 @@ async def test_a_destination_that_goes_before_the_cut_leaves_the_stream_where_it
     elif how == "is revoked":
         await stage.front.revoke(stage.b)
     else:
-        stage.b._role = "prefill" if how == "turns" else stage.b._role
+        stage.b.role = "prefill" if how == "turns" else stage.b.role
         await stage.b.announce("draining" if how == "drains" else "ready")
     # At once: an answer from there would be of no use.
     assert await stage.outcome() == ("stayed", True)
@@ -304,7 +304,7 @@ async def test_a_worker_that_goes_is_left(stage: Stage, how: str) -> None:
     elif how == "revoked":
         await stage.front.revoke(stage.a)
     else:
-        stage.a._role = "prefill"
+        stage.a.role = "prefill"
         await stage.a.announce("ready")
     await stage.b.agree()
     await stage.b.agree()

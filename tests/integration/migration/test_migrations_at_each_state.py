@@ -114,7 +114,7 @@ class Stage:
         outcomes = await scene.outcomes()
         await self.workers()
         assert scene.front.dispatcher.live_requests == 0
-        assert scene.front.local.ledger._charges == {}
+        assert scene.front.local.ledger.of_frontend(scene.front.lease) == ()
         await scene.front.close()
         await scene.bus.close()
         return outcomes
