@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from benchmarks.spread import quantile
-from dynamo_local.engine.vllm.patches.futex_wait import Bell
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import Bell
 from dynamo_local.process.ancestry import prepare_forks
 
 Layout = Literal["one session", "engines apart", "services apart"]

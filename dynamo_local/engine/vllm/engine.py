@@ -31,6 +31,8 @@ from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.shared_memory import note_segments
+from dynamo_local.engine.vllm.tuning import TuningSettings
+from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -119,7 +121,8 @@ class VllmEngine:
             _log.warning("this engine lends and borrows no KV: %s", self._no_transfer)
 
     async def _launch(self, progress: Progress) -> Launched:
-        self._binding = soft_binding(self._threads, lambda: bool(self._live))
+        if build_settings(TuningSettings, "the engine", self._config).cpu_tuning:
+            self._binding = soft_binding(self._threads, lambda: bool(self._live))
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))

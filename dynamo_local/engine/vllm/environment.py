@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
 
-from dynamo_local.engine.vllm.patches.table import applies
-from dynamo_local.engine.vllm.shared_memory import name_segments
+from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
 from state.devices import cores_of_slots
 
 CPU_CORES_ENV = "DYN_CPU_CORES"
@@ -52,30 +49,6 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
         environ.setdefault(name, value)
 
 
-def start_ranks_on_their_slots() -> None:
-    """Have each worker of vLLM's begin on the cores that its rank is to have, in this process and in those forked from
-    it. vLLM tells a spawned worker's OpenMP; that of a forked one has read its settings before."""
-    if not applies("ranks on their slots"):
-        return
-    from vllm.utils.ompmultiprocessing import OMPProcessManager
-
-    manager: Any = OMPProcessManager
-    original = manager.configure_omp_envs
-
-    @contextmanager
-    def configure(self: Any, rank: int, local_rank: int) -> Iterator[None]:
-        before = os.sched_getaffinity(0)
-        if self.cpu_lists:
-            os.sched_setaffinity(0, self.cpu_lists[local_rank])
-        try:
-            with original(self, rank, local_rank):
-                yield
-        finally:
-            os.sched_setaffinity(0, before)
-
-    manager.configure_omp_envs = configure
-
-
 def settle_threads(environ: Mapping[str, str]) -> None:
     """Have the calling thread, and what is forked from it, use as many OpenMP threads as $OMP_NUM_THREADS says.
 
@@ -86,34 +59,3 @@ def settle_threads(environ: Mapping[str, str]) -> None:
     threads = environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         torch.set_num_threads(int(threads))
-
-
-def compile_nothing() -> None:
-    """Have PyTorch run what vLLM has marked to be compiled as it is, in this process and in those forked from it.
-
-    vLLM compiles some helpers at their first use, even where it is told to be eager: on a CPU, the first request for
-    log-probabilities would stop its worker for ten seconds and more.
-    """
-    if not applies("compiling nothing"):
-        return
-    from torch._dynamo import config
-
-    config.disable = True
-
-
-def leave_memory_where_it_is() -> None:
-    """Where there is one memory node only, have vLLM's CPU workers not bind themselves to it, in this process and in
-    those forked from it.
-
-    Binding has the kernel look for pages on other nodes, of which there are none, and for that it waits until each core
-    has done some work of its own. On a core whose engine decodes without a pause that has taken minutes, for which
-    the new worker was not there.
-    """
-    if not applies("leaving memory where it is"):
-        return
-    import torch
-    from vllm.utils.cpu_resource_utils import get_memory_affinity
-
-    if len(get_memory_affinity()) == 1:
-        operations: Any = torch.ops._C
-        operations.init_cpu_memory_env = lambda nodes: None

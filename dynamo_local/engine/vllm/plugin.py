@@ -2,20 +2,17 @@
 
 vLLM's engine and worker processes outlive a parent that is killed, and know no requests that have begun elsewhere.
 Forked ones are covered from before they start (engine.py); spawned ones, as on GPUs, begin from nothing and load this.
-
-They also take seconds to end: each looks for garbage in all that it has ever imported. (It had been told not to, by
-gc.freeze, and vLLM takes that back first, for engines that end within a process that goes on.) In a forked process that
-copies most of what it shares with the others, too. What such a process holds, the kernel takes back.
 """
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
-from dynamo_local.engine.vllm.shared_memory import name_segments
+from dynamo_local.engine.vllm.patches.processes.garbage import keep_frozen
+from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.process.ancestry import die_with_parent
 from state.holding import Bound, mark
 
@@ -31,21 +28,11 @@ def register() -> None:
     """
     if WATCHER_ENV not in os.environ:
         return
-    gc.unfreeze = _stay_frozen
+    keep_frozen()
     name_segments(os.environ)
     parent = multiprocessing.parent_process()
     if parent is not None:
         die_with_parent(parent.pid)
         # Not inherited where it was spawned. Nobody needs to be asked: its parent is on them.
         _marks.extend(mark(os.environ))
-        from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
-        from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
-        from dynamo_local.engine.vllm.requests.continuing import install
-
-        install()
-        bound_compilation()
-        give_each_its_own()
-
-
-def _stay_frozen() -> None:
-    """In place of gc.unfreeze."""
+        patch_requests()

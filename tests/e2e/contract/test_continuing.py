@@ -29,8 +29,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.continuing import install
 from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
 from state.devices import DEVICES_VARIABLE
 from state.holding import NAMES, on_device
@@ -42,7 +42,7 @@ MAX_TOKENS, MIN_TOKENS = 20, 15
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    install()
+    continue_requests()
 
 
 def core_request(
@@ -155,7 +155,7 @@ def test_processes_that_vllm_spawns_continue_requests_and_are_on_their_devices(
     monkeypatch.setenv(WATCHER_ENV, "w")
     monkeypatch.setenv(DEVICES_VARIABLE, device)
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=load_general_plugins) as pool:
-        assert pool.submit(eval, MODULE_OF_THE_HOOK).result(PATIENCE_S) == install.__module__
+        assert pool.submit(eval, MODULE_OF_THE_HOOK).result(PATIENCE_S) == continue_requests.__module__
         (mark,) = on_device(NAMES.bound(), device)
         assert f"/{pool.submit(os.getpid).result(PATIENCE_S)}-" in mark
 

@@ -20,8 +20,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from dynamo_local.core.messages.work import Submit
+from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.continuing import install
 from dynamo_local.engine.vllm.requests.faults import told
 from dynamo_local.quickstart import quickstart_model
 from tests.e2e.llm_server import PATIENCE_S
@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 @pytest.fixture
 def manager(tokenizer: Any) -> Iterator[StructuredOutputManager]:
     """vLLM's, as an engine core has it, with the library that it takes for most grammars."""
-    install()
+    continue_requests()
     config: Any = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(disable_any_whitespace=False),
         model_config=SimpleNamespace(

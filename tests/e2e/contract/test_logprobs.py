@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
+from dynamo_local.engine.vllm.patches.requests.token_logprobs import separate_logprobs
 
 VOCABULARY = 16
 LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
@@ -24,7 +24,7 @@ LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("forward", "gather_specific_token_logprobs"):
         monkeypatch.setattr(Sampler, name, getattr(Sampler, name))
-    give_each_its_own.__wrapped__()
+    separate_logprobs.__wrapped__()
 
 
 def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> LogprobsTensors:

@@ -54,7 +54,8 @@ from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource
-from dynamo_local.engine.vllm.patches.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
+from dynamo_local.engine.vllm.patches.tuning.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.requests import wire
 
 COUNTS = PullCounts(
@@ -186,7 +187,7 @@ def test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up() -
     pool = BlockPool(num_gpu_blocks=12, enable_caching=True, hash_block_size=32)
     adapter = _Blocks(pool)
     leases = Leases(adapter, 12)
-    adapter.tell(leases.note)
+    report_references(pool, leases.note)
     drawn = random.Random(5)
     requests: list[list[Any]] = []
     kept = []

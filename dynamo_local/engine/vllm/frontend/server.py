@@ -25,8 +25,8 @@ from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, se
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import add_routes
-from dynamo_local.engine.vllm.patches.http_ticks import Ending
-from dynamo_local.engine.vllm.patches.table import require
+from dynamo_local.engine.vllm.patches.check import require
+from dynamo_local.engine.vllm.patches.frontend.http_ticks import Ending
 from dynamo_local.sdk.config.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,8 @@ class OpenAIServer:
         await asyncio.get_running_loop().run_in_executor(None, serving.llm.shutdown)
 
     def _build(self, progress: Progress) -> tuple[Namespace, Any]:
-        require("starting engines", "requests and outputs", "the frontend's engine")
+        require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
+        require("the frontend's engine", "failures of single requests")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build

@@ -8,7 +8,7 @@ when vLLM loads it into an engine core's process, forked or spawned.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,22 +28,6 @@ Method = Literal["describe", "cached", "pin", "release", "grow", "counts"]
 def name_of(method: Method) -> str:
     """What vLLM knows it by."""
     return f"dynamo_local_{method}"
-
-
-def install() -> None:
-    """Give the engine cores of this process the methods."""
-    from vllm.v1.engine.core import EngineCore
-
-    methods: dict[Method, Any] = {
-        "describe": _describe,
-        "cached": _cached,
-        "pin": _pin,
-        "release": _release,
-        "grow": _grow,
-        "counts": _counts,
-    }
-    for method, function in methods.items():
-        setattr(EngineCore, name_of(method), function)
 
 
 def _describe(core: EngineCoreProc) -> Description:
@@ -120,3 +104,13 @@ def _tell_load(core: EngineCoreProc) -> None:
     stats = scheduler.make_stats(kv_connector_stats=_scheduler(core).stats())
     if stats is not None:
         core.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))
+
+
+METHODS: Mapping[Method, Callable[..., Any]] = {
+    "describe": _describe,
+    "cached": _cached,
+    "pin": _pin,
+    "release": _release,
+    "grow": _grow,
+    "counts": _counts,
+}

@@ -11,8 +11,6 @@ import errno
 import os
 import select
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,20 +171,6 @@ class MemoryAgent:
 
     def release_xfer_handle(self, transfer: Transfer) -> None:
         """Nothing is held."""
-
-
-@contextmanager
-def memory_agents() -> Iterator[None]:
-    """vLLM's connectors that are made within have such an agent instead of NIXL's."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-
-    module: Any = base_worker
-    original = module.NixlWrapper
-    module.NixlWrapper = MemoryAgent
-    try:
-        yield
-    finally:
-        module.NixlWrapper = original
 
 
 def why_unreadable(pid: int) -> str | None:

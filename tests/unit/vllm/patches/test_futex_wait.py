@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.engine.vllm.patches import futex_wait
-from dynamo_local.engine.vllm.patches.futex_wait import FUTEX_SYSCALLS, Bell, FutexWait
+from dynamo_local.engine.vllm.patches.tuning import futex_wait
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import FUTEX_SYSCALLS, Bell, FutexWait
 
 _FOR_EVER_S = 600.0
 

@@ -20,6 +20,9 @@ LONGEST_LEASE_S = 120.0
 HOST_PID = "host_pid"
 """In vLLM's configuration of the connector: the process that the engine's processes belong to."""
 
+CPU_TUNING = "cpu_tuning"
+"""In the same place: whether the engine is tuned for few cores (tuning.py)."""
+
 _MOST_AGENT_BYTES = 1 << 16
 _MOST_AGENTS_BYTES = 1 << 18
 """Of all ranks: they travel in one message, with the blocks."""

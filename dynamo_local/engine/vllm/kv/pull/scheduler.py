@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
@@ -36,6 +36,7 @@ from dynamo_local.engine.vllm.kv.leases import Key
 from dynamo_local.engine.vllm.kv.pull.messages import Description, Pull, PullCounts, TransferParams, why_not_told
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.kv.source import PullSource
+from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
 
 logger = init_logger(__name__)
 
@@ -61,23 +62,6 @@ class _Blocks:
 
     def references_to(self, block: int) -> int:
         return self._pool.blocks[block].ref_cnt
-
-    def tell(self, changed: Callable[[Iterable[int]], None]) -> None:
-        """Have `changed` called with the blocks to which references are taken or given up from now on, by whomever."""
-        # Through a name of no type: mypy sees no more than that methods are assigned.
-        pool: Any = self._pool
-        touch, free = pool.touch, pool.free_blocks
-
-        def touch_and_tell(blocks: Sequence[KVCacheBlock]) -> None:
-            touch(blocks)
-            changed(block.block_id for block in blocks)
-
-        def free_and_tell(ordered_blocks: Iterable[KVCacheBlock]) -> None:
-            blocks = list(ordered_blocks)
-            free(blocks)
-            changed(block.block_id for block in blocks)
-
-        pool.touch, pool.free_blocks = touch_and_tell, free_and_tell
 
     def find(self, block_hash: bytes) -> int | None:
         hit = self._pool.get_cached_block(BlockHash(block_hash), [0])
@@ -130,9 +114,8 @@ class PullScheduler(NixlPullConnectorScheduler):
 
     def bind_pool(self, pool: BlockPool) -> None:
         self._pool = pool
-        blocks = _Blocks(pool)
-        self.source = PullSource(blocks, self._fence, time.monotonic)
-        blocks.tell(self.source.leases.note)
+        self.source = PullSource(_Blocks(pool), self._fence, time.monotonic)
+        report_references(pool, self.source.leases.note)
 
     # For the engine core's utility methods, between steps
 

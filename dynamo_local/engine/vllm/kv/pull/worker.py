@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from vllm.config import VllmConfig
@@ -26,11 +27,11 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.memory_agent import memory_agents
-from dynamo_local.engine.vllm.kv.pull.messages import HOST_PID
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.patches.nixl_threads import sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents
+from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 logger = init_logger(__name__)
 
@@ -49,7 +50,8 @@ class PullWorker(NixlPullConnectorWorker):
         # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
         # given.
         cores = os.sched_getaffinity(0)
-        with memory_agents() if current_platform.is_cpu() else sleeping_progress_threads():
+        assert vllm_config.kv_transfer_config is not None
+        with _agents(tuned=vllm_config.kv_transfer_config.get_from_extra_config(CPU_TUNING, True)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
         self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
@@ -184,6 +186,13 @@ class PullWorker(NixlPullConnectorWorker):
     def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
         self._agents.pop(engine_id, None)
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+
+
+def _agents(*, tuned: bool) -> AbstractContextManager[None]:
+    """The context in which vLLM's connector makes its agent."""
+    if current_platform.is_cpu():
+        return memory_agents()
+    return sleeping_progress_threads() if tuned else nullcontext()
 
 
 def _remote_of(meta: ReqMeta) -> RemoteMeta:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 FUTEX_SYSCALLS: Final[Mapping[str, int]] = {
     "aarch64": 98,

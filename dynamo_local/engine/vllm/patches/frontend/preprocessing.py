@@ -32,7 +32,7 @@ from dynamo_local.engine.vllm.frontend.grammar_threads import (
     GrammarTimeoutError,
     yield_to_others,
 )
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 LONG_TEXT = 32 * 1024
 """Characters. Tokenizing as many takes some ten milliseconds."""
@@ -41,7 +41,7 @@ _NICE = 10
 """Of the thread for long texts: who waits for a long text waits a little longer, all others do not."""
 
 
-def keep_responsive(llm: AsyncLLM, grammar_timeout_s: float) -> None:
+def prepare_concurrently(llm: AsyncLLM, grammar_timeout_s: float) -> None:
     """Have this server prepare requests so."""
     if not applies("preparing requests beside each other"):
         return

@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads, timeout_of
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.requests.faults import blame
 
 
@@ -25,7 +25,7 @@ class _AbandonedError(Exception):
 
 
 @cache
-def bound_compilation() -> None:
+def limit_grammar_compilation() -> None:
     """Have the engines of this process, and of those forked from it, do so. Calling it again does nothing."""
     if not applies("deadlines of grammars"):
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 _GLOO = "gloo"
 

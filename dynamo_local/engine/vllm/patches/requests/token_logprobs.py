@@ -15,13 +15,13 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 _MOST = "_dynamo_most_candidates"
 
 
 @cache
-def give_each_its_own() -> None:
+def separate_logprobs() -> None:
     """Have the samplers of this process, and of those forked from it, do so. Calling it again does nothing."""
     if not applies("candidates beside named tokens"):
         return
