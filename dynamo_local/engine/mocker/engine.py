@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,7 @@ from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker import scheduler, sequence
 from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.kv.pulling import fingerprint, plan_pull
@@ -148,7 +150,7 @@ class MockerEngine:
             if live is not None:
                 del self._by_sequence[live.sequence]
                 self._scheduler.cancel(live.sequence)
-            if self._scheduler.pins.remove(request) or live is not None:
+            if self._scheduler.leases.end(Key("hold", str(request))) or live is not None:
                 self._load_changed()
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
@@ -168,7 +170,7 @@ class MockerEngine:
 
     async def unpin(self, pins: Sequence[str]) -> None:
         for name in pins:
-            if self._scheduler.pins.remove(name):
+            if self._scheduler.leases.end(Key("pin", name)):
                 self._load_changed()
 
     async def step(self) -> Step:
@@ -233,16 +235,16 @@ class MockerEngine:
     def _settle(self) -> None:
         """End what has been read, and what was kept for readers long enough."""
         now = self._clock()
-        read, expired = self._reads.end(now), self._scheduler.pins.expire(now)
+        read, expired = self._reads.end(now), self._scheduler.leases.expire(now)
         self._load_untold |= read or expired
 
     async def _until_something_happens(self) -> None:
         """Sleep until somebody calls, or something ends by itself."""
         self._wake.clear()
-        ends = [end for end in (self._reads.next_end, self._scheduler.pins.next_end) if end is not None]
+        end = min(self._reads.next_end, self._scheduler.leases.next_end)
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
-        if ends:
-            waits.append(asyncio.ensure_future(self._sleep(max(min(ends) - self._clock(), 0.0))))
+        if end < math.inf:
+            waits.append(asyncio.ensure_future(self._sleep(max(end - self._clock(), 0.0))))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -15,11 +15,11 @@ from collections.abc import Sequence as Seq
 
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, root_hash
 from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
 from dynamo_local.engine.mocker.kv.memory import BlockMemory
-from dynamo_local.engine.mocker.kv.pins import Pins
 from dynamo_local.engine.mocker.outcome import Draft, Read, StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.sequence import Sequence
@@ -32,7 +32,7 @@ class Scheduler:
     """Pure: no clock, no I/O. A step is two calls, `begin` and `complete`; time passes in between.
 
     Invariants: waiting and finished requests refer to no block; a step computes something whenever there is
-    work and no block is pinned or being read into, because the request that comes first in order can take the
+    work and no block is in a lease or being read into, because the request that comes first in order can take the
     blocks of all others, and fits alone.
     """
 
@@ -40,7 +40,8 @@ class Scheduler:
         self._settings = settings
         self.memory = BlockMemory(settings.mocker_kv_blocks)
         self.pool = BlockPool(settings.mocker_kv_blocks, keep_freed=settings.mocker_prefix_caching)
-        self.pins = Pins(self.pool, settings.most_pinned)
+        self.leases = Leases(self.pool, settings.most_leased)
+        self.pool.report_references(self.leases.note)
         self._running: list[Sequence] = []
         """In order of admission."""
         self._waiting: list[Sequence] = []
@@ -58,7 +59,8 @@ class Scheduler:
     @property
     def load(self) -> Load:
         waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
-        return Load(len(self._running), waiting, self.pool.usage, self.pool.pinned_only)
+        total, kept = self.pool.total, self.leases.kept()
+        return Load(len(self._running), waiting, (total - self.pool.free - kept) / total, kept / total)
 
     def submit(
         self,
@@ -170,7 +172,7 @@ class Scheduler:
             if self._blocks_of(len(sequence.tokens)) - len(hits) > self.pool.free_beside(hits):
                 break
             self._waiting.pop(0)
-            self.pool.acquire(hits)
+            self.pool.refer(hits)
             sequence.blocks, cached = hits, len(hits)
             sequence.computed = cached * block_size
             pull, sequence.pull = sequence.pull, None
@@ -240,14 +242,14 @@ class Scheduler:
             if sequence.hold is not None:
                 # Again, because a block elsewhere that had the same content may be gone by now.
                 blocks = self.pool.match(self._register(sequence, 0))
-                self.pins.add(sequence.hold.name, blocks, now + sequence.hold.seconds)
+                self.leases.take(Key("hold", str(sequence.hold.name)), blocks, now + sequence.hold.seconds)
             self._free(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=lambda waiting: waiting.order)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.give_up(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0
 

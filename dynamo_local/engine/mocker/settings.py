@@ -73,8 +73,8 @@ class MockerSettings:
         return min(self.mocker_max_model_len, self.mocker_kv_blocks * self.mocker_block_size)
 
     @property
-    def most_pinned(self) -> int:
-        """Blocks that can be kept for readers."""
+    def most_leased(self) -> int:
+        """Count of blocks that can be kept for readers."""
         return int(self.mocker_kv_blocks * self.mocker_max_pinned_share)
 
     def transfer_s(self, blocks: int) -> float:

@@ -42,11 +42,11 @@ from vllm.v1.request import Request
 from vllm.v1.worker import kv_connector_model_runner_mixin
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
+from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import unsupported_layers
-from dynamo_local.engine.vllm.kv.leases import Key, Leases
 from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
 from dynamo_local.engine.vllm.kv.pull.messages import Description, PullCounts
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats

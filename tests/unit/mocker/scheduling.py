@@ -113,7 +113,7 @@ class Watched:
     @property
     def kept(self) -> bool:
         """Whether blocks are kept from requests that could run with them."""
-        return self.scheduler.pool.pinned > 0
+        return len(self.scheduler.leases.references) > 0
 
     @property
     def preemptions(self) -> int:

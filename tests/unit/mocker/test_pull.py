@@ -151,7 +151,7 @@ class TestForeignKv:
         asking = asyncio.create_task(reader.ask(source))
         await time.settle()
         assert not asking.done()
-        assert source.engine._scheduler.pool.pinned == 4
+        assert len(source.engine._scheduler.leases.references) == 4
         unwritten = source.engine._scheduler.memory.read(range(16))
         assert unwritten == [bytes(16)] * 16
         await time.until(asking.done)

@@ -79,4 +79,4 @@ def test_time_of_a_read() -> None:
 
 @pytest.mark.parametrize(("share", "blocks"), [(0.0, 0), (0.5, 3), (0.99, 6), (1.0, 7)])
 def test_how_much_can_be_kept_for_readers(share: float, blocks: int) -> None:
-    assert MockerSettings(mocker_kv_blocks=7, mocker_max_pinned_share=share).most_pinned == blocks
+    assert MockerSettings(mocker_kv_blocks=7, mocker_max_pinned_share=share).most_leased == blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ class Reads:
         self._due: deque[_Due] = deque()
 
     @property
-    def next_end(self) -> float | None:
-        """When the next one is over."""
-        return self._due[0].at if self._due else None
+    def next_end(self) -> float:
+        """Time at which the next read is over. Infinite without reads."""
+        return self._due[0].at if self._due else math.inf
 
     def start(self, reads: Iterable[Read], now: float) -> None:
         """They share one line, and wait for those before them."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.kv.pulling import Handle
 from dynamo_local.engine.mocker.scheduler import Scheduler
 
@@ -34,12 +35,12 @@ class Source:
 
     async def answer(self, question: PinQuestion) -> PinAnswer:
         """As `Engine.pin`."""
-        pins, now = self._scheduler.pins, self._clock()
+        key, leases, now = Key("pin", question.pin), self._scheduler.leases, self._clock()
         until = min(question.until, now + self._longest_s)
         blocks = self._scheduler.pool.match(question.hashes)
         refused = self._refusal(question, blocks, until, now)
-        if refused is None and not pins.add(question.pin, blocks, until):
-            refused = "too much of the cache is kept for readers"
+        if refused is None:
+            refused = leases.take(key, blocks, until)
         if refused is not None:
             return PinAnswer(0, refused=refused)
         self._changed()
@@ -49,7 +50,7 @@ class Source:
         path = self._scheduler.memory.path
         if not written or path is None:
             return PinAnswer(0, refused="the source has been closed")
-        if question.pin not in pins:
+        if key not in leases:
             return PinAnswer(0, refused="unpinned, or over, before the blocks were written")
         handle = msgspec.msgpack.encode(Handle(str(path), tuple(blocks)))
         return PinAnswer(len(blocks), until, msgspec.Raw(handle))
@@ -59,8 +60,6 @@ class Source:
             return f"the KV of this engine is of another kind ({self._fingerprint})"
         if self._scheduler.memory.path is None:
             return "the memory of this engine is not shared"
-        if question.pin in self._scheduler.pins:
-            return "there is a pin of that name"
         if until <= now:
             return "the time is over already"
         return None if blocks else "none of the blocks is here"

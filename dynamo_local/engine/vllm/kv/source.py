@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from dynamo_local.engine.kv.leases import Key, Leases, Pool
 from dynamo_local.engine.vllm.kv.fence import StepFence
-from dynamo_local.engine.vllm.kv.leases import Key, Leases, Pool
 from dynamo_local.engine.vllm.kv.partial_block import PartialBlock
 from dynamo_local.engine.vllm.kv.pull.messages import LONGEST_LEASE_S, Pinned
 

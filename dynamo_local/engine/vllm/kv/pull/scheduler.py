@@ -30,9 +30,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
-from dynamo_local.engine.vllm.kv.leases import Key
 from dynamo_local.engine.vllm.kv.pull.messages import Description, Pull, PullCounts, TransferParams, why_not_told
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.kv.source import PullSource

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.engine.vllm.kv.leases import Key, Leases
+from dynamo_local.engine.kv.leases import Key, Leases
 from tests.unit.vllm.kv.fake_pool import FakePool
 
 TOTAL, MOST_BLOCKS, MOST_LEASES = 12, 6, 5

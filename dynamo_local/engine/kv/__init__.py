@@ -1,0 +1,1 @@
+"""What engines of every kind share about KV blocks."""
