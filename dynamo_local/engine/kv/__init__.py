@@ -1,1 +1,1 @@
-"""What engines of every kind share about KV blocks."""
+"""KV blocks, as far as engines of every kind treat them alike."""

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 Kind = Literal["pin", "hold", "stray"]
 
 MOST_LEASES = 1024
-"""Each costs an entry, even one of a single block."""
+"""Leases at once. A lease costs an entry, however few blocks it has."""
 
 
 class Key(NamedTuple):

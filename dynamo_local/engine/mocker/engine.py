@@ -38,9 +38,9 @@ class _Live:
     current: RequestEpoch
     sequence: sequence.Sequence
     position: int
-    """Of the next token."""
+    """Position of the next token."""
     events: list[tuple[int, float]] = field(default_factory=list)
-    """Not told yet."""
+    """Events that no delta has reported yet."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _InFlight:
     due: float
     outcome: StepOutcome
     over: asyncio.Event
-    """Its blocks are written, or never will be."""
+    """Set when its blocks are written, or never will be."""
 
 
 class MockerEngine:
@@ -88,10 +88,10 @@ class MockerEngine:
         self._by_sequence: dict[sequence.Sequence, _Live] = {}
         self._in_flight: _InFlight | None = None
         self._load_untold = False
-        """Something has changed it since the last step told it."""
+        """The load has changed since a step last reported it."""
         self._orders = Orders(Path(settings.mocker_orders)) if settings.mocker_orders else None
         self._ordered: Order | None = None
-        """The order stays: an engine that has failed does not recover."""
+        """Kept once taken: an engine that has failed does not recover."""
         self._closed = False
         self._wake = asyncio.Event()
         self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
@@ -141,7 +141,7 @@ class MockerEngine:
         await self.submit(work, pulled)
 
     async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
-        # Full blocks are held, and found by whoever is submitted.
+        # The mocker keeps full blocks only, and any new submission finds those in the cache.
         return False
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
@@ -158,7 +158,7 @@ class MockerEngine:
         try:
             hashes = chain_hashes(token_ids, root, block_size, self._full_blocks(token_ids))
         except struct.error:
-            # No token ids at all: `submit` refuses them.
+            # Not token ids at all: `submit` refuses them.
             return None
         return Prefix(self._fingerprint, tuple(hashes))
 
@@ -174,7 +174,7 @@ class MockerEngine:
                 self._load_changed()
 
     async def step(self) -> Step:
-        """As the port says. A cancelled call loses nothing: the next one goes on with the same step."""
+        """Run a step, as the port says. A cancelled call loses nothing: the next one continues the same step."""
         await self._obey()
         while self._in_flight is None:
             self._check_open()
@@ -225,7 +225,7 @@ class MockerEngine:
             raise EngineError("the mocker engine was ordered to fail")
 
     def _full_blocks(self, token_ids: Sequence[int]) -> int:
-        """How many blocks of a context can be cached. The last token is in none: it is always computed."""
+        """Count the blocks of a context that can be cached. The last token is in none: it is always computed."""
         return max(len(token_ids) - 1, 0) // self._settings.mocker_block_size
 
     def _load_changed(self) -> None:

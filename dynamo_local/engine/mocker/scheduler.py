@@ -43,13 +43,13 @@ class Scheduler:
         self.leases = Leases(self.pool, settings.most_leased)
         self.pool.report_references(self.leases.note)
         self._running: list[Sequence] = []
-        """In order of admission."""
+        """Requests in order of admission."""
         self._waiting: list[Sequence] = []
-        """Sorted by `order`."""
+        """Requests sorted by `order`."""
         self._loading: list[Sequence] = []
-        """Blocks of theirs are being read."""
+        """Requests whose blocks are being read."""
         self._loaded: list[Sequence] = []
-        """Have all blocks of their prompts, and wait for a place."""
+        """Requests that have all blocks of their prompts, and wait for a place."""
         self._submitted = 0
 
     @property
@@ -100,7 +100,7 @@ class Scheduler:
     def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
         draft = Draft(self._settings.mocker_max_num_batched_tokens)
-        # Not before the plan stands: who is preempted in a step computes nothing in it.
+        # Not before the plan stands: a request that is preempted in a step computes nothing in it.
         for sequence, count in self._plan_running(draft).items():
             self._compute(sequence, count, draft)
         if not draft.preempted:
@@ -138,7 +138,7 @@ class Scheduler:
         self._loaded.append(sequence)
 
     def _plan_running(self, draft: Draft) -> dict[Sequence, int]:
-        """How much of each running request to compute, its blocks provided, after some have made way for that."""
+        """Decide how much of each running request to compute, and provide the blocks, preempting others if need be."""
         planned: dict[Sequence, int] = {}
         budget, index = draft.budget, 0
         while index < len(self._running) and budget > 0:
@@ -208,8 +208,8 @@ class Scheduler:
         return True
 
     def _compute(self, sequence: Sequence, count: int, draft: Draft) -> None:
-        """As in vLLM, blocks are found in the cache from now on, before they are written: who shares them
-        computes later, in the same step or another one."""
+        """Compute `count` tokens more. As in vLLM, their blocks are found in the cache from now on, before they are
+        written: a request that shares them computes later, in the same step or another one."""
         before = sequence.computed // self._settings.mocker_block_size
         sequence.computed += count
         draft.computed[sequence] = count
@@ -219,12 +219,12 @@ class Scheduler:
             draft.fillings.append(Filling(tuple(sequence.blocks[: len(hashes)]), tuple(hashes), before))
 
     def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
-        """Of the blocks that are full of computed tokens."""
+        """Hashes of the blocks that are full of computed tokens."""
         block_size = self._settings.mocker_block_size
         return sequence.hashes(sequence.computed // block_size, block_size)
 
     def _register(self, sequence: Sequence, start: int) -> list[BlockHash]:
-        """Have full blocks from index `start` on found in the cache. Returns the hashes of all."""
+        """Enter full blocks from index `start` on in the cache. Returns the hashes of all."""
         hashes = self._full_hashes(sequence)
         for index in range(start, len(hashes)):
             self.pool.register(sequence.blocks[index], hashes[index])

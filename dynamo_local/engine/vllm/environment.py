@@ -1,4 +1,4 @@
-"""What vLLM takes from the environment, decided before it is imported."""
+"""Environment variables of vLLM, settled before it is imported."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
     # On GPUs, NIXL's transport (UCX) wants a TCP socket beside the memory that is read, to notice that the other side
-    # has died. Not on all interfaces: it has no authentication (neighbours.py).
+    # has died. Not on all interfaces: it has no authentication (local_users.py).
     "UCX_NET_DEVICES": "lo",
     # What the ranks of one engine listen on, without authentication either, where there are several.
     "GLOO_SOCKET_IFNAME": "lo",
-    # NIXL's own thread and the one that reads share a lock, and an engine's threads share its cores. Who waits for a
-    # spinlock on the core of the one who has it waits until its time slice is over, and the other one as long.
+    # NIXL's own thread and the one that reads share a lock, and an engine's threads share its cores. A thread that
+    # spins on the core of the lock's owner keeps both waiting until its time slice is over.
     "UCX_USE_MT_MUTEX": "y",
 }
-"""The same for every process, and wanted before vLLM is imported."""
+"""Variables that are the same for every process, to be set before vLLM is imported."""
 
 
 def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = os.environ) -> None:

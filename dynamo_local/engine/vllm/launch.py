@@ -13,7 +13,7 @@ from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
-from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings, other_people, why_not_beside
+from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.requests import patch_requests
@@ -30,7 +30,7 @@ NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
 @dataclass(frozen=True)
 class Launched:
-    """An engine core that runs."""
+    """Engine core that runs."""
 
     core: Any
     """vLLM's client of it."""
@@ -38,9 +38,9 @@ class Launched:
     adapters: Any
     """A lora.Adapters."""
     identity: Mapping[str, str] | None
-    """What its KV is of (identity.model_identity). None: its KV is not transferred."""
+    """Identity of its model (identity.model_identity). None: its KV is not transferred."""
     no_transfer: str | None
-    """Why not."""
+    """Reason why its KV is not transferred."""
 
 
 def launch(
@@ -62,7 +62,7 @@ def launch(
     configured = build_settings(AdapterSettings, "the engine", config).adapters
 
     def arguments() -> Any:
-        """New ones each time: vLLM settles some of them in place."""
+        """Parse them anew each time: vLLM changes some of them in place."""
         return AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
 
     adapters = Adapters(configured, enabled=bool(arguments().enable_lora))
@@ -75,9 +75,9 @@ def launch(
             args.kv_transfer_config = transfer
         return args.create_engine_config()
 
-    # Where it is in ordinary memory, KV is read without a port.
-    settings = build_settings(NeighbourSettings, "the engine", config)
-    open_port = None if current_platform.is_cpu() else why_not_beside(other_people(), settings)
+    # In ordinary memory, KV is read without a port.
+    settings = build_settings(LocalUserSettings, "the engine", config)
+    open_port = None if current_platform.is_cpu() else why_port_forbidden(other_users(), settings)
     tuned = build_settings(TuningSettings, "the engine", config).cpu_tuning
     vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port, tuned=tuned)
     if current_platform.is_cpu():
@@ -86,11 +86,11 @@ def launch(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         if tuned:
             tune_cpu_engine(binding, eager=vllm_config.model_config.enforce_eager)
-    # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
+    # The number of OpenMP threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()
     threads.forked_here()
-    # For processes that are forked; those that are spawned load plugin.py.
+    # For forked processes; spawned ones load plugin.py.
     patch_requests()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
@@ -102,16 +102,17 @@ def launch(
 def _set_up_transfer(
     configuration: Callable[..., Any], wanted: bool, forbidden: str | None = None, *, tuned: bool = True
 ) -> tuple[Any, Mapping[str, str] | None, str | None]:
-    """vLLM's configuration, with KV transfer if it is wanted and can be had; what the KV is of then, else why not.
-    `forbidden`: why it may not be.
+    """Make vLLM's configuration, with KV transfer if it is wanted and possible.
 
-    Some models vLLM would refuse to start with a KV connector. So it is asked without one first.
+    Returns it with the identity of the model, or with the reason why KV is not transferred. `forbidden` is such a
+    reason; `tuned`: see tuning.py. vLLM refuses to configure some models with a KV connector, so the first
+    configuration has none.
     """
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER
     if not all(applies(name) for name in KV_PATCHES):
-        return vllm_config, None, "it is not known how, with this version of vLLM"
+        return vllm_config, None, "KV transfer does not know this version of vLLM"
     from dynamo_local.engine.vllm.kv.identity import model_identity, why_not_lent
 
     if vllm_config.kv_transfer_config is not None:
@@ -125,7 +126,7 @@ def _set_up_transfer(
 
 
 def _transfer_config(tuned: bool) -> Any:
-    """Of vLLM, for prefix pull."""
+    """Make vLLM's configuration of the connector for prefix pull."""
     from vllm.config import KVTransferConfig
 
     # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
@@ -135,9 +136,9 @@ def _transfer_config(tuned: bool) -> Any:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
-            # What is known of engines that nobody has read from for so long, dead ones mostly, is forgotten.
+            # Forget engines, dead ones mostly, that nothing was read from for so long.
             "engine_ttl": 300.0,
-            # Threads that share the work of many small reads: more than there is, on one machine.
+            # No threads that share the work of many small reads: on one machine there is not so much.
             "num_threads": 0,
             HOST_PID: os.getpid(),
             CPU_TUNING: tuned,

@@ -1,7 +1,7 @@
-"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`).
+"""vLLM's plugin (entry point `vllm.general_plugins`): runs in every process that vLLM starts.
 
 vLLM's engine and worker processes outlive a parent that is killed, and know no requests that have begun elsewhere.
-Forked ones are covered from before they start (engine.py); spawned ones, as on GPUs, begin from nothing and load this.
+Forked processes inherit the remedies (launch.py); spawned processes, as on GPUs, begin from nothing and load this.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dynamo_local.process.ancestry import die_with_parent
 from state.holding import Bound, mark
 
 _marks: list[Bound] = []
-"""Never given back but by the kernel."""
+"""Marks of this process' devices. The kernel gives them back when the process ends."""
 
 
 def register() -> None:
-    """If this process is one of this project's workers, or a child of it: have it end at once when it ends. If it is a
-    child, have it killed when its parent dies, say on which devices it is, and continue requests.
+    """Apply the patches of an engine's processes, if this process is a worker of this project or a child of one.
 
-    Anywhere else this leaves vLLM alone.
+    A child is also killed when its parent dies, and marked with the devices that it is on. In any other process this
+    leaves vLLM alone.
     """
     if WATCHER_ENV not in os.environ:
         return
@@ -33,6 +33,6 @@ def register() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         die_with_parent(parent.pid)
-        # Not inherited where it was spawned. Nobody needs to be asked: its parent is on them.
+        # A spawned process does not inherit the mark. No claim is needed: the parent has the devices.
         _marks.extend(mark(os.environ))
         patch_requests()

@@ -1,4 +1,4 @@
-"""What an engine does to be cheap on a machine with few cores, all of it at the choice of one setting.
+"""Measures that make an engine cheap on a machine with few cores, all under one setting.
 
 Known without importing vLLM: the setting is one of the worker's.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """The setting."""
+    """Setting of the worker for its engine."""
 
     cpu_tuning: bool = field(
         default=True,

@@ -44,7 +44,7 @@ def pieces(address: int) -> Any:
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], bytes, int]]:
-    """Its process, what it says of itself, and where its memory is: each piece full of its number."""
+    """Start a source. Returns its process, metadata, and the address of its memory, each piece full of its number."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.kv.agent_source", request.param],
         stdin=subprocess.PIPE,

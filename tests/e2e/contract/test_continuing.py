@@ -1,4 +1,4 @@
-"""How requests of earlier epochs are put into the pinned vLLM, part by part. test_fidelity.py has the whole."""
+"""Requests of earlier epochs in the pinned vLLM, part by part. test_fidelity.py has the whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def installed() -> None:
 def core_request(
     output: Sequence[int] = OUTPUT, *, forgotten: tuple[str, ...] = (), **options: Any
 ) -> EngineCoreRequest:
-    """As a worker makes it of a submission."""
+    """Make the request as a worker does of a submission."""
     left = {"max_tokens": MAX_TOKENS - len(output), "min_tokens": MIN_TOKENS - len(output)}
     sampling = msgspec.msgpack.encode(SamplingParams(**{**left, **options}))
     context = [*PROMPT, *output]
@@ -92,7 +92,7 @@ def test_the_second_model_runner_is_told_which_tokens_are_prompt() -> None:
 
 
 def state(request: EngineCoreRequest, generator: torch.Generator | None = None) -> CachedRequestState:
-    """As vLLM's first model runner makes it of a request that is new to it."""
+    """Make the state as vLLM's first model runner does of a request that is new to it."""
     return CachedRequestState(
         req_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -113,7 +113,7 @@ def test_the_first_model_runner_has_its_output() -> None:
 
 
 def draw(generator: torch.Generator) -> int:
-    """As vLLM's sampler does on a CPU."""
+    """Draw as vLLM's sampler does on a CPU."""
     return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long).item())
 
 

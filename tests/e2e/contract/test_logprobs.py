@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> LogprobsTensors:
-    """What is told of these rows, greedily sampled. `named` is by place in `rows`."""
+    """Sample these rows greedily, and return their log-probabilities. `named` is by place in `rows`."""
     empty = torch.empty(0)
     metadata = SamplingMetadata(
         temperature=None,
@@ -55,7 +55,7 @@ def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> L
 
 
 def row(told: LogprobsTensors, index: int, candidates: int) -> Any:
-    """Of one request, as its server reads it: the sampled token and so many candidates, and the rank of the former."""
+    """Read one request's, as its server does: the sampled token and so many candidates, and the rank of the former."""
     ids, values, ranks = (tensor[index].tolist() for tensor in told[:3])
     return ids[: candidates + 1], values[: candidates + 1], ranks
 

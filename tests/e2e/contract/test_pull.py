@@ -1,4 +1,4 @@
-"""What prefix pull relies on in the pinned vLLM and NIXL, held to it: an upgrade that breaks something breaks here."""
+"""Prefix pull is held to the pinned vLLM and NIXL: an upgrade that breaks something breaks here."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_connector_sees_every_step_come_and_go_once() -> None:
 
 @pytest.mark.parametrize("reading", [True, False])
 def test_what_is_to_be_read_is_begun_before_the_step_computes(monkeypatch: pytest.MonkeyPatch, reading: bool) -> None:
-    """Where nothing is, the worker looks after its reads behind the computation, as vLLM has it."""
+    """Without reads to begin, the worker looks after its reads behind the computation, as vLLM has it."""
     scheduler = PullScheduler.__new__(PullScheduler)
     scheduler._fence, scheduler._posted, scheduler._strays = StepFence(), {}, Counter()
     scheduler._reading = {"r": [1]} if reading else {}

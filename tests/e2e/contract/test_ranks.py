@@ -1,4 +1,4 @@
-"""What tensor parallelism on CPU slots, and a frontend beside it, rely on in the pinned vLLM."""
+"""Tensor parallelism on CPU slots, and a frontend beside it, are held to the pinned vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced in the pinned vLLM is there, and what a user of another version hears where it is not."""
+"""The code that patches replace is in the pinned vLLM, and a user of another version reads where it is not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps({name: check.why_not(name) for name in check.PATCHES}))
 
 @pytest.fixture(scope="module")
 def differences() -> list[dict[str, str | None]]:
-    """What is other than expected, before anything is replaced and after: in a process of its own."""
+    """Find the differences, before anything is replaced and after: in a process of its own."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=240, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -89,7 +89,7 @@ def other_parameters(of: object, name: str) -> Change:
 
 
 def nothing(*_: object) -> None:
-    """Nothing has been replaced."""
+    """Replace nothing."""
 
 
 @pytest.mark.parametrize(

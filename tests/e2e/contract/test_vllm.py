@@ -1,4 +1,4 @@
-"""What this project relies on in the pinned vLLM, held to it: an upgrade that breaks something breaks here."""
+"""This project is held to the pinned vLLM: an upgrade that breaks something breaks here."""
 
 from __future__ import annotations
 

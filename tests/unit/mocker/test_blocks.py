@@ -21,7 +21,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(TOTAL)
         self.held: list[list[int]] = []
         self.content: dict[int, BlockHash] = {}
-        """As last registered, and not taken for something else since."""
+        """Hashes as last registered, of blocks that were not taken for something else since."""
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:

@@ -22,7 +22,7 @@ class LeasesMachine(RuleBasedStateMachine):
         self.pool.report_references(self.leases.note)
         self.now = 0.0
         self.promised: dict[int, tuple[list[int], list[bytes], float]] = {}
-        """By name: blocks, their hashes, and until when nobody takes them."""
+        """Blocks by name, with their hashes and the time until which nothing else may take them."""
         self.held: list[list[int]] = []
         self.names = 0
 

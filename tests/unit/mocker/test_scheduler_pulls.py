@@ -31,7 +31,7 @@ class PullsMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(LIMITS)
         self.sequences: list[Sequence] = []
         self.cancelled: dict[Sequence, int] = {}
-        """And how many tokens they had."""
+        """Cancelled requests, with the number of tokens that they had."""
         self.step: StepOutcome | None = None
         self.reads: list[Read] = []
         self.promised: dict[str, tuple[list[BlockHash], list[int], float]] = {}
@@ -140,7 +140,7 @@ class PullsMachine(RuleBasedStateMachine):
         assert (load.running or 0) + (load.waiting or 0) == unfinished
 
     def teardown(self) -> None:
-        """Nobody waits for ever: with every step that does nothing, a read has ended or time has passed."""
+        """No request waits for ever: with every step that does nothing, a read has ended or time has passed."""
         if self.step is not None:
             self.complete()
         while self.scheduler.has_work or self.reads:

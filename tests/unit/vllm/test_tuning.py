@@ -45,7 +45,7 @@ def test_workers_take_the_setting() -> None:
 
 
 def test_every_tuning_patch_is_applied_where_the_setting_is_asked_for_alone() -> None:
-    """Each module of patches/tuning is imported by tuning.py, or by the worker's side of the KV connector."""
+    """Modules of patches/tuning are imported by tuning.py, or by the worker's side of the KV connector."""
     package = ROOT / "dynamo_local/engine/vllm"
     for path in (package / "patches/tuning").glob("[a-z]*.py"):
         line = f"from dynamo_local.engine.vllm.patches.tuning.{path.stem} import"

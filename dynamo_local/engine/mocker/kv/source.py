@@ -13,9 +13,11 @@ from dynamo_local.engine.mocker.scheduler import Scheduler
 
 
 class Source:
-    """Of one engine. No pin is longer than `longest_s`. `changed()` is told of every pin: an idle engine has to notice
-    its end. `written(blocks)` waits until no step under way writes one of these; it returns False if that will never
-    be."""
+    """Source of pulls, of one engine. No pin is longer than `longest_s`.
+
+    `changed()` is called for every pin: an idle engine has to notice its end. `written(blocks)` waits until no step
+    under way writes one of these; it returns False if that will never be.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class Source:
         self._written = written
 
     async def answer(self, question: PinQuestion) -> PinAnswer:
-        """As `Engine.pin`."""
+        """Pin blocks for a reader, as core.ports.Engine.pin says."""
         key, leases, now = Key("pin", question.pin), self._scheduler.leases, self._clock()
         until = min(question.until, now + self._longest_s)
         blocks = self._scheduler.pool.match(question.hashes)
@@ -45,7 +47,7 @@ class Source:
             return PinAnswer(0, refused=refused)
         self._changed()
         # A block stands under its hash from the moment at which a step that fills it is planned. Pinned now, it
-        # stays that block; whoever cancels the request that fills it does not stop the step.
+        # stays that block; the cancellation of the request that fills it does not stop the step.
         written = await self._written(blocks)
         path = self._scheduler.memory.path
         if not written or path is None:

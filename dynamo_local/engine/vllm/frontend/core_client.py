@@ -28,13 +28,13 @@ from dynamo_local.engine.vllm.requests.wire import core_output_of, request_of
 
 @dataclass
 class _Resources:
-    """What AsyncLLM reads to learn whether its engine lives. The fleet as a whole is never dead."""
+    """State that AsyncLLM reads to learn whether its engine lives. The fleet as a whole is never dead."""
 
     engine_dead: bool = False
 
 
 class _Begun(NamedTuple):
-    """What vLLM wants to know of a request with each of its outputs, and workers need not tell."""
+    """Facts about a request that vLLM wants with each of its outputs. Workers do not send them."""
 
     prompt_tokens: int
     trace_headers: Mapping[str, str] | None
@@ -76,17 +76,17 @@ class DispatchedCore(EngineCoreClient):
         return EngineCoreOutputs(outputs=translated, timestamp=outputs.timestamp)
 
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
-        """Nothing to load: each worker has loaded what it is configured with."""
+        """Do nothing: each worker has loaded the adapters that it is configured with."""
         return True
 
     async def reset_mm_cache_async(self) -> None:
-        """Nothing to reset: multimodal prompts are refused."""
+        """Do nothing: multimodal prompts are refused."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing to end: the workers are not this process's."""
+        """Do nothing: the workers are other services."""
 
     def take_failure(self, request_id: str) -> Exception | None:
-        """What a request's client is told of its failure, given once."""
+        """Take the error to report to a request's client, if the request has failed. Returns it once."""
         return self._failures.pop(request_id, None)
 
     def _translate(self, delta: TokenDelta) -> EngineCoreOutput:
@@ -119,10 +119,10 @@ def build(
 
 
 def _exception_of(delta: TokenDelta) -> Exception:
-    """What vLLM's server makes the right answer of: 400, 500 or 503, and the cause."""
+    """Exception of which vLLM's server makes the right answer: 400, 500 or 503, with the cause."""
     why = delta.error or "the request failed"
     if delta.fault == "request":
         return VLLMClientError(why)
-    # Not to be sent again as it is, which 503 says of what may do better a little later.
+    # Clients send again after 503. A request whose workers have died must not be sent again as it is.
     died = delta.fault == "deaths"
     return GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR if died else HTTPStatus.SERVICE_UNAVAILABLE)

@@ -26,7 +26,7 @@ from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import add_routes
 from dynamo_local.engine.vllm.patches.check import require
-from dynamo_local.engine.vllm.patches.frontend.http_ticks import Ending
+from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
 from dynamo_local.sdk.config.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ _DEFAULTS = {
 class _Serving:
     llm: Any
     server: Any
-    ending: Ending
+    stop: UvicornStop
     task: asyncio.Task[None]
 
 
 class OpenAIServer:
-    """One HTTP server.
+    """HTTP server of vLLM's API.
 
     `config` holds keys of the engine's and the server's schema; others are ignored. `private_dir`: see
     environment.py. `gate` is put around vLLM's application; of `limits`, those of connections are kept here.
@@ -63,7 +63,7 @@ class OpenAIServer:
         gate: Middleware,
         limits: AdmissionLimits,
     ) -> None:
-        # The page loads what it needs from here, and not from elsewhere.
+        # The documentation's page loads its scripts from this server, and not from the network.
         documented = not config.get("disable-fastapi-docs", False)
         self._config = {**_DEFAULTS, "enable-offline-docs": documented, **config}
         self._limits = limits
@@ -95,7 +95,7 @@ class OpenAIServer:
         if self._serving is None:
             return
         serving, self._serving = self._serving, None
-        serving.ending.tell()
+        serving.stop.stop()
         _, late = await asyncio.wait({serving.task}, timeout=deadline_s)
         if late:
             _log.warning("requests were still under way after %g s and are cut off", deadline_s)
@@ -141,7 +141,7 @@ class OpenAIServer:
         config = uvicorn.Config(
             # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
             around(self._gate(app)),
-            # Which uvicorn would guess wrongly of layers that are no coroutine functions.
+            # uvicorn would guess wrongly: these layers are no coroutine functions.
             interface="asgi3",
             http=Connections(self._limits).protocol,
             ws="none",
@@ -154,9 +154,9 @@ class OpenAIServer:
             timeout_keep_alive=int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")),
         )
         server = NoSignalServer(config)
-        ending = Ending(server)
+        stop = UvicornStop(server)
         task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="http")
-        return _Serving(llm, server, ending, task)
+        return _Serving(llm, server, stop, task)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:

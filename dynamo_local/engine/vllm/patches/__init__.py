@@ -1,4 +1,4 @@
-"""All code that replaces parts of vLLM, PyTorch, NIXL, uvicorn and Python: one module for each thing replaced.
+"""Code that replaces parts of vLLM, PyTorch, NIXL, uvicorn and Python: one module for each thing replaced.
 
 `table` lists every patch, with its reason and its test; `check` compares the foreign code with what the table expects
 before a patch is applied.

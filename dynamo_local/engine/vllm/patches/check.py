@@ -40,10 +40,10 @@ def applies(name: str) -> bool:
         return True
     patch = PATCHES[name]
     whose = f"vLLM {_version()}" if patch.of == "vLLM" else patch.of
-    told = f"{whose} is not as expected, for {name}: {why}"
+    difference = f"{whose} is not as expected, for {name}: {why}"
     if patch.without is None:
-        raise EngineError(told, f"install vLLM {TESTED}, with which this works")
-    _log.warning("%s; %s", told, patch.without)
+        raise EngineError(difference, f"install vLLM {TESTED}, with which this works")
+    _log.warning("%s; %s", difference, patch.without)
     return False
 
 

@@ -14,25 +14,25 @@ from typing import Final, Literal
 
 @dataclass(frozen=True)
 class Patch:
-    """One row. A row that replaces nothing is of code that is only used, or extended as its owner foresees."""
+    """Row of the table. A row that replaces nothing is of code that is only used, or extended as its owner foresees."""
 
     file: str
-    """Where the code is replaced, from engine/vllm on."""
+    """Path of the module that replaces the code, from engine/vllm on."""
     why: str
     test: str
     """The contract test that fails when the foreign code behaves otherwise: a pytest id, from the repository's root."""
     on: Literal["CPU", "GPU", "CPU and GPU"]
-    """Where it is applied. Patches of the frontend are in a process without a device: both."""
+    """Engines on which the patch is applied. The frontend serves both."""
     replaces: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     without: str | None = None
-    """What happens if it cannot be applied. None: the process refuses to start."""
+    """Consequence if the patch cannot be applied. None: the process refuses to start."""
     of: str = "vLLM"
-    """Whose code it is."""
+    """Owner of the code."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """All foreign code that the row is about."""
+        """Foreign code that has to be as expected."""
         return self.replaces + self.uses
 
 
@@ -404,7 +404,7 @@ _TUNING: Mapping[str, Patch] = {
 }  # fmt: skip
 
 PATCHES: Final[Mapping[str, Patch]] = {**_USED, **_FRONTEND, **_REQUESTS, **_KV, **_PROCESSES, **_TUNING}
-"""By name, as log lines and errors give it."""
+"""Patches by the names that log lines and errors give."""
 
 KV_PATCHES: Final = tuple(_KV)
 """Without any one of these, an engine neither lends nor borrows KV."""

@@ -1,4 +1,4 @@
-"""What earlier epochs of a request have brought, and how far it has taken the request's grammar.
+"""Output of a request's earlier epochs, and the state of its grammar after that output.
 
 patches/requests/continued.py gives both to vLLM.
 """
@@ -24,7 +24,7 @@ class NotAllowedError(ValueError):
 
 @dataclass
 class _Replay:
-    """As much of a request as the state of its grammar depends on, at each of its tokens again."""
+    """Part of a request that the state of its grammar depends on, as it was at each of its tokens."""
 
     request_id: str
     prompt_token_ids: list[int] | None

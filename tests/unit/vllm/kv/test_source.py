@@ -109,7 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert all(question.answer.done() for question in self.questions.values())
 
     def teardown(self) -> None:
-        """With everything over, every block is free."""
+        """Every block is free once everything is over."""
         while self.in_flight:
             self.end_a_step(fails=False)
         while self.used:

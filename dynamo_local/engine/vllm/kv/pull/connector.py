@@ -22,7 +22,7 @@ from dynamo_local.engine.vllm.patches.kv.core_methods import add_core_methods
 
 
 class PrefixPullConnector(NixlBaseConnector):
-    """One of the two parts, by `role`."""
+    """Connector of the engine core or of a worker, by `role`."""
 
     connector_scheduler: PullScheduler | None
     connector_worker: PullWorker | None

@@ -74,8 +74,8 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a request can have read: the blocks of its context with indices from `start` up to `end`, and `rest` tokens
-    in the one behind them."""
+    """Blocks that a request can have read: those of its context with indices from `start` up to `end`, and `rest`
+    tokens in the one behind them."""
 
     pull: Pull
     start: int
@@ -91,7 +91,7 @@ class _Read:
 
 
 class PullScheduler(NixlPullConnectorScheduler):
-    """See the module. `bind_pool` comes before everything but the constructor."""
+    """Scheduler's side. `bind_pool` comes before everything but the constructor."""
 
     def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -101,16 +101,16 @@ class PullScheduler(NixlPullConnectorScheduler):
         self._agents: tuple[bytes, ...] = ()
         self._compatibility = ""
         self._wanted: dict[str, _Wanted] = {}
-        """By request that is not admitted yet."""
+        """Requests that are not admitted yet."""
         self._hold_s: dict[str, float] = {}
-        """By request that has not finished: how long its blocks are to be kept then."""
+        """Seconds for which blocks are kept when their request has finished, by request."""
         self._posted: dict[str, _Read] = {}
         """Reads to go out with the next step."""
         self._reading: dict[str, list[int]] = {}
-        """By request: its blocks that are being read into."""
+        """Blocks that are being read into, by request."""
         self._blocks_read = 0
         self._strays: Counter[str] = Counter()
-        """By request: how many ranks have given up a read that has not ended."""
+        """Number of ranks that have given up a read which has not ended, by request."""
 
     def bind_pool(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -177,7 +177,7 @@ class PullScheduler(NixlPullConnectorScheduler):
             self._wanted[request.request_id] = wanted
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens beyond those cached here are to be read."""
+        """Count the tokens beyond those cached here that are to be read."""
         wanted = self._wanted.get(request.request_id)
         cached = num_computed_tokens // self.block_size
         if wanted is None or not wanted.start <= cached < wanted.end or time.monotonic() >= wanted.pull.until:
@@ -198,7 +198,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         self._blocks_read += len(local)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Once for every step, as it is scheduled."""
+        """Count a step that is scheduled, and send its reads along. vLLM calls this once for every step."""
         self._fence.schedule()
         self.source.expire()
         meta = PullMetadata()
@@ -214,7 +214,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         return meta
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Before vLLM acts on what the workers report."""
+        """Note the ends of reads, before vLLM acts on what the workers report."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, ReadReport):
             self._note_strays(report)
@@ -222,7 +222,7 @@ class PullScheduler(NixlPullConnectorScheduler):
             self._reading.pop(request_id, None)
 
     def end_step(self) -> KeptStats | None:
-        """Once for every step, when it has ended."""
+        """Count a step that has ended. vLLM calls this once for every step."""
         self._fence.end()
         return self.stats() if len(self.source.leases) else None
 
@@ -239,7 +239,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         return bool(self._strays)
 
     def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
-        """Where in the context the blocks to be read belong. Foreign content is found out here, by its hash."""
+        """Locate the blocks to be read in the context. Blocks of another context are found out by their hashes."""
         hashes = pull.hashes[: len(pull.handle.blocks)]
         own: list[bytes] = list(request.block_hashes)
         try:

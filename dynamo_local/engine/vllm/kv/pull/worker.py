@@ -38,13 +38,13 @@ logger = init_logger(__name__)
 _LOOK_EVERY_S = 0.5
 
 _WAIT_S = 0.001
-"""A step that computes nothing waits so long for a read to end."""
+"""Time that a step which computes nothing waits for a read to end."""
 
 _agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
 
 class PullWorker(NixlPullConnectorWorker):
-    """See the module."""
+    """Worker's side."""
 
     def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
         # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
@@ -58,16 +58,16 @@ class PullWorker(NixlPullConnectorWorker):
         self._reader = ReaderThread(self.nixl_wrapper, self._prepare_to_read)
         self.nixl_wrapper = self._reader
         self._deadlines: dict[str, float] = {}
-        """By request whose read has neither succeeded nor been given up."""
+        """Deadlines of reads that have neither succeeded nor been given up, by request."""
         self._agents: dict[str, bytes] = {}
-        """By engine that is not known yet: what to know of the rank that is this one's counterpart."""
+        """Agent of the rank that is this one's counterpart, by engine that is not connected yet."""
         self._strays: dict[str, list[int]] = {}
-        """By request: transfers that were given up and have not ended."""
+        """Transfers that were given up and have not ended, by request."""
         self._stray_engines: dict[str, str] = {}
         self._report: ReadReport | None = None
-        """Of reads that were given up, if any were since the last step."""
+        """Report of reads that were given up since the last step, if any were."""
         self._look_at = 0.0
-        """When engines are to be looked for that cannot be read from any more, though nothing is being read."""
+        """Time of the next look for engines that cannot be read from any more, while nothing is being read."""
         self._may_wait = False
 
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
@@ -105,7 +105,7 @@ class PullWorker(NixlPullConnectorWorker):
         return results
 
     def take_report(self) -> ReadReport | None:
-        """What has happened to reads that were given up, once."""
+        """Take the report of reads that were given up. Returns it once."""
         report, self._report = self._report, None
         return report if report is not None and (report.strayed or report.ended) else None
 
@@ -147,7 +147,7 @@ class PullWorker(NixlPullConnectorWorker):
         remote_pp_size: int = 1,
         notif_agents_only: bool = False,
     ) -> tuple[dict[tuple[int, int], str], float]:
-        """What vLLM's does, with what the source has told already instead of a question to its port.
+        """Connect to an engine as vLLM does, by the agent that came with the pin instead of a question to a port.
 
         Runs in a thread of its own, where any exception makes the reads that wait for it fail.
         """
@@ -173,7 +173,7 @@ class PullWorker(NixlPullConnectorWorker):
         os.sched_setaffinity(0, os.sched_getaffinity(self._host_pid))
 
     def _get_new_notifs(self) -> set[str]:
-        """Readers send none."""
+        """Return no notifications: readers send none."""
         return set()
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Each output of a step is processed by itself, so that one that fails is the failure of one request.
+"""Outputs of a step are processed one by one, so that one that fails is the failure of one request.
 
 vLLM's output loop ends at the first exception and fails every request there is. A request that failed on its worker
 is ended here too, with the reason, where vLLM would say "Internal server error".

@@ -22,7 +22,7 @@ _MOST = "_dynamo_most_candidates"
 
 @cache
 def separate_logprobs() -> None:
-    """Have the samplers of this process, and of those forked from it, do so. Calling it again does nothing."""
+    """Patch the samplers of this process, and so of those forked from it. A second call changes nothing."""
     if not applies("candidates beside named tokens"):
         return
     sampler: Any = Sampler
