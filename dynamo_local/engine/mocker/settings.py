@@ -65,7 +65,7 @@ class MockerSettings:
                 continue
             _check(spec.name, getattr(self, spec.name), **{key: spec.metadata[key] for key in _LIMITS})
         if self.mocker_kv_blocks * self.mocker_block_size < 2:
-            raise ConfigError("the KV cache holds no request", "raise mocker-kv-blocks or mocker-block-size")
+            raise ConfigError("the KV cache is too small for a request", "raise mocker-kv-blocks or mocker-block-size")
 
     @property
     def context_limit(self) -> int:

@@ -118,7 +118,7 @@ class VllmEngine:
         self._pull = await open_pull(launched.core, launched.vllm_config, launched.adapters, identity)
         self._no_transfer = self._pull.unsupported
         if self._no_transfer is not None:
-            _log.warning("this engine lends and borrows no KV: %s", self._no_transfer)
+            _log.warning("this engine transfers no KV: %s", self._no_transfer)
 
     async def _launch(self, progress: Progress) -> Launched:
         if build_settings(TuningSettings, "the engine", self._config).cpu_tuning:

@@ -131,10 +131,10 @@ class SoftBinding:
     def _move(self) -> None:
         cores = ",".join(map(str, sorted(self._binding.cores)))
         if self._binding.at_home:
-            _log.info("back on the slot's cores (%s): nobody else computes there any more", cores)
+            _log.info("the engine returns to its slot's cores (%s): no other process computes there any more", cores)
             self._return()
         else:
-            _log.info("to other cores (%s): somebody else computes on those of the slot", cores)
+            _log.info("the engine moves to other cores (%s): another process computes on those of its slot", cores)
             self._away.add(self._binding.cores)
             self._leave()
 

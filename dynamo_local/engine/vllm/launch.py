@@ -120,7 +120,7 @@ def _set_up_transfer(
         raise EngineError(what, "leave out either it or them")
     why = forbidden or why_not_lent(vllm_config)
     if why is not None:
-        _log.warning("kv-transfer is off, this engine lends and borrows no KV: %s", why)
+        _log.warning("kv-transfer is off, this engine transfers no KV: %s", why)
         return vllm_config, None, why
     return configuration(_transfer_config(tuned)), model_identity(vllm_config), None
 

@@ -47,7 +47,7 @@ def test_settings_come_from_configuration() -> None:
         ({"mocker_speedup": 0.0}, "mocker-speedup must be above 0"),
         ({"mocker_speedup": float("inf")}, "mocker-speedup must be finite"),
         ({"mocker_start_s": -1.0}, "mocker-start-s must be at least 0"),
-        ({"mocker_kv_blocks": 1, "mocker_block_size": 1}, "holds no request"),
+        ({"mocker_kv_blocks": 1, "mocker_block_size": 1}, "too small for a request"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:

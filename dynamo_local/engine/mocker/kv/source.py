@@ -63,5 +63,5 @@ class Source:
         if self._scheduler.memory.path is None:
             return "the memory of this engine is not shared"
         if until <= now:
-            return "the time is over already"
+            return "the time of the pin is over already"
         return None if blocks else "none of the blocks is here"

@@ -130,7 +130,7 @@ class GrammarThreads(Executor):
         self._tell_late(*job.args)
         why = f"it takes longer than {self._timeout_s:g} s"
         job.future.set_exception(GrammarTimeoutError(why))
-        _log.warning("a grammar has taken longer than %g s; its thread gets idle cores only now", self._timeout_s)
+        _log.warning("a grammar has taken longer than %g s; its thread runs on idle cores only now", self._timeout_s)
 
     def _end(self, job: _Job, settle: Callable[[], None]) -> None:
         with self._lock:

@@ -63,7 +63,7 @@ class Peer:
         except OSError as error:
             raise EngineError("the other engine's process has ended") from error
         weakref.finalize(self, os.close, self._descriptor)
-        # Asked after opening: from here on the descriptor cannot come to mean another process.
+        # Checked after opening: from here on the descriptor cannot come to mean another process.
         if not alive(owner.pid, owner.start_time):
             raise EngineError("the other engine's process has ended")
 
@@ -79,7 +79,7 @@ class Peer:
         for start in range(0, len(remote), pieces):
             part = slice(start, start + pieces)
             self._read(*_joined(local[part], remote[part]))
-        # While it lives, its number is nobody else's.
+        # While it lives, no other process has its number.
         if not self.alive():
             raise EngineError("the other engine's process has ended")
 
@@ -178,7 +178,7 @@ def why_unreadable(pid: int) -> str | None:
     `MemoryAgent`, or is a child of this one."""
     byte = np.zeros(1, dtype=np.uint8)
     local = np.array([[byte.ctypes.data, 1]], dtype=np.uint64)
-    # Where nothing is: whether one may read is judged before that is found out.
+    # No memory is mapped there: the kernel checks the permission before it looks at the address.
     remote = np.array([[0, 1]], dtype=np.uint64)
     copied = _libc.process_vm_readv(pid, local.ctypes.data, 1, remote.ctypes.data, 1, 0)
     number = ctypes.get_errno()

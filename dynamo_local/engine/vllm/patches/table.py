@@ -47,7 +47,7 @@ _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
 _HTTP = "uvicorn.protocols.http.httptools_impl"
 
-_NO_KV = "KV is neither lent nor borrowed"
+_NO_KV = "the engine transfers no KV"
 
 _USED: Mapping[str, Patch] = {
     "starting engines": Patch(

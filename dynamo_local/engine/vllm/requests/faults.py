@@ -91,7 +91,7 @@ def blame_for_token(
         why = _why_none(manager, request, before, grammar_after)
     except Exception:  # noqa: BLE001
         # The engine's loop must not end for the sake of an explanation.
-        _log.exception("why a token of request %s was rejected is not known", request.request_id)
+        _log.exception("the reason is not known why the grammar of request %s rejected a token", request.request_id)
         return
     if why is not None:
         blame(request, "request", why)

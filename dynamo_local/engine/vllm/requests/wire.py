@@ -67,7 +67,7 @@ def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Reques
     if core_request.kv_hints is not None:
         raise BadRequestError("kv_hints is not supported")
     if core_request.resumable:
-        raise BadRequestError("a prompt that comes bit by bit is not supported")
+        raise BadRequestError("prompts that are sent in parts are not supported")
     if lora:
         _check_beside_adapters(params)
     return Request(

@@ -85,7 +85,7 @@ class PullHost:
             return 0
         found: int | None = await self._ask("cached", prefix.hashes)
         if found is None:
-            raise EngineError("the engine does not say what it has cached")
+            raise EngineError("the engine core does not answer which blocks it has cached")
         return found
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
@@ -154,11 +154,11 @@ class PullHost:
         if self._description.unsupported is not None:
             return self._description.unsupported
         if question.fingerprint not in self._fingerprints.values():
-            return "the engines' KV caches mean different things"
+            return "the engines' KV caches have different fingerprints"
         if len(question.hashes) > MOST_BLOCKS:
-            return f"more than {MOST_BLOCKS} blocks"
+            return f"the pin is of more than {MOST_BLOCKS} blocks"
         if question.until <= now:
-            return "its time is over"
+            return "the time of the pin is over already"
         return None
 
     def _sweep(self) -> None:
@@ -176,10 +176,10 @@ class PullHost:
             async with asyncio.timeout(timeout_s):
                 return await self._call(method, *args)
         except TimeoutError:
-            _log.warning("the engine did not answer within %.1f s", timeout_s)
+            _log.warning("the engine core did not answer within %.1f s", timeout_s)
         except Exception as error:  # noqa: BLE001
             # vLLM raises all sorts of errors for an engine core that dies. `step` reports its death.
-            _log.warning("the engine did not answer: %s", error)
+            _log.warning("the engine core did not answer: %s", error)
         return None
 
     async def _call(self, method: Method, *args: Any) -> Any:
@@ -225,7 +225,7 @@ def _pull_of(pulled: PulledPrefix) -> Pull | None:
             raise msgspec.ValidationError(f"{len(data)} bytes are too many")
         handle = _handle_decoder.decode(data)
     except msgspec.DecodeError as error:
-        _log.warning("the source's answer cannot be understood: %s", error)
+        _log.warning("the source's answer cannot be decoded: %s", error)
         return None
     blocks = min(pulled.answer.blocks, len(handle.blocks), len(pulled.hashes), MOST_BLOCKS)
     if blocks <= 0:

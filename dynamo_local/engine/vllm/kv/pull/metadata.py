@@ -58,7 +58,7 @@ class PullMetadata(NixlConnectorMetadata):
             {
                 "remote_block_ids": (remote,),
                 "remote_engine_id": engine,
-                # Sent to the source with the last byte; it is nobody's there.
+                # Sent to the source with the last byte. The source knows no such request.
                 "remote_request_id": "",
                 # Not connected to: vLLM takes it for the place at which an engine may be replaced by its successor.
                 "remote_host": engine,

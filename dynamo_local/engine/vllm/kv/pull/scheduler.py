@@ -208,8 +208,8 @@ class PullScheduler(NixlPullConnectorScheduler):
             meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)
         self._posted.clear()
         if self._reading:
-            # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. To
-            # begin costs them next to nothing, as the reading itself is done in another thread.
+            # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. That
+            # delays the step by next to nothing, as another thread does the reading.
             scheduler_output.has_sync_kv_loads = True
         return meta
 
@@ -245,13 +245,13 @@ class PullScheduler(NixlPullConnectorScheduler):
         try:
             start = own.index(hashes[0])
         except (IndexError, ValueError):
-            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            logger.warning("the pinned blocks for %s do not belong to its context", request.request_id)
             return None
         # Never all of the context: a token has to be computed to sample the next one, and vLLM would write that one's
         # KV into a block which stands in the cache.
         end = min(start + len(hashes), (request.num_tokens - 1) // self.block_size)
         if tuple(own[start:end]) != hashes[: end - start]:
-            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            logger.warning("the pinned blocks for %s do not belong to its context", request.request_id)
             return None
         # Of the last block, that is read only behind all the others, and without the context's last token.
         has_rest = end - start == len(pull.hashes) < len(pull.handle.blocks)

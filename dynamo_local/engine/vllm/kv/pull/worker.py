@@ -47,8 +47,8 @@ class PullWorker(NixlPullConnectorWorker):
     """Worker's side."""
 
     def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
-        # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
-        # given.
+        # On a CPU, vLLM's connector binds the computing thread to the machine's last core, whatever cores the engine
+        # was given.
         cores = os.sched_getaffinity(0)
         assert vllm_config.kv_transfer_config is not None
         with _agents(tuned=vllm_config.kv_transfer_config.get_from_extra_config(CPU_TUNING, True)):
@@ -154,10 +154,10 @@ class PullWorker(NixlPullConnectorWorker):
         self._use_device()
         payload = unpack_payload(self._agents.pop(expected_engine_id))
         if payload.compatibility_hash != self.compat_hash:
-            raise EngineError("the other engine's KV cache is of another kind")
+            raise EngineError("the other engine's KV cache has another layout")
         agent = _agent_decoder.decode(payload.agent_metadata_bytes)
         if agent.engine_id != expected_engine_id:
-            raise EngineError("the other engine is not the one it was taken for")
+            raise EngineError("the agent belongs to another engine than the pin")
         self._validate_remote_parallel_config(agent)
         name = self.add_remote_agent(agent, self.tp_rank, remote_tp_size, agent.dcp_size)
         return {(0, self.tp_rank): name}, 0.0
