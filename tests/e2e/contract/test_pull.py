@@ -47,6 +47,7 @@ from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import unsupported_layers
+from dynamo_local.engine.vllm.kv.pull import scheduler as pull_scheduler
 from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
 from dynamo_local.engine.vllm.kv.pull.messages import Description, PullCounts
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats
@@ -242,8 +243,8 @@ def test_only_full_attention_is_supported() -> None:
 @pytest.mark.parametrize(("size", "lends"), [(10, True), (70_000, False)])
 def test_metadata_that_is_too_long_is_told_of_instead(monkeypatch: pytest.MonkeyPatch, size: int, lends: bool) -> None:
     scheduler = PullScheduler.__new__(PullScheduler)
-    monkeypatch.setattr(scheduler, "identity_of", lambda *_: {})
-    monkeypatch.setattr(scheduler, "unsupported_layers", lambda _: None)
+    monkeypatch.setattr(pull_scheduler, "identity_of", lambda *_: {})
+    monkeypatch.setattr(pull_scheduler, "unsupported_layers", lambda _: None)
     monkeypatch.setattr(PullScheduler, "_block_bytes", lambda _: 1)
     scheduler.engine_id, scheduler.block_size, scheduler._compatibility = "e", 32, ""
     scheduler.vllm_config = scheduler.kv_cache_config = create_autospec(object)

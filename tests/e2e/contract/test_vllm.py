@@ -257,7 +257,7 @@ def test_processes_are_woken_up_by_what_comes(monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setattr(shm_broadcast, patched, getattr(shm_broadcast, patched))
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
     wait_without_spinning()
-    assert shm_broadcast.SpinCondition.__name__ == "Wakeups"
+    assert shm_broadcast.SpinCondition.__name__ == "FutexWait"
     writer = shm_broadcast.MessageQueue(n_reader=2, n_local_reader=2, max_chunk_bytes=1000)
     readers = [shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), rank) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
