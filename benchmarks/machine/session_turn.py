@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from benchmarks.harness.spread import quantile
-from dynamo_local.engine.vllm.patches.futex_wait import Bell
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import FutexEvent
 from dynamo_local.process.ancestry import prepare_forks
 
 Layout = Literal["one session", "engines apart", "services apart"]
@@ -68,11 +68,11 @@ def _engine(layout: Layout, core: int, scratch: Path, host: int, until: float) -
         os.setsid()
     os.sched_setaffinity(0, {core})
     paths = [str(scratch / f"{core}-asked"), str(scratch / f"{core}-done")]
-    asked, done = (Bell(path, create=True) for path in paths)
+    asked, done = (FutexEvent(path, create=True) for path in paths)
     model = _fork(lambda: _model(paths[0], paths[1], until))
     steps = 0
     while time.monotonic() < until:
-        asked.ring()
+        asked.notify()
         steps += 1
         os.write(host, b"%.6f\n" % time.monotonic())
         _compute(_SCHEDULING_S)
@@ -85,7 +85,7 @@ def _engine(layout: Layout, core: int, scratch: Path, host: int, until: float) -
 def _model(asked_path: str, done_path: str, until: float) -> None:
     for _ in range(_TICKING):
         threading.Thread(target=_tick, daemon=True).start()
-    asked, done = Bell(asked_path, create=False), Bell(done_path, create=False)
+    asked, done = FutexEvent(asked_path, create=False), FutexEvent(done_path, create=False)
     steps = 0
     while time.monotonic() < until:
         if asked.count.value == steps:
@@ -93,7 +93,7 @@ def _model(asked_path: str, done_path: str, until: float) -> None:
             continue
         steps += 1
         _compute(_STEP_S)
-        done.ring()
+        done.notify()
 
 
 def _host(reading: int, until: float) -> None:

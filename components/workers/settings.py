@@ -11,7 +11,8 @@ from dynamo_local.core.ports import Engine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
-from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings
+from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
+from dynamo_local.engine.vllm.tuning import TuningSettings
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
@@ -61,7 +62,7 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    own = (schema_of(settings) for settings in (WorkerSettings, MockerSettings, NeighbourSettings))
+    own = (schema_of(settings) for settings in (WorkerSettings, TuningSettings, MockerSettings, LocalUserSettings))
     return combine(*own, engine_schema(), adapter_schema())
 
 

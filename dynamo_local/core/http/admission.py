@@ -1,4 +1,4 @@
-"""What a client may ask for, and when it is told to come back later. Pure.
+"""Admission of HTTP requests: what a client may ask for, and how refusals read. Pure.
 
 Checked before the request reaches the engine's own validation, which has no bounds on some of these.
 """
@@ -19,7 +19,7 @@ FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hi
 """Fields that steer the machinery (hosts, ports, block ids). Workers and frontends fill them, clients never."""
 
 ALL = -1
-"""As a number of candidates: the whole vocabulary. As max-candidates: no bound but max-logprobs, vLLM's own."""
+"""Number of candidates that means the whole vocabulary; as max-candidates: no bound but max-logprobs, vLLM's own."""
 
 _NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
 """A string that the server behind takes for a whole number. It takes others as well; those are refused here."""
@@ -109,7 +109,7 @@ class _Asked(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Demand:
-    """How many sequences a request occupies."""
+    """Number of sequences that a request occupies."""
 
     sequences: int
 
@@ -212,7 +212,7 @@ def _negative(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
 
 
 def _prompts(asked: _Asked) -> int:
-    """How many prompts a request has, whichever of the fields has them. Another path's field counts like its own."""
+    """Count the prompts of a request, in whichever field they are. Another path's field counts like its own."""
     return max(_listed(asked.prompt, str | list), _listed(asked.messages, list), _items(asked), 1)
 
 
@@ -228,7 +228,7 @@ def _listed(value: Any, kind: Any) -> int:
 
 
 def _items(asked: _Asked) -> int:
-    """Of a request for scores, which has labels as well: each item becomes a prompt."""
+    """Count the items of a request for scores, which has labels as well: each item becomes a prompt."""
     return 0 if asked.label_token_ids is None else _length(asked.items)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 NAME_CHARACTERS = 256
-"""Of an id that a client makes up."""
+"""Longest id that a client may make up."""
 
 _NAMES = ("request_id", "session_id", "cache_salt")
 _NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
@@ -24,7 +24,7 @@ _NAME_HEADER = b"x-request-id"
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
 
 _GRAMMARS = (("structured_outputs",), ("response_format",), ("text", "format"), ("output_config",), ("output_format",))
-"""Where requests of the several APIs have grammars."""
+"""Paths of fields in which requests of the several APIs have grammars."""
 
 _MEDIA_TYPES = frozenset(
     {
@@ -38,15 +38,15 @@ _MEDIA_KEYS = _MEDIA_TYPES & {
     "image_url", "image_pil", "image_embeds", "audio_url", "audio_embeds", "input_audio", "video_url", "video_embeds",
     "prompt_embeds",
 }  # fmt: skip
-"""What vLLM tells a part by that has no type."""
+"""Keys by which vLLM recognises a part without a type."""
 
 _CONTENTS = ("content", "output")
-"""Where messages, and what stands in their place in the Responses API, have their parts."""
+"""Fields in which messages, and the items of the Responses API, have their parts."""
 
 
 @dataclass(frozen=True)
 class RequestBounds:
-    """Settings."""
+    """Settings of frontend and workers."""
 
     max_tokenize_bytes: int = field(
         default=1024 * 1024,
@@ -71,19 +71,19 @@ class RequestBounds:
 
 @dataclass(frozen=True)
 class Excess:
-    """What is too much, and the field that it is in."""
+    """Excess of a request: the message for the client, and the field."""
 
     message: str
     param: str
 
 
 def excess_of(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: int) -> Excess | None:
-    """What a body of a request asks too much of; None: nothing. `max_candidates` < 0: as many as one likes."""
+    """Find what a request's body asks too much of; None: nothing. `max_candidates` < 0: no bound."""
     return _long_name(fields) or _media(fields) or _grammar(fields, bounds) or _lists(fields, bounds, max_candidates)
 
 
 def excess_of_text(body: bytes, bounds: RequestBounds) -> Excess | None:
-    """As `excess_of`, of a request that generates nothing. What the server cannot read either is its to refuse."""
+    """Find the excess of a request that generates nothing. A body that the server cannot read either is left to it."""
     if len(body) > bounds.max_tokenize_bytes:
         return _beyond("the body", f"{bounds.max_tokenize_bytes} bytes", "max-tokenize-bytes", len(body), "prompt")
     fields = _read(body)
@@ -91,7 +91,7 @@ def excess_of_text(body: bytes, bounds: RequestBounds) -> Excess | None:
 
 
 def _read(body: bytes) -> Any:
-    """As the server behind reads it, which takes more than JSON: NaN, UTF-16, lone surrogates."""
+    """Read a body as the server behind does, which takes more than JSON: NaN, UTF-16, lone surrogates."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -103,7 +103,7 @@ def _read(body: bytes) -> Any:
 
 
 def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
-    """An X-Request-Id is a request's id where it has no other."""
+    """Check X-Request-Id, which is a request's id where it has no other."""
     for name, value in headers:
         if name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
             return _no_name("X-Request-Id")

@@ -1,4 +1,4 @@
-"""Which connections may stay: a bounded number, of which those that wait for their clients make room. Pure."""
+"""Bounded number of HTTP connections: those that wait for their clients make room for new ones. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 _C = TypeVar("_C")
 
 GRACE_S = 1.0
-"""So long a connection may wait before it has to make room for another one: its client may be about to send."""
+"""Time for which a waiting connection need not make room for another one: its client may be about to send."""
 
 
 class ConnectionSlots(Generic[_C]):
@@ -38,7 +38,7 @@ class ConnectionSlots(Generic[_C]):
         return True, leaving
 
     def served(self, connection: _C) -> None:
-        """Its request is complete: it is the server's turn now."""
+        """Note that the connection's request is complete: it is the server's turn now."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: _C, now: float) -> None:

@@ -12,7 +12,7 @@ def as_utf8(body: bytes) -> bytes:
 
 
 def why_not(body: bytes, error: Exception) -> str:
-    """What is wrong with a text in UTF-8 that could not be read, with a hint where other readers are more lenient."""
+    """Explain why a text in UTF-8 could not be read, with a hint where other readers are more lenient."""
     folded = body.lower()
     if b"\\ud" in folded:
         return f"{error} (\\ud800 to \\udfff stand for nothing but in pairs)"

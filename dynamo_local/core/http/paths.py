@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 MODEL_PREFIX = "/v1/models/"
-"""What follows is a model's name, which may contain slashes."""
+"""Prefix of a model's path. The rest is the model's name, which may contain slashes."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """What is open at a path."""
+    """Methods that are open at a path."""
 
     methods: frozenset[str]
     generates: bool = False
-    """The body asks for tokens, and is judged by how many."""
+    """The body asks for tokens; admission counts its sequences."""
     keyless: bool = False
-    """Open to whoever reaches the port, as monitoring expects."""
+    """No API key is needed, as monitoring expects."""
 
 
 _GENERATION = Route(frozenset({"POST"}), generates=True)
@@ -55,7 +55,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 
 
 def route_of(path: str) -> Route | None:
-    """What is open at exactly this path, None if nothing is."""
+    """Find what is open at exactly this path; None if nothing is."""
     if path.startswith(MODEL_PREFIX) and path != MODEL_PREFIX:
         return _LOOK
     return ROUTES.get(path)

@@ -4,7 +4,6 @@
     tokens      which token follows a context; the oracle of tests
     sampling    what a request asks for
     blocks      the KV block pool: prefix cache, references, eviction
-    pins        blocks kept for readers
     memory      what stands in each block, readable by other processes
     contents    what blocks are given to hold, and what tokens make of it
     sequence    one request on its way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,7 @@ from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker import scheduler, sequence
 from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.kv.pulling import fingerprint, plan_pull
@@ -36,9 +38,9 @@ class _Live:
     current: RequestEpoch
     sequence: sequence.Sequence
     position: int
-    """Of the next token."""
+    """Position of the next token."""
     events: list[tuple[int, float]] = field(default_factory=list)
-    """Not told yet."""
+    """Events that no delta has reported yet."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class _InFlight:
     due: float
     outcome: StepOutcome
     over: asyncio.Event
-    """Its blocks are written, or never will be."""
+    """Set when its blocks are written, or never will be."""
 
 
 class MockerEngine:
@@ -86,10 +88,10 @@ class MockerEngine:
         self._by_sequence: dict[sequence.Sequence, _Live] = {}
         self._in_flight: _InFlight | None = None
         self._load_untold = False
-        """Something has changed it since the last step told it."""
+        """The load has changed since a step last reported it."""
         self._orders = Orders(Path(settings.mocker_orders)) if settings.mocker_orders else None
         self._ordered: Order | None = None
-        """The order stays: an engine that has failed does not recover."""
+        """Kept once taken: an engine that has failed does not recover."""
         self._closed = False
         self._wake = asyncio.Event()
         self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
@@ -139,7 +141,7 @@ class MockerEngine:
         await self.submit(work, pulled)
 
     async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
-        # Full blocks are held, and found by whoever is submitted.
+        # The mocker keeps full blocks only, and any new submission finds those in the cache.
         return False
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
@@ -148,7 +150,7 @@ class MockerEngine:
             if live is not None:
                 del self._by_sequence[live.sequence]
                 self._scheduler.cancel(live.sequence)
-            if self._scheduler.pins.remove(request) or live is not None:
+            if self._scheduler.leases.end(Key("hold", str(request))) or live is not None:
                 self._load_changed()
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
@@ -156,7 +158,7 @@ class MockerEngine:
         try:
             hashes = chain_hashes(token_ids, root, block_size, self._full_blocks(token_ids))
         except struct.error:
-            # No token ids at all: `submit` refuses them.
+            # Not token ids at all: `submit` refuses them.
             return None
         return Prefix(self._fingerprint, tuple(hashes))
 
@@ -168,11 +170,11 @@ class MockerEngine:
 
     async def unpin(self, pins: Sequence[str]) -> None:
         for name in pins:
-            if self._scheduler.pins.remove(name):
+            if self._scheduler.leases.end(Key("pin", name)):
                 self._load_changed()
 
     async def step(self) -> Step:
-        """As the port says. A cancelled call loses nothing: the next one goes on with the same step."""
+        """Run a step, as the port says. A cancelled call loses nothing: the next one continues the same step."""
         await self._obey()
         while self._in_flight is None:
             self._check_open()
@@ -223,7 +225,7 @@ class MockerEngine:
             raise EngineError("the mocker engine was ordered to fail")
 
     def _full_blocks(self, token_ids: Sequence[int]) -> int:
-        """How many blocks of a context can be cached. The last token is in none: it is always computed."""
+        """Count the blocks of a context that can be cached. The last token is in none: it is always computed."""
         return max(len(token_ids) - 1, 0) // self._settings.mocker_block_size
 
     def _load_changed(self) -> None:
@@ -233,16 +235,16 @@ class MockerEngine:
     def _settle(self) -> None:
         """End what has been read, and what was kept for readers long enough."""
         now = self._clock()
-        read, expired = self._reads.end(now), self._scheduler.pins.expire(now)
+        read, expired = self._reads.end(now), self._scheduler.leases.expire(now)
         self._load_untold |= read or expired
 
     async def _until_something_happens(self) -> None:
         """Sleep until somebody calls, or something ends by itself."""
         self._wake.clear()
-        ends = [end for end in (self._reads.next_end, self._scheduler.pins.next_end) if end is not None]
+        end = min(self._reads.next_end, self._scheduler.leases.next_end)
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
-        if ends:
-            waits.append(asyncio.ensure_future(self._sleep(max(min(ends) - self._clock(), 0.0))))
+        if end < math.inf:
+            waits.append(asyncio.ensure_future(self._sleep(max(end - self._clock(), 0.0))))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -9,7 +9,7 @@ from dynamo_local.core.messages.tokens import Array, Logprobs
 
 
 def logprobs_of(token_id: int, candidates: int, vocab_size: int) -> Logprobs:
-    """One position: the chosen token, then the `candidates` most likely ones (-1: the whole vocabulary).
+    """Make those of one position: the chosen token, then the `candidates` most likely ones (-1: the whole vocabulary).
 
     As in vLLM under greedy sampling, the chosen token is also the first of the most likely ones. The i-th
     of them has probability 2**-i, and their ids count up from the chosen one, so that no id comes twice

@@ -17,7 +17,7 @@ class Orders:
         self._file = order_file(folder, os.getpid())
 
     def take(self) -> Order | None:
-        """The order, if there is one. Its file is removed: whoever gave it sees that it was taken."""
+        """Take the order, if there is one. Its file is removed, by which the test sees that it was taken."""
         try:
             text = self._file.read_text()
         except FileNotFoundError:
@@ -27,5 +27,5 @@ class Orders:
 
 
 def order_file(folder: Path, pid: int) -> Path:
-    """Where the order for the engine of a process is written. To be renamed to, so that it is whole."""
+    """Path of the order for a process' engine. Write another file and rename it to this one, so that it is whole."""
     return folder / str(pid)

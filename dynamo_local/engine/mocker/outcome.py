@@ -1,4 +1,4 @@
-"""What a step of the scheduler does."""
+"""Outcome of a step of the scheduler."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Read:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Of one step, complete or under way."""
+    """Work of one step, complete or under way."""
 
     computed: dict[Sequence, int]
     """Tokens whose KV is computed."""
     admitted: tuple[Sequence, ...]
     preempted: tuple[Sequence, ...]
     emitted: tuple[Sequence, ...]
-    """Each draws one token, its last one, and may be finished by it."""
+    """Requests that draw one token, their last one, and may be finished by it."""
     reads: tuple[Read, ...]
-    """Begin with the step, but are not part of it. They are done by the caller, who tells of their ends."""
+    """Reads that begin with the step, but are no part of it: the caller does them and reports their ends."""
     fillings: tuple[Filling, ...]
 
     @property

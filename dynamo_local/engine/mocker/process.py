@@ -1,4 +1,4 @@
-"""A process that a mocker depends on as vLLM does on its engine core: to be killed, or stopped, by who tests that."""
+"""A process that a mocker depends on, as vLLM does on its engine core. Tests kill or stop it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dynamo_local.core.errors import EngineError
 
 _ECHO = "cat"
-"""The process ends when its input does: with the process that has started it."""
+"""Ends when its input does, and so with the process that has started it."""
 
 
 class EngineProcess:
-    """Does nothing but answer. `on_end` is called when it has died."""
+    """Process that does nothing but answer. `on_end` is called when it has died."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -30,7 +30,7 @@ class EngineProcess:
         self._waiting.add_done_callback(lambda _: self._on_end())
 
     async def answer(self) -> None:
-        """Wait until it has answered: for ever, if it is stopped. Raises EngineError if it is dead."""
+        """Wait until the process has answered: for ever, if it is stopped. Raises EngineError if it is dead."""
         assert self._process is not None, "it was started"
         there, back = self._process.stdin, self._process.stdout
         assert there is not None, "it was started with pipes"

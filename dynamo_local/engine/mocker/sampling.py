@@ -1,4 +1,4 @@
-"""What a request asks for: the fields of vLLM's SamplingParams that mean something without a model.
+"""Sampling parameters of a request: the fields of vLLM's SamplingParams that mean something without a model.
 
 Others (temperature, seed, penalties and so on) are passed over: a token follows from its context alone. vLLM
 leaves defaults out when it encodes, so the defaults here are vLLM's.
@@ -16,9 +16,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
     n: int = 1
     max_tokens: int | None = 16
-    """None: as many as the context limit allows."""
+    """Tokens to draw at most. None: as many as the context limit allows."""
     min_tokens: int = 0
-    """As many tokens cannot stop the request."""
+    """Tokens that have to be drawn before one of them can stop the request."""
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] | None = None
     logprobs: int | None = None

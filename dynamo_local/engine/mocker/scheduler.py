@@ -15,11 +15,11 @@ from collections.abc import Sequence as Seq
 
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, root_hash
 from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
 from dynamo_local.engine.mocker.kv.memory import BlockMemory
-from dynamo_local.engine.mocker.kv.pins import Pins
 from dynamo_local.engine.mocker.outcome import Draft, Read, StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.sequence import Sequence
@@ -32,7 +32,7 @@ class Scheduler:
     """Pure: no clock, no I/O. A step is two calls, `begin` and `complete`; time passes in between.
 
     Invariants: waiting and finished requests refer to no block; a step computes something whenever there is
-    work and no block is pinned or being read into, because the request that comes first in order can take the
+    work and no block is in a lease or being read into, because the request that comes first in order can take the
     blocks of all others, and fits alone.
     """
 
@@ -40,15 +40,16 @@ class Scheduler:
         self._settings = settings
         self.memory = BlockMemory(settings.mocker_kv_blocks)
         self.pool = BlockPool(settings.mocker_kv_blocks, keep_freed=settings.mocker_prefix_caching)
-        self.pins = Pins(self.pool, settings.most_pinned)
+        self.leases = Leases(self.pool, settings.most_leased)
+        self.pool.report_references(self.leases.note)
         self._running: list[Sequence] = []
-        """In order of admission."""
+        """Requests in order of admission."""
         self._waiting: list[Sequence] = []
-        """Sorted by `order`."""
+        """Requests sorted by `order`."""
         self._loading: list[Sequence] = []
-        """Blocks of theirs are being read."""
+        """Requests whose blocks are being read."""
         self._loaded: list[Sequence] = []
-        """Have all blocks of their prompts, and wait for a place."""
+        """Requests that have all blocks of their prompts, and wait for a place."""
         self._submitted = 0
 
     @property
@@ -58,7 +59,8 @@ class Scheduler:
     @property
     def load(self) -> Load:
         waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
-        return Load(len(self._running), waiting, self.pool.usage, self.pool.pinned_only)
+        total, kept = self.pool.total, self.leases.kept()
+        return Load(len(self._running), waiting, (total - self.pool.free - kept) / total, kept / total)
 
     def submit(
         self,
@@ -98,7 +100,7 @@ class Scheduler:
     def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
         draft = Draft(self._settings.mocker_max_num_batched_tokens)
-        # Not before the plan stands: who is preempted in a step computes nothing in it.
+        # Not before the plan stands: a request that is preempted in a step computes nothing in it.
         for sequence, count in self._plan_running(draft).items():
             self._compute(sequence, count, draft)
         if not draft.preempted:
@@ -136,7 +138,7 @@ class Scheduler:
         self._loaded.append(sequence)
 
     def _plan_running(self, draft: Draft) -> dict[Sequence, int]:
-        """How much of each running request to compute, its blocks provided, after some have made way for that."""
+        """Decide how much of each running request to compute, and provide the blocks, preempting others if need be."""
         planned: dict[Sequence, int] = {}
         budget, index = draft.budget, 0
         while index < len(self._running) and budget > 0:
@@ -170,7 +172,7 @@ class Scheduler:
             if self._blocks_of(len(sequence.tokens)) - len(hits) > self.pool.free_beside(hits):
                 break
             self._waiting.pop(0)
-            self.pool.acquire(hits)
+            self.pool.refer(hits)
             sequence.blocks, cached = hits, len(hits)
             sequence.computed = cached * block_size
             pull, sequence.pull = sequence.pull, None
@@ -206,8 +208,8 @@ class Scheduler:
         return True
 
     def _compute(self, sequence: Sequence, count: int, draft: Draft) -> None:
-        """As in vLLM, blocks are found in the cache from now on, before they are written: who shares them
-        computes later, in the same step or another one."""
+        """Compute `count` tokens more. As in vLLM, their blocks are found in the cache from now on, before they are
+        written: a request that shares them computes later, in the same step or another one."""
         before = sequence.computed // self._settings.mocker_block_size
         sequence.computed += count
         draft.computed[sequence] = count
@@ -217,12 +219,12 @@ class Scheduler:
             draft.fillings.append(Filling(tuple(sequence.blocks[: len(hashes)]), tuple(hashes), before))
 
     def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
-        """Of the blocks that are full of computed tokens."""
+        """Hashes of the blocks that are full of computed tokens."""
         block_size = self._settings.mocker_block_size
         return sequence.hashes(sequence.computed // block_size, block_size)
 
     def _register(self, sequence: Sequence, start: int) -> list[BlockHash]:
-        """Have full blocks from index `start` on found in the cache. Returns the hashes of all."""
+        """Enter full blocks from index `start` on in the cache. Returns the hashes of all."""
         hashes = self._full_hashes(sequence)
         for index in range(start, len(hashes)):
             self.pool.register(sequence.blocks[index], hashes[index])
@@ -240,14 +242,14 @@ class Scheduler:
             if sequence.hold is not None:
                 # Again, because a block elsewhere that had the same content may be gone by now.
                 blocks = self.pool.match(self._register(sequence, 0))
-                self.pins.add(sequence.hold.name, blocks, now + sequence.hold.seconds)
+                self.leases.take(Key("hold", str(sequence.hold.name)), blocks, now + sequence.hold.seconds)
             self._free(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=lambda waiting: waiting.order)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.give_up(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0
 

@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler."""
+"""State of a request in the scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_local.engine.mocker.sampling import Sampling
 
 @dataclass(frozen=True)
 class Hold:
-    """When the request has finished, its full blocks are kept under this name for so long."""
+    """Wish to keep the full blocks of a request under this name for so long after it has finished."""
 
     name: RequestEpoch
     seconds: float
@@ -37,7 +37,7 @@ class Sequence:
     """Number of tokens, prompt included, at which it is finished whatever they are."""
     root: BlockHash
     state: int
-    """Of the context (tokens.py), drawn tokens included."""
+    """State of the context (tokens.py), drawn tokens included."""
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     """Tokens whose KV is in the blocks."""
@@ -78,7 +78,8 @@ class Sequence:
             self.finish = "length"
 
     def _stops(self, token_id: int) -> bool:
-        """As in vLLM: the end-of-sequence token comes first, without stop reason; a stop token is its own."""
+        """Whether the token ends the request. As in vLLM, the end-of-sequence token comes first, without a stop reason;
+        a stop token is its own reason."""
         sampling = self.sampling
         if len(self.tokens) - self.prompt_tokens <= sampling.min_tokens:
             return False

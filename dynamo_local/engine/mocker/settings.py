@@ -69,7 +69,7 @@ class MockerSettings:
                 continue
             _check(spec.name, getattr(self, spec.name), **{key: spec.metadata[key] for key in _LIMITS})
         if self.mocker_kv_blocks * self.mocker_block_size < 2:
-            raise ConfigError("the KV cache holds no request", "raise mocker-kv-blocks or mocker-block-size")
+            raise ConfigError("the KV cache is too small for a request", "raise mocker-kv-blocks or mocker-block-size")
 
     @property
     def context_limit(self) -> int:
@@ -77,17 +77,17 @@ class MockerSettings:
         return min(self.mocker_max_model_len, self.mocker_kv_blocks * self.mocker_block_size)
 
     @property
-    def most_pinned(self) -> int:
-        """Blocks that can be kept for readers."""
+    def most_leased(self) -> int:
+        """Count of blocks that can be kept for readers."""
         return int(self.mocker_kv_blocks * self.mocker_max_pinned_share)
 
     def transfer_s(self, blocks: int) -> float:
-        """How long it takes to read so many blocks from another engine, in seconds."""
+        """Time that reading so many blocks from another engine takes, in seconds."""
         modelled = self.mocker_transfer_base_ms / 1e3 + blocks * self.mocker_transfer_us_per_block / 1e6
         return modelled / self.mocker_speedup
 
     def step_s(self, prefill_tokens: int, decode_seqs: int) -> float:
-        """How long a step takes that computes this much, in seconds."""
+        """Time of a step that computes this much, in seconds."""
         variable_us = prefill_tokens * self.mocker_prefill_us_per_token + decode_seqs * self.mocker_decode_us_per_seq
         return (self.mocker_step_base_ms / 1e3 + variable_us / 1e6) / self.mocker_speedup
 

@@ -1,4 +1,4 @@
-"""Which token follows a context: a deterministic function of the adapter and all token ids, in order, and nothing else.
+"""Next token of a context: a deterministic function of the adapter and all token ids, in order, and nothing else.
 
 A context is folded into 64 bits, one token at a time, so a token costs O(1), and a request that is replayed
 from its prompt and the tokens accepted so far continues as it would have. The same in every process.

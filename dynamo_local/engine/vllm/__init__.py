@@ -7,4 +7,4 @@ The only package that imports vllm or torch, so that an upgrade of vLLM touches 
 from __future__ import annotations
 
 VLLM_PRELOAD = f"{__name__}.preload"
-"""For `@service(preload=...)`."""
+"""Module to import before a worker is forked (`@service(preload=...)`)."""

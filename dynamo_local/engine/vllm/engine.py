@@ -1,4 +1,4 @@
-"""A vLLM engine in the hands of a worker: the engine core in processes of its own, without vLLM's frontend."""
+"""A worker's vLLM engine: the engine core in processes of its own, without vLLM's frontend."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.shared_memory import note_segments
+from dynamo_local.engine.vllm.tuning import TuningSettings
+from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
 _GONE_S = 5.0
-"""For processes that were killed to be gone, with their devices' memory. It takes long only where a driver hangs."""
+"""Deadline for killed processes to be gone, with their devices' memory. Only a driver that hangs needs as long."""
 
 
 @dataclass
@@ -45,9 +47,9 @@ class _Live:
     position: int
     hold_s: float = 0.0
     pulling: bool = False
-    """It may still be reading another engine's blocks."""
+    """Blocks of another engine may still be read for it."""
     stays: int = 0
-    """Tokens that it begins with, if it is to wait for more when it has finished."""
+    """Tokens of its context at the start, if it is to wait for more when it has finished; otherwise 0."""
 
 
 class VllmEngine:
@@ -55,7 +57,7 @@ class VllmEngine:
 
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
     environment.py. `kv_transfer`: whether KV blocks can be pulled from this engine, and by it, as far as its model
-    allows that. `grammar_timeout_s`: see grammar_deadline.py. `tasks`: whose failure is the worker's.
+    allows that. `grammar_timeout_s`: time for a grammar to compile. `tasks`: a task that fails there ends the worker.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class VllmEngine:
         self._pull: PullHost | None = None
         self._live: dict[str, _Live] = {}
         self._names: dict[RequestEpoch, str] = {}
-        """Those that the engine core has under another name: they have grown from a warm request."""
+        """Names in the engine core of requests that have grown from a warm request, and have its name."""
         self._warm: dict[RequestEpoch, Warm] = {}
-        """Warm requests that have finished."""
+        """Warm requests that have finished, and wait for more input."""
         self._held: dict[str, float] = {}
-        """Finished requests whose blocks are held, and until when."""
+        """Finished requests whose blocks are held, each with the time of its end (CLOCK_MONOTONIC)."""
         # One thread for the engine's whole life: its processes are forked from it, and the kernel kills them when the
         # thread that forked them ends (process/ancestry.py).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
@@ -116,10 +118,11 @@ class VllmEngine:
         self._pull = await open_pull(launched.core, launched.vllm_config, launched.adapters, identity)
         self._no_transfer = self._pull.unsupported
         if self._no_transfer is not None:
-            _log.warning("this engine lends and borrows no KV: %s", self._no_transfer)
+            _log.warning("this engine transfers no KV: %s", self._no_transfer)
 
     async def _launch(self, progress: Progress) -> Launched:
-        self._binding = soft_binding(self._threads, lambda: bool(self._live))
+        if build_settings(TuningSettings, "the engine", self._config).cpu_tuning:
+            self._binding = soft_binding(self._threads, lambda: bool(self._live))
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))
@@ -147,7 +150,7 @@ class VllmEngine:
         self._names[current] = kept.name
         grown = await self._pull.grow(kept, work, stays=warm)
         if not grown:
-            # Whatever there is of that name is not what it was taken for.
+            # The request of that name in the engine core is not the one that it was taken for.
             await self.cancel([current])
         return grown
 
@@ -182,11 +185,11 @@ class VllmEngine:
         if self._pull is not None and held:
             self._pull.release(holds=held)
         if self._pull is not None and any(live.pulling for live in dropped.values()):
-            # Whoever has cancelled may unpin: not before these requests can count as read no more.
+            # The caller may unpin next, which it must not before the engine core has given up these reads.
             await self._pull.settle()
 
     def _take_out(self, request: RequestEpoch) -> list[tuple[str, _Live]]:
-        """The request, if it is under way, by its name in the engine core."""
+        """Remove a request that is under way. Returns it by its name in the engine core."""
         name = self._names.pop(request, str(request))
         live = self._live.get(name)
         if live is None or live.current != request:
@@ -270,7 +273,7 @@ class VllmEngine:
 
 
 def _info(vllm_config: Any, pull: PullHost | None, no_transfer: str | None) -> EngineInfo:
-    """What the engine came up with: the client has written the engine's own figures into the configuration."""
+    """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
     from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
 
     return EngineInfo(

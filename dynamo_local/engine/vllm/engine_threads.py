@@ -19,11 +19,11 @@ from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_o
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
-"""While the engine starts, or has requests."""
+"""Interval of looks while the engine starts, or has requests."""
 
 
 class EngineThreads:
-    """Of all processes that one thread of this process has forked, and that these have forked."""
+    """Threads of all processes that one thread of this process has forked, and that these have forked in turn."""
 
     def __init__(self) -> None:
         self._forked_in = 0
@@ -31,7 +31,7 @@ class EngineThreads:
         self._waited_s = 0.0
 
     def forked_here(self) -> None:
-        """The calling thread is that one."""
+        """Note that the engine's processes are forked by the calling thread."""
         self._forked_in = threading.get_native_id()
 
     def pids(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class EngineThreads:
         return times_of_all(self.pids())
 
     def waited_s(self) -> float:
-        """For how long they have waited for a core since this was first asked, all together."""
+        """Time that all threads together have waited for a core since the first call, in seconds."""
         now, (then, before), after = time.monotonic(), self._seen, self.times()
         self._seen = now, after
         if before:
@@ -75,12 +75,12 @@ class SoftBinding:
         self._wanted = asyncio.Event()
         self._binding = Binding(home, home)
         self._away: set[frozenset[int]] = set()
-        """Where it has been since it left home."""
+        """Sets of cores that the engine has been bound to since it left its own."""
         self._left: dict[int, frozenset[int]] = {}
-        """By thread that went along: the cores that it had at home."""
+        """Cores to bind threads to again that were bound to other ones, by thread."""
 
     def bind_forks(self) -> None:
-        """Have what this process forks from now on begin on these cores. What that forks in turn inherits them."""
+        """Bind what this process forks from now on to these cores. Processes that those fork inherit them."""
         host = os.getpid()
 
         def settle() -> None:
@@ -91,7 +91,7 @@ class SoftBinding:
 
     @contextmanager
     def starting(self, tasks: TaskGuard) -> Iterator[None]:
-        """From now on it looks, and all the time in this context."""
+        """Start the task that looks at the cores. In this context it looks all the time, as with a busy engine."""
         self._starting = True
         self.wake()
         self._looking = tasks.spawn("cores", self._run())
@@ -101,7 +101,7 @@ class SoftBinding:
             self._starting = False
 
     def wake(self) -> None:
-        """The engine has something to do."""
+        """Note that the engine has something to do."""
         self._wanted.set()
 
     def close(self) -> None:
@@ -130,10 +130,10 @@ class SoftBinding:
     def _move(self) -> None:
         cores = ",".join(map(str, sorted(self._binding.cores)))
         if self._binding.at_home:
-            _log.info("back on the slot's cores (%s): nobody else computes there any more", cores)
+            _log.info("the engine returns to its slot's cores (%s): no other process computes there any more", cores)
             self._return()
         else:
-            _log.info("to other cores (%s): somebody else computes on those of the slot", cores)
+            _log.info("the engine moves to other cores (%s): another process computes on those of its slot", cores)
             self._away.add(self._binding.cores)
             self._leave()
 
@@ -159,7 +159,7 @@ class SoftBinding:
 def soft_binding(
     threads: EngineThreads, busy: Callable[[], bool], environ: Mapping[str, str] = os.environ
 ) -> SoftBinding | None:
-    """As the worker's device claim says. None: it has no cores of its own."""
+    """Make the binding that the worker's device claim asks for. None: the worker has no cores of its own."""
     slots = environ.get(CPU_CORES_VARIABLE)
     if not slots:
         return None

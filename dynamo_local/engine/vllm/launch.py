@@ -12,19 +12,15 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
-from dynamo_local.engine.vllm.environment import (
-    compile_nothing,
-    leave_memory_where_it_is,
-    settle_threads,
-    start_ranks_on_their_slots,
-)
-from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings, other_people, why_not_beside
-from dynamo_local.engine.vllm.kv.pull.messages import HOST_PID
-from dynamo_local.engine.vllm.patches.futex_wait import wait_without_spinning
-from dynamo_local.engine.vllm.patches.table import applies, require
-from dynamo_local.engine.vllm.patches.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.environment import settle_threads
+from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
+from dynamo_local.engine.vllm.patches.check import applies, require
+from dynamo_local.engine.vllm.patches.requests import patch_requests
+from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
-from dynamo_local.process.ancestry import let_forks_lead_sessions, prepare_forks
+from dynamo_local.engine.vllm.tuning import TuningSettings, tune_cpu_engine
+from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.sdk.config.schema import build_settings
 
 _log = logging.getLogger(__name__)
@@ -34,7 +30,7 @@ NO_TRANSFER = "the engine is not set up for KV transfer (kv-transfer)"
 
 @dataclass(frozen=True)
 class Launched:
-    """An engine core that runs."""
+    """Engine core that runs."""
 
     core: Any
     """vLLM's client of it."""
@@ -42,9 +38,9 @@ class Launched:
     adapters: Any
     """A lora.Adapters."""
     identity: Mapping[str, str] | None
-    """What its KV is of (identity.model_identity). None: its KV is not transferred."""
+    """Identity of its model (identity.model_identity). None: its KV is not transferred."""
     no_transfer: str | None
-    """Why not."""
+    """Reason why its KV is not transferred."""
 
 
 def launch(
@@ -59,9 +55,6 @@ def launch(
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor.abstract import Executor
 
-    from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
-    from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
-    from dynamo_local.engine.vllm.requests.continuing import install
     from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")
@@ -69,7 +62,7 @@ def launch(
     configured = build_settings(AdapterSettings, "the engine", config).adapters
 
     def arguments() -> Any:
-        """New ones each time: vLLM settles some of them in place."""
+        """Parse them anew each time: vLLM changes some of them in place."""
         return AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
 
     adapters = Adapters(configured, enabled=bool(arguments().enable_lora))
@@ -82,33 +75,23 @@ def launch(
             args.kv_transfer_config = transfer
         return args.create_engine_config()
 
-    # Where it is in ordinary memory, KV is read without a port.
-    settings = build_settings(NeighbourSettings, "the engine", config)
-    open_port = None if current_platform.is_cpu() else why_not_beside(other_people(), settings)
-    vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port)
+    # In ordinary memory, KV is read without a port.
+    settings = build_settings(LocalUserSettings, "the engine", config)
+    open_port = None if current_platform.is_cpu() else why_port_forbidden(other_users(), settings)
+    tuned = build_settings(TuningSettings, "the engine", config).cpu_tuning
+    vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port, tuned=tuned)
     if current_platform.is_cpu():
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
         # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        leave_memory_where_it_is()
-        wait_without_spinning()
-        share_process_groups()
-        if vllm_config.model_config.enforce_eager:
-            compile_nothing()
-        if binding is not None:
-            # Of the engine's processes, which are forked from here: vLLM binds spawned ones only.
-            binding.bind_forks()
-            start_ranks_on_their_slots()
-            # Who computes without a pause, and who is awake for moments: the kernel is to tell them apart.
-            let_forks_lead_sessions()
-    # OpenMP's number of threads belongs to a thread, and the engine's processes are forked from this one.
+        if tuned:
+            tune_cpu_engine(binding, eager=vllm_config.model_config.enforce_eager)
+    # The number of OpenMP threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()
     threads.forked_here()
-    # For processes that are forked; those that are spawned load plugin.py.
-    install()
-    bound_compilation()
-    give_each_its_own()
+    # For forked processes; spawned ones load plugin.py.
+    patch_requests()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
@@ -117,18 +100,19 @@ def launch(
 
 
 def _set_up_transfer(
-    configuration: Callable[..., Any], wanted: bool, forbidden: str | None = None
+    configuration: Callable[..., Any], wanted: bool, forbidden: str | None = None, *, tuned: bool = True
 ) -> tuple[Any, Mapping[str, str] | None, str | None]:
-    """vLLM's configuration, with KV transfer if it is wanted and can be had; what the KV is of then, else why not.
-    `forbidden`: why it may not be.
+    """Make vLLM's configuration, with KV transfer if it is wanted and possible.
 
-    Some models vLLM would refuse to start with a KV connector. So it is asked without one first.
+    Returns it with the identity of the model, or with the reason why KV is not transferred. `forbidden` is such a
+    reason; `tuned`: see tuning.py. vLLM refuses to configure some models with a KV connector, so the first
+    configuration has none.
     """
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER
-    if not applies("KV transfer"):
-        return vllm_config, None, "it is not known how, with this version of vLLM"
+    if not all(applies(name) for name in KV_PATCHES):
+        return vllm_config, None, "KV transfer does not know this version of vLLM"
     from dynamo_local.engine.vllm.kv.identity import model_identity, why_not_lent
 
     if vllm_config.kv_transfer_config is not None:
@@ -136,13 +120,13 @@ def _set_up_transfer(
         raise EngineError(what, "leave out either it or them")
     why = forbidden or why_not_lent(vllm_config)
     if why is not None:
-        _log.warning("kv-transfer is off, this engine lends and borrows no KV: %s", why)
+        _log.warning("kv-transfer is off, this engine transfers no KV: %s", why)
         return vllm_config, None, why
-    return configuration(_transfer_config()), model_identity(vllm_config), None
+    return configuration(_transfer_config(tuned)), model_identity(vllm_config), None
 
 
-def _transfer_config() -> Any:
-    """Of vLLM, for prefix pull."""
+def _transfer_config(tuned: bool) -> Any:
+    """Make vLLM's configuration of the connector for prefix pull."""
     from vllm.config import KVTransferConfig
 
     # Buffers are on the engine's own device, and every start makes an engine id of its own: vLLM's defaults.
@@ -152,10 +136,11 @@ def _transfer_config() -> Any:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
-            # What is known of engines that nobody has read from for so long, dead ones mostly, is forgotten.
+            # Forget engines, dead ones mostly, that nothing was read from for so long.
             "engine_ttl": 300.0,
-            # Threads that share the work of many small reads: more than there is, on one machine.
+            # No threads that share the work of many small reads: on one machine there is not so much.
             "num_threads": 0,
             HOST_PID: os.getpid(),
+            CPU_TUNING: tuned,
         },
     )

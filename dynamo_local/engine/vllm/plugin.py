@@ -1,51 +1,38 @@
-"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`).
+"""vLLM's plugin (entry point `vllm.general_plugins`): runs in every process that vLLM starts.
 
 vLLM's engine and worker processes outlive a parent that is killed, and know no requests that have begun elsewhere.
-Forked ones are covered from before they start (engine.py); spawned ones, as on GPUs, begin from nothing and load this.
-
-They also take seconds to end: each looks for garbage in all that it has ever imported. (It had been told not to, by
-gc.freeze, and vLLM takes that back first, for engines that end within a process that goes on.) In a forked process that
-copies most of what it shares with the others, too. What such a process holds, the kernel takes back.
+Forked processes inherit the remedies (launch.py); spawned processes, as on GPUs, begin from nothing and load this.
 """
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
-from dynamo_local.engine.vllm.shared_memory import name_segments
+from dynamo_local.engine.vllm.patches.processes.garbage import keep_frozen
+from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.process.ancestry import die_with_parent
 from state.holding import Bound, mark
 
 _marks: list[Bound] = []
-"""Never given back but by the kernel."""
+"""Marks of this process' devices. The kernel gives them back when the process ends."""
 
 
 def register() -> None:
-    """If this process is one of this project's workers, or a child of it: have it end at once when it ends. If it is a
-    child, have it killed when its parent dies, say on which devices it is, and continue requests.
+    """Apply the patches of an engine's processes, if this process is a worker of this project or a child of one.
 
-    Anywhere else this leaves vLLM alone.
+    A child is also killed when its parent dies, and marked with the devices that it is on. In any other process this
+    leaves vLLM alone.
     """
     if WATCHER_ENV not in os.environ:
         return
-    gc.unfreeze = _stay_frozen
+    keep_frozen()
     name_segments(os.environ)
     parent = multiprocessing.parent_process()
     if parent is not None:
         die_with_parent(parent.pid)
-        # Not inherited where it was spawned. Nobody needs to be asked: its parent is on them.
+        # A spawned process does not inherit the mark. No claim is needed: the parent has the devices.
         _marks.extend(mark(os.environ))
-        from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
-        from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
-        from dynamo_local.engine.vllm.requests.continuing import install
-
-        install()
-        bound_compilation()
-        give_each_its_own()
-
-
-def _stay_frozen() -> None:
-    """In place of gc.unfreeze."""
+        patch_requests()

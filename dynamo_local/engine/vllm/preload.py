@@ -20,7 +20,7 @@ READ_LATER = (
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_CPU_OMP_THREADS_BIND",
 )
-"""vLLM, torch and CUDA read these when an engine starts; OpenMP is told anew (`settle`)."""
+"""vLLM, torch and CUDA read these when an engine starts; `settle` sets OpenMP anew."""
 
 _MODULES = (
     # The worker's host.
@@ -45,7 +45,7 @@ _MODULES = (
 
 
 def unfit() -> str | None:
-    """Why this process cannot be forked."""
+    """Say why this process cannot be forked; None if it can."""
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = str(descriptor.readlink())
@@ -58,11 +58,11 @@ def unfit() -> str | None:
 
 
 def settle() -> None:
-    """In a forked process: what was decided at import and is to be decided anew."""
+    """Decide anew, in a forked process, what was decided at import."""
     import numpy as np
 
     settle_threads(os.environ)
-    np.random.seed()  # the one that is shared by all who do not make their own
+    np.random.seed()  # the generator that code without one of its own shares
     tempfile.tempdir = None
 
 
@@ -76,11 +76,11 @@ def _import() -> None:
     import setproctitle
     from vllm.platforms import current_platform
 
-    # It looks for the place of command line and environment when it is first used, and does not find it in a process
-    # whose environment was replaced. vLLM names its engine's processes with it.
+    # vLLM names its engine's processes with setproctitle, which looks for the place of command line and environment at
+    # its first use, and does not find it in a process whose environment was replaced.
     setproctitle.getproctitle()
 
-    # Which worker it is depends on the platform.
+    # The class of the worker depends on the platform.
     if current_platform.is_cpu():
         importlib.import_module("vllm.v1.worker.cpu_worker")
         importlib.import_module("vllm.v1.attention.backends.cpu_attn")

@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.process.groups import children_of
 
 _WORKER = b"::Worker"
-"""In the title that vLLM gives to a worker's process. (An engine core may have other children, which come and go.)"""
+"""Part of the title of a worker's process of vLLM. (An engine core has other children, too, which come and go.)"""
 
 
 class EngineProcesses:
-    """Calls `on_end` when one of them has ended, unless it is closed before. Needs a running event loop."""
+    """Watched processes. `on_end` is called when one has ended, unless `close` comes first. Needs a running loop."""
 
     def __init__(self, pids: Iterable[int], on_end: Callable[[], None]) -> None:
         self.pids = tuple(pids)
@@ -39,8 +39,8 @@ class EngineProcesses:
             self._loop.add_reader(descriptor, self._ended)
 
     async def kill(self, deadline_s: float) -> None:
-        """End them at once, and wait until they are gone with what they hold. Their children are spared: resource
-        trackers among them remove the shared memory of the dead."""
+        """Kill the processes, and wait until they are gone with what they hold. Their children are spared: resource
+        trackers among them remove the shared memory of killed processes."""
         self.forget()
         for descriptor in self._descriptors:
             with suppress(ProcessLookupError):
@@ -51,14 +51,14 @@ class EngineProcesses:
                     await self._gone(descriptor)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Stop watching, and close the descriptors."""
         self.forget()
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
 
     def forget(self) -> None:
-        """Tell of no end any more."""
+        """Stop watching: `on_end` is not called any more."""
         for descriptor in self._descriptors:
             self._loop.remove_reader(descriptor)
 
@@ -76,8 +76,8 @@ class EngineProcesses:
 
 
 def watch_processes(core: Any) -> EngineProcesses | None:
-    """Of a client of vLLM's: its engine core, and the workers of that. When one has ended, the client behaves as if
-    vLLM had noticed. None: this vLLM's cannot be watched, and it notices by itself."""
+    """Watch the engine core of a client of vLLM's, and its workers. When one has ended, the client behaves as if vLLM
+    had noticed. None: processes of this version of vLLM cannot be watched, and vLLM notices by itself."""
     if not applies("watching the engine's processes"):
         return None
     from vllm.v1.engine.exceptions import EngineDeadError

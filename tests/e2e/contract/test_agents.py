@@ -25,11 +25,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.distributed.nixl_utils import NixlWrapper
 
 from dynamo_local.engine.vllm.kv import identity, memory_agent
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent, memory_agents
+from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.launch import _set_up_transfer
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents
 from tests.e2e.kv.agent_source import COUNT, PIECE, agent_of
 
 PATIENCE_S = 60.0
@@ -43,7 +44,7 @@ def pieces(address: int) -> Any:
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], bytes, int]]:
-    """Its process, what it says of itself, and where its memory is: each piece full of its number."""
+    """Start a source. Returns its process, metadata, and the address of its memory, each piece full of its number."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.kv.agent_source", request.param],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""How requests of earlier epochs are put into the pinned vLLM, part by part. test_fidelity.py has the whole."""
+"""Requests of earlier epochs in the pinned vLLM, part by part. test_fidelity.py has the whole."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.continuing import install
 from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
 from state.devices import DEVICES_VARIABLE
 from state.holding import NAMES, on_device
@@ -42,13 +42,13 @@ MAX_TOKENS, MIN_TOKENS = 20, 15
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    install()
+    continue_requests()
 
 
 def core_request(
     output: Sequence[int] = OUTPUT, *, forgotten: tuple[str, ...] = (), **options: Any
 ) -> EngineCoreRequest:
-    """As a worker makes it of a submission."""
+    """Make the request as a worker does of a submission."""
     left = {"max_tokens": MAX_TOKENS - len(output), "min_tokens": MIN_TOKENS - len(output)}
     sampling = msgspec.msgpack.encode(SamplingParams(**{**left, **options}))
     context = [*PROMPT, *output]
@@ -92,7 +92,7 @@ def test_the_second_model_runner_is_told_which_tokens_are_prompt() -> None:
 
 
 def state(request: EngineCoreRequest, generator: torch.Generator | None = None) -> CachedRequestState:
-    """As vLLM's first model runner makes it of a request that is new to it."""
+    """Make the state as vLLM's first model runner does of a request that is new to it."""
     return CachedRequestState(
         req_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -113,7 +113,7 @@ def test_the_first_model_runner_has_its_output() -> None:
 
 
 def draw(generator: torch.Generator) -> int:
-    """As vLLM's sampler does on a CPU."""
+    """Draw as vLLM's sampler does on a CPU."""
     return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long).item())
 
 
@@ -155,7 +155,7 @@ def test_processes_that_vllm_spawns_continue_requests_and_are_on_their_devices(
     monkeypatch.setenv(WATCHER_ENV, "w")
     monkeypatch.setenv(DEVICES_VARIABLE, device)
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=load_general_plugins) as pool:
-        assert pool.submit(eval, MODULE_OF_THE_HOOK).result(PATIENCE_S) == install.__module__
+        assert pool.submit(eval, MODULE_OF_THE_HOOK).result(PATIENCE_S) == continue_requests.__module__
         (mark,) = on_device(NAMES.bound(), device)
         assert f"/{pool.submit(os.getpid).result(PATIENCE_S)}-" in mark
 

@@ -20,9 +20,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from dynamo_local.core.messages.work import Submit
+from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.continuing import install
-from dynamo_local.engine.vllm.requests.faults import told
+from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.quickstart import quickstart_model
 from tests.e2e.llm_server import PATIENCE_S
 
@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 @pytest.fixture
 def manager(tokenizer: Any) -> Iterator[StructuredOutputManager]:
     """vLLM's, as an engine core has it, with the library that it takes for most grammars."""
-    install()
+    continue_requests()
     config: Any = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(disable_any_whitespace=False),
         model_config=SimpleNamespace(
@@ -80,7 +80,7 @@ def begin(
 
 
 def sampled(manager: StructuredOutputManager, request: Request, *tokens: int) -> bool:
-    """As vLLM's scheduler takes them."""
+    """Accept tokens as vLLM's scheduler does."""
     return all(_take(manager, request, token) for token in tokens)
 
 
@@ -95,7 +95,7 @@ def of(tokenizer: Any, text: str) -> list[int]:
 
 
 def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault(manager: StructuredOutputManager) -> None:
-    cause, why = told(begin(manager, {"json": NOT_COMPILED}).trace_headers)
+    cause, why = cause_of(begin(manager, {"json": NOT_COMPILED}).trace_headers)
     assert cause == "request"
     assert "cannot be compiled" in why
     assert "Check failed" in why
@@ -108,21 +108,21 @@ def test_an_engine_that_compiles_nothing_is_at_fault_itself(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(manager.backend, "compile_grammar", fail)
-    assert told(begin(manager, {"regex": "a+"}).trace_headers)[0] is None
+    assert cause_of(begin(manager, {"regex": "a+"}).trace_headers)[0] is None
 
 
 def test_an_engine_that_compiles_with_another_library_is_at_fault_itself(manager: StructuredOutputManager) -> None:
-    assert told(begin(manager, {"json": NOT_COMPILED}, backend="guidance").trace_headers)[0] is None
+    assert cause_of(begin(manager, {"json": NOT_COMPILED}, backend="guidance").trace_headers)[0] is None
 
 
 def test_what_another_engine_has_compiled_is_not_the_requests_fault(
     manager: StructuredOutputManager, tokenizer: Any
 ) -> None:
-    assert told(begin(manager, {"json": NOT_COMPILED}, of(tokenizer, '"')).trace_headers)[0] is None
+    assert cause_of(begin(manager, {"json": NOT_COMPILED}, of(tokenizer, '"')).trace_headers)[0] is None
 
 
 def test_output_that_the_grammar_does_not_allow_is_lost_state(manager: StructuredOutputManager, tokenizer: Any) -> None:
-    assert told(begin(manager, {"regex": "ab+"}, of(tokenizer, "ax")).trace_headers)[0] == "lost"
+    assert cause_of(begin(manager, {"regex": "ab+"}, of(tokenizer, "ax")).trace_headers)[0] == "lost"
 
 
 @pytest.mark.parametrize("output", ["", "a", "abb"])
@@ -130,7 +130,7 @@ def test_a_wrong_token_is_the_engines_fault(manager: StructuredOutputManager, to
     request = begin(manager, {"regex": "ab+"})
     assert sampled(manager, request, *of(tokenizer, output))
     assert not sampled(manager, request, *of(tokenizer, "x"))
-    assert told(request.trace_headers)[0] is None
+    assert cause_of(request.trace_headers)[0] is None
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
@@ -142,7 +142,7 @@ def test_a_sampler_that_was_left_no_token_is_the_requests_fault(
     request = begin(manager, {"regex": "aab"}, output[:earlier], allowed_token_ids=of(tokenizer, "a"))
     assert sampled(manager, request, *output[earlier:])
     assert not sampled(manager, request, *of(tokenizer, "a"))
-    cause, why = told(request.trace_headers)
+    cause, why = cause_of(request.trace_headers)
     assert (cause, "after 2 tokens" in why) == ("request", True)
 
 
@@ -152,11 +152,11 @@ def test_words_that_are_forbidden_leave_no_token_either(manager: StructuredOutpu
     request.sampling_params._bad_words_token_ids = [of(tokenizer, "aab")]
     assert sampled(manager, request, *of(tokenizer, "aa"))
     assert not sampled(manager, request, *of(tokenizer, "a"))
-    assert told(request.trace_headers)[0] == "request"
+    assert cause_of(request.trace_headers)[0] == "request"
     # Not there, where something else may still follow.
     request = begin(manager, {"regex": "aab"})
     assert request.sampling_params is not None
     request.sampling_params._bad_words_token_ids = [of(tokenizer, "xab")]
     assert sampled(manager, request, *of(tokenizer, "aa"))
     assert not sampled(manager, request, *of(tokenizer, "a"))
-    assert told(request.trace_headers)[0] is None
+    assert cause_of(request.trace_headers)[0] is None

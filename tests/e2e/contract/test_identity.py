@@ -1,4 +1,4 @@
-"""Which of the pinned vLLM's arguments change what a KV block holds: all of them, so that a new one is noticed."""
+"""Arguments of the pinned vLLM that change what a KV block holds: all are classified, so that a new one is noticed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEND_NOTHING = {
 """See identity.why_not_lent: with these, there is nothing to be compared."""
 
 OF_ADAPTERS = {"enable_mixed_moe_lora_format", "enable_moe_shared_loras", "lora_dtype", "lora_target_modules"}
-"""In the fingerprints of adapters."""
+"""Settings in the fingerprints of adapters."""
 
 MATTER_NOT: Mapping[str, set[str]] = {
     "room, and how many requests share it": {

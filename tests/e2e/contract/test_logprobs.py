@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
+from dynamo_local.engine.vllm.patches.requests.token_logprobs import separate_logprobs
 
 VOCABULARY = 16
 LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
@@ -24,11 +24,11 @@ LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("forward", "gather_specific_token_logprobs"):
         monkeypatch.setattr(Sampler, name, getattr(Sampler, name))
-    give_each_its_own.__wrapped__()
+    separate_logprobs.__wrapped__()
 
 
 def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> LogprobsTensors:
-    """What is told of these rows, greedily sampled. `named` is by place in `rows`."""
+    """Sample these rows greedily, and return their log-probabilities. `named` is by place in `rows`."""
     empty = torch.empty(0)
     metadata = SamplingMetadata(
         temperature=None,
@@ -55,7 +55,7 @@ def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> L
 
 
 def row(told: LogprobsTensors, index: int, candidates: int) -> Any:
-    """Of one request, as its server reads it: the sampled token and so many candidates, and the rank of the former."""
+    """Read one request's, as its server does: the sampled token and so many candidates, and the rank of the former."""
     ids, values, ranks = (tensor[index].tolist() for tensor in told[:3])
     return ids[: candidates + 1], values[: candidates + 1], ranks
 

@@ -1,4 +1,4 @@
-"""What LoRA relies on in the pinned vLLM, and what its adapters are to the KV of a request."""
+"""LoRA in the pinned vLLM, and the adapters' part in the KV of a request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def work(adapter: str | None, **sampling: Any) -> Submit:
 
 
 def core_request(params: SamplingParams, adapter: str | None = None) -> EngineCoreRequest:
-    """As vLLM's server makes it: it numbers its adapters in its own way."""
+    """Request as vLLM's server makes it, which numbers its adapters in its own way."""
     server = Adapters([Adapter("robot", "/theirs/robot"), Adapter("pirate", "/theirs/pirate")], enabled=True)
     return EngineCoreRequest("r", [1, 2], None, params, None, 1.0, server.request(adapter), None, None)
 

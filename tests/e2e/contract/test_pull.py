@@ -1,4 +1,4 @@
-"""What prefix pull relies on in the pinned vLLM and NIXL, held to it: an upgrade that breaks something breaks here."""
+"""Prefix pull is held to the pinned vLLM and NIXL: an upgrade that breaks something breaks here."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ from vllm.v1.request import Request
 from vllm.v1.worker import kv_connector_model_runner_mixin
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
+from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import unsupported_layers
-from dynamo_local.engine.vllm.kv.leases import Key, Leases
+from dynamo_local.engine.vllm.kv.pull import scheduler as pull_scheduler
 from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
 from dynamo_local.engine.vllm.kv.pull.messages import Description, PullCounts
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats
@@ -54,7 +55,8 @@ from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource
-from dynamo_local.engine.vllm.patches.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
+from dynamo_local.engine.vllm.patches.tuning.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.requests import wire
 
 COUNTS = PullCounts(
@@ -123,7 +125,7 @@ def test_a_connector_sees_every_step_come_and_go_once() -> None:
 
 @pytest.mark.parametrize("reading", [True, False])
 def test_what_is_to_be_read_is_begun_before_the_step_computes(monkeypatch: pytest.MonkeyPatch, reading: bool) -> None:
-    """Where nothing is, the worker looks after its reads behind the computation, as vLLM has it."""
+    """Without reads to begin, the worker looks after its reads behind the computation, as vLLM has it."""
     scheduler = PullScheduler.__new__(PullScheduler)
     scheduler._fence, scheduler._posted, scheduler._strays = StepFence(), {}, Counter()
     scheduler._reading = {"r": [1]} if reading else {}
@@ -186,7 +188,7 @@ def test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up() -
     pool = BlockPool(num_gpu_blocks=12, enable_caching=True, hash_block_size=32)
     adapter = _Blocks(pool)
     leases = Leases(adapter, 12)
-    adapter.tell(leases.note)
+    report_references(pool, leases.note)
     drawn = random.Random(5)
     requests: list[list[Any]] = []
     kept = []
@@ -241,8 +243,8 @@ def test_only_full_attention_is_supported() -> None:
 @pytest.mark.parametrize(("size", "lends"), [(10, True), (70_000, False)])
 def test_metadata_that_is_too_long_is_told_of_instead(monkeypatch: pytest.MonkeyPatch, size: int, lends: bool) -> None:
     scheduler = PullScheduler.__new__(PullScheduler)
-    monkeypatch.setattr(scheduler, "identity_of", lambda *_: {})
-    monkeypatch.setattr(scheduler, "unsupported_layers", lambda _: None)
+    monkeypatch.setattr(pull_scheduler, "identity_of", lambda *_: {})
+    monkeypatch.setattr(pull_scheduler, "unsupported_layers", lambda _: None)
     monkeypatch.setattr(PullScheduler, "_block_bytes", lambda _: 1)
     scheduler.engine_id, scheduler.block_size, scheduler._compatibility = "e", 32, ""
     scheduler.vllm_config = scheduler.kv_cache_config = create_autospec(object)

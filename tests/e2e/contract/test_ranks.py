@@ -1,4 +1,4 @@
-"""What tensor parallelism on CPU slots, and a frontend beside it, rely on in the pinned vLLM."""
+"""Tensor parallelism on CPU slots, and a frontend beside it, are held to the pinned vLLM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-from dynamo_local.engine.vllm.environment import start_ranks_on_their_slots
 from dynamo_local.engine.vllm.frontend.server import _parse
+from dynamo_local.engine.vllm.patches.tuning.rank_cores import start_ranks_on_their_slots
 
 CORES = sorted(os.sched_getaffinity(0))
 

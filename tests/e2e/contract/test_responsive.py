@@ -32,10 +32,10 @@ from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.frontend.client_errors import ClientErrors
 from dynamo_local.engine.vllm.frontend.core_client import build
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads
-from dynamo_local.engine.vllm.frontend.preprocessing import LONG_TEXT, text_length
-from dynamo_local.engine.vllm.patches.grammar_deadline import bound_compilation
+from dynamo_local.engine.vllm.patches.frontend.preprocessing import LONG_TEXT, text_length
+from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.faults import told
+from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.quickstart import quickstart_model
 from tests.e2e.contract.test_vllm import OneByOne
 from tests.e2e.llm_server import PATIENCE_S
@@ -222,7 +222,7 @@ def manager(backend: SlowBackend, monkeypatch: pytest.MonkeyPatch) -> Structured
     for name in ("__init__", "_create_grammar"):
         monkeypatch.setattr(StructuredOutputManager, name, getattr(StructuredOutputManager, name))
     monkeypatch.setenv("DYN_GRAMMAR_TIMEOUT_S", f"{GRAMMAR_TIMEOUT_S}")
-    bound_compilation.__wrapped__()
+    limit_grammar_compilation.__wrapped__()
     config = AsyncEngineArgs(model=str(quickstart_model()), max_model_len=256).create_engine_config()
     manager = StructuredOutputManager(config)
     assert isinstance(manager.executor, GrammarThreads)
@@ -258,11 +258,11 @@ def test_an_engine_gives_up_a_grammar_that_takes_too_long(
     other = begun(manager, "other")
     for request in slow:
         assert isinstance(settled(request), Exception)
-        cause, why = told(request.trace_headers)
+        cause, why = cause_of(request.trace_headers)
         assert cause == "request"
         assert "takes longer than 0.3 s to compile (setting grammar-timeout-s)" in why
     assert settled(other).grammar == "other"
-    assert told(other.trace_headers)[0] is None
+    assert cause_of(other.trace_headers)[0] is None
 
 
 def test_a_grammar_that_nobody_waits_for_is_not_begun(manager: StructuredOutputManager, backend: SlowBackend) -> None:

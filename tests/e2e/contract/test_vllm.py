@@ -1,4 +1,4 @@
-"""What this project relies on in the pinned vLLM, held to it: an upgrade that breaks something breaks here."""
+"""This project is held to the pinned vLLM: an upgrade that breaks something breaks here."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from dynamo_local.engine.vllm.describe import TARGET, describe
-from dynamo_local.engine.vllm.environment import compile_nothing, leave_memory_where_it_is
-from dynamo_local.engine.vllm.patches.futex_wait import wait_without_spinning
+from dynamo_local.engine.vllm.patches.tuning.compilation import disable_compilation
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
+from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
 from dynamo_local.engine.vllm.requests import wire
 
 
@@ -231,7 +232,7 @@ async def test_failures_reach_the_request_they_belong_to_and_no_other() -> None:
 def test_what_vllm_marks_to_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(batched_count_greater_than, "_torchdynamo_orig_callable")
     monkeypatch.setattr(dynamo, "disable", dynamo.disable)
-    compile_nothing()
+    disable_compilation()
     counters.clear()
     ranks = batched_count_greater_than(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[2.0]]))
     assert ranks.tolist() == [2]
@@ -245,7 +246,7 @@ def test_workers_bind_memory_where_there_is_a_choice(
     bound: list[list[int]] = []
     monkeypatch.setattr(torch.ops._C, "init_cpu_memory_env", bound.append)
     monkeypatch.setattr(cpu_resource_utils, "get_memory_affinity", lambda: nodes)
-    leave_memory_where_it_is()
+    skip_memory_binding()
     assert "torch.ops._C.init_cpu_memory_env([memory_node])" in inspect.getsource(CPUWorker.__init__)
     torch.ops._C.init_cpu_memory_env([0])
     assert bound == ([[0]] if binds else [])
@@ -256,7 +257,7 @@ def test_processes_are_woken_up_by_what_comes(monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setattr(shm_broadcast, patched, getattr(shm_broadcast, patched))
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
     wait_without_spinning()
-    assert shm_broadcast.SpinCondition.__name__ == "Wakeups"
+    assert shm_broadcast.SpinCondition.__name__ == "FutexWait"
     writer = shm_broadcast.MessageQueue(n_reader=2, n_local_reader=2, max_chunk_bytes=1000)
     readers = [shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), rank) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:

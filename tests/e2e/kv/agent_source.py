@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
-from dynamo_local.engine.vllm.patches.nixl_threads import sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 PIECE, COUNT = 4096, 64
 

@@ -51,9 +51,9 @@ class Levers:
     reads_wait = property(lambda self: self._get(0), lambda self, on: self._set(0, on))
     """Reads do not begin."""
     reads_do_not_end = property(lambda self: self._get(1), lambda self, on: self._set(1, on))
-    """Nobody sees that they have."""
+    """Reads end, but are not seen to."""
     steps_are_slow = property(lambda self: self._get(2), lambda self, on: self._set(2, on))
-    """Each begins its computing late."""
+    """Steps begin to compute late."""
 
     def clear(self) -> None:
         self._memory[:] = bytes(len(self._memory))
@@ -63,7 +63,7 @@ Patch = Callable[[object, str, object], None]
 
 
 def make_reads_obey(levers: Levers, patch: Patch) -> None:
-    """In engines that start from now on."""
+    """Patch the workers of engines that start from now on."""
     from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
 
     begin, poll = PullWorker._read_blocks_for_req, PullWorker._pop_done_transfers
@@ -83,7 +83,7 @@ def make_reads_obey(levers: Levers, patch: Patch) -> None:
 
 
 def make_steps_obey(levers: Levers, patch: Patch) -> None:
-    """In engines that start from now on."""
+    """Patch the connectors of engines that start from now on."""
     from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
 
     bind = PrefixPullConnector.bind_connector_metadata
@@ -103,7 +103,7 @@ def _put_later(ready: Any, entry: Any) -> None:
 
 @dataclass
 class Answer:
-    """What a request has come to so far."""
+    """Output of a request so far."""
 
     tokens: list[int] = field(default_factory=list)
     cached: int | None = None
@@ -112,7 +112,7 @@ class Answer:
 
 
 class PullEngine:
-    """One engine. Prompts are greedy continuations that do not stop by themselves."""
+    """Engine under test. Prompts are greedy continuations that do not stop by themselves."""
 
     def __init__(self, name: str, private_dir: Path, **config: Any) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class PullEngine:
         self.engine = VllmEngine({**settings, **config}, private_dir, kv_transfer=True)
         self.load: Load | None = None
         self.most_pinned = 0.0
-        """Of all loads so far; a test may begin anew."""
+        """Highest of all loads so far; a test may begin anew."""
         self.pids: list[int] = []
         self._answers: dict[str, Answer] = {}
         self._changed = asyncio.Condition()
@@ -229,7 +229,7 @@ class PullEngine:
         await self.counts_until(lambda counts: (counts.used_blocks, counts.leases, counts.reads) == (0, 0, 0))
 
     async def ask(self, source: PullEngine, tokens: Sequence[int], lasts_s: float = LONG_S) -> PulledPrefix:
-        """What this engine lacks of a context, pinned at the source."""
+        """Pin what this engine lacks of a context at the source."""
         prefix = self.engine.prefix(tokens, None, None)
         assert prefix is not None
         cached = await self.engine.cached(prefix)

@@ -81,12 +81,12 @@ def text(answer: dict[str, Any]) -> str:
 
 
 def idle(workers: list[Presence]) -> bool:
-    """As `settled`, but for workers that have made no step since they were started, and so tell of no load."""
+    """Wait as `settled` does, for workers that have made no step since they were started, and so tell of no load."""
     return settled([w if w.load is not None else replace(w, load=NO_LOAD) for w in workers])
 
 
 def prompts(number: int) -> list[list[int]]:
-    """Of 1 to 4,000 tokens, short and long ones alike likely; the same ones first, however many."""
+    """Prompts of 1 to 4,000 tokens, short and long ones alike likely; the same ones first, however many."""
     draws = [random.Random(SEED + n) for n in range(number)]
     lengths = [1, 31, 32, 33, 64, 65, 2048, LONGEST]
     lengths += [round(LONGEST ** draw.random()) for draw in draws[len(lengths) :]]

@@ -288,7 +288,7 @@ async def test_preemption_at_both_sides(source: PullEngine, reader: PullEngine) 
 
 
 async def test_a_source_that_dies(source: PullEngine, reader: PullEngine, levers: Levers, tmp_path: Path) -> None:
-    """One reader has read from it before, and is about to again. The other one has never heard of it."""
+    """A reader has read from the source before, and is about to again. The other one does not know it."""
     victim = PullEngine("v", tmp_path / "victim")
     await victim.start()
     try:

@@ -118,7 +118,7 @@ def test_a_model_serves_survives_its_worker_and_moves_or_says_why_not(server: Ll
 def assert_said_once(server: LlmServer, why: list[str | None]) -> None:
     """In the logs, each time that one of the workers has started."""
     lines = [line for log in server.paths.logs_dir.iterdir() for line in log.read_text().splitlines()]
-    told = [line for line in lines if "this engine lends and borrows no KV" in line]
+    told = [line for line in lines if "this engine transfers no KV" in line]
     assert len(told) == (0 if why == [None, None] else 3)
     assert all(why[0] in line for line in told if why[0] is not None)
 

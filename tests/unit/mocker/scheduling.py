@@ -32,7 +32,7 @@ class Watched:
         self.settings = settings
         self.scheduler = Scheduler(settings)
         self.salts: dict[Sequence, str | None] = {}
-        """Of all requests that are not finished or cancelled."""
+        """Salts of all requests that are not finished or cancelled."""
         self.outcomes: list[StepOutcome] = []
 
     def submit(self, token_ids: list[int], sampling: Sampling, **how: Any) -> Sequence:
@@ -66,7 +66,7 @@ class Watched:
         return outcome
 
     def run(self) -> None:
-        """To the end of all requests, which is sure to come: every step computes something."""
+        """Step to the end of all requests, which is sure to come: every step computes something."""
         while self.scheduler.has_work:
             self.step()
         assert self.salts == {}
@@ -113,7 +113,7 @@ class Watched:
     @property
     def kept(self) -> bool:
         """Whether blocks are kept from requests that could run with them."""
-        return self.scheduler.pool.pinned > 0
+        return len(self.scheduler.leases.references) > 0
 
     @property
     def preemptions(self) -> int:
@@ -121,7 +121,7 @@ class Watched:
 
 
 def assert_exact(sequences: Iterable[Sequence]) -> None:
-    """Each has the tokens that the oracle says, whatever happened to it on the way."""
+    """Check that requests have the tokens that the oracle says, whatever happened to them on the way."""
     for sequence in sequences:
         prompt = sequence.tokens[: sequence.prompt_tokens]
         assert sequence.tokens[sequence.prompt_tokens :] == continuation(prompt, sequence.drawn, VOCAB_SIZE)

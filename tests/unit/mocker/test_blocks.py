@@ -14,15 +14,14 @@ HASHES = [bytes([i]) for i in range(9)]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A pool against a model: who holds or pins which blocks, and what each block was filled with."""
+    """A pool against a model: who refers to which blocks, and what each block was filled with."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
         self.held: list[list[int]] = []
-        self.pinned: list[list[int]] = []
         self.content: dict[int, BlockHash] = {}
-        """As last registered, and not taken for something else since."""
+        """Hashes as last registered, of blocks that were not taken for something else since."""
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
@@ -30,7 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
         referenced = self.referenced()
         blocks = self.pool.allocate(count)
         assert len(set(blocks)) == count
-        assert not (referenced | self.kept()) & set(blocks)
+        assert not referenced & set(blocks)
         for block in blocks:
             self.content.pop(block, None)
         self.held.append(blocks)
@@ -41,26 +40,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.allocate(self.pool.free + count)
 
     @rule(hashes=st.lists(st.sampled_from(HASHES), unique=True, max_size=4))
-    def acquire_what_is_cached(self, hashes: list[BlockHash]) -> None:
+    def refer_to_what_is_cached(self, hashes: list[BlockHash]) -> None:
         blocks = self.pool.match(hashes)
         assert [self.content[block] for block in blocks] == hashes[: len(blocks)]
         if len(blocks) < len(hashes):
             assert hashes[len(blocks)] not in self.content.values()
         beside = self.pool.free_beside(blocks)
-        self.pool.acquire(blocks)
+        self.pool.refer(blocks)
         assert self.pool.free == beside
         self.held.append(blocks)
-
-    @rule(hashes=st.lists(st.sampled_from(HASHES), unique=True, max_size=4))
-    def pin_what_is_cached(self, hashes: list[BlockHash]) -> None:
-        blocks = self.pool.match(hashes)
-        self.pool.pin(blocks)
-        self.pinned.append(blocks)
-
-    @precondition(lambda self: self.pinned)
-    @rule(data=st.data())
-    def unpin(self, data: st.DataObject) -> None:
-        self.pool.unpin(self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1))))
 
     @precondition(lambda self: any(self.held))
     @rule(data=st.data(), block_hash=st.sampled_from(HASHES))
@@ -72,24 +60,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+    def give_up(self, data: st.DataObject) -> None:
+        self.pool.give_up(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @invariant()
     def references_are_those_held(self) -> None:
         counts = Counter(block for blocks in self.held for block in blocks)
-        assert [self.pool.references(block) for block in range(TOTAL)] == [counts[b] for b in range(TOTAL)]
+        assert [self.pool.references_to(block) for block in range(TOTAL)] == [counts[b] for b in range(TOTAL)]
 
     @invariant()
-    def a_block_is_free_or_referenced_or_pinned(self) -> None:
-        assert self.pool.free + len(self.referenced() | self.kept()) == TOTAL
-        assert self.pool.usage == len(self.referenced()) / TOTAL
-        assert self.pool.pinned == len(self.kept())
-        assert self.pool.pinned_only == len(self.kept() - self.referenced()) / TOTAL
-
-    @invariant()
-    def what_is_pinned_keeps_its_content(self) -> None:
-        assert self.kept() <= self.content.keys()
+    def a_block_is_free_or_referenced(self) -> None:
+        assert self.pool.free + len(self.referenced()) == TOTAL
 
     @invariant()
     def each_content_is_found_in_its_block(self) -> None:
@@ -97,9 +78,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     def referenced(self) -> set[int]:
         return {block for blocks in self.held for block in blocks}
-
-    def kept(self) -> set[int]:
-        return {block for blocks in self.pinned for block in blocks}
 
 
 TestPool = PoolMachine.TestCase
@@ -116,9 +94,9 @@ def test_the_longest_free_block_is_evicted_first_and_blank_ones_before_it() -> N
     pool = BlockPool(4)
     first, second = filled(pool, b"1"), filled(pool, b"2")
     blank = pool.allocate(1)
-    pool.release(second)
-    pool.release(first)
-    pool.release(blank)
+    pool.give_up(second)
+    pool.give_up(first)
+    pool.give_up(blank)
     pool.allocate(2)
     assert pool.match([b"1"])
     assert pool.match([b"2"])
@@ -130,10 +108,10 @@ def test_the_longest_free_block_is_evicted_first_and_blank_ones_before_it() -> N
 def test_a_hit_makes_a_block_the_last_to_be_evicted() -> None:
     pool = BlockPool(2)
     for block_hash in (b"1", b"2"):
-        pool.release(filled(pool, block_hash))
+        pool.give_up(filled(pool, block_hash))
     hit = pool.match([b"1"])
-    pool.acquire(hit)
-    pool.release(hit)
+    pool.refer(hit)
+    pool.give_up(hit)
     pool.allocate(1)
     assert pool.match([b"1"])
     assert not pool.match([b"2"])
@@ -141,7 +119,7 @@ def test_a_hit_makes_a_block_the_last_to_be_evicted() -> None:
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     pool = BlockPool(3)
-    pool.release(filled(pool, b"1", b"2", b"3"))
+    pool.give_up(filled(pool, b"1", b"2", b"3"))
     pool.allocate(1)
     assert len(pool.match([b"1", b"2", b"3"])) == 2
 
@@ -149,13 +127,13 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
 def test_without_a_cache_free_blocks_are_found_by_nobody_and_taken_first() -> None:
     pool = BlockPool(4, keep_freed=False)
     first, second = filled(pool, b"1"), filled(pool, b"2")
-    pool.pin(pool.match([b"1"]))
-    pool.release(first)
-    pool.release(second)
+    pool.refer(pool.match([b"1"]))
+    pool.give_up(first)
+    pool.give_up(second)
     assert pool.match([b"1"]) == first
     assert pool.match([b"2"]) == []
     assert pool.allocate(1) == second
-    pool.unpin(first)
+    pool.give_up(first)
     assert pool.match([b"1"]) == []
     assert pool.allocate(1) == first
 
@@ -163,11 +141,11 @@ def test_without_a_cache_free_blocks_are_found_by_nobody_and_taken_first() -> No
 def test_a_shared_block_is_free_only_when_nobody_refers_to_it() -> None:
     pool = BlockPool(2)
     blocks = filled(pool, b"1")
-    pool.acquire(pool.match([b"1"]))
-    pool.release(blocks)
-    assert pool.usage == 0.5
-    pool.release(blocks)
-    assert pool.usage == 0.0
+    pool.refer(pool.match([b"1"]))
+    pool.give_up(blocks)
+    assert pool.free == 1
+    pool.give_up(blocks)
+    assert pool.free == 2
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=32), st.data())

@@ -86,7 +86,10 @@ class TestPin:
         async with parties(time, tmp_path, larger(max_pinned_share=0.2)) as (engine,):
             await engine.run("r")
             answer = await ask(engine)
-            assert (answer.blocks, answer.refused) == (0, "too much of the cache is kept for readers")
+            assert (answer.blocks, answer.refused) == (
+                0,
+                "too much of the cache is kept for readers: 0 of at most 3 blocks",
+            )
             assert engine.idle
 
     async def test_lasts_no_longer_than_is_reasonable(self, engine: Party, time: SharedTime) -> None:
@@ -100,7 +103,7 @@ class TestPin:
         assert (await ask(engine)).blocks == 4
         refused = [await ask(engine), await ask(engine, "q", until=time.now), await ask(engine, fingerprint="vllm")]
         assert [answer.blocks for answer in refused] == [0, 0, 0]
-        reasons = "pin of that name", "over already", "of another kind"
+        reasons = "a pin of that name", "over already", "of another kind"
         for answer, reason in zip(refused, reasons, strict=True):
             assert reason in (answer.refused or "")
 

@@ -1,4 +1,4 @@
-"""One engine reads the blocks of another."""
+"""Pulls: an engine reads the blocks of another."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestPull:
 
 
 class TestForeignKv:
-    """If the source does not keep its promise, nobody is told. But everybody can see."""
+    """A source that does not keep its promise reports nothing, but wrong tokens show it."""
 
     async def test_gives_wrong_tokens(self, pair: list[Party], time: SharedTime) -> None:
         source, reader = pair
@@ -151,7 +151,7 @@ class TestForeignKv:
         asking = asyncio.create_task(reader.ask(source))
         await time.settle()
         assert not asking.done()
-        assert source.engine._scheduler.pool.pinned == 4
+        assert len(source.engine._scheduler.leases.references) == 4
         unwritten = source.engine._scheduler.memory.read(range(16))
         assert unwritten == [bytes(16)] * 16
         await time.until(asking.done)
@@ -244,7 +244,7 @@ def test_between_processes_until_the_source_is_killed(tmp_path: Path) -> None:
 
 
 async def pull_in_no_time(answer: PinAnswer) -> tuple[int | None, list[int]]:
-    """By the real clock. Returns how many tokens were cached, and those generated."""
+    """Run by the real clock. Returns how many tokens were cached, and those generated."""
     instant = larger(transfer_base_ms=0.0, transfer_us_per_block=0.0, step_base_ms=0.0, prefill_us_per_token=0.0)
     reader = Party(MockerEngine(instant), SharedTime())
     prefix = reader.engine.prefix(PROMPT, None, None)

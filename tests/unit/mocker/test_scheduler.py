@@ -254,7 +254,7 @@ def test_a_hold_keeps_blocks_that_were_found_elsewhere_until_they_went() -> None
     watched.submit(prompt(20, 100), greedy(1))
     while held.finish is None:
         watched.step()
-    watched.scheduler.pins.expire(9.9)
+    watched.scheduler.leases.expire(9.9)
     assert watched.scheduler.load.kv_pinned == 2 / 8
     assert len(watched.scheduler.pool.match(held.hashes(2, 4))) == 2
 

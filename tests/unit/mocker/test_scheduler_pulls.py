@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.kv.blocks import BlockHash
 from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.outcome import Read, StepOutcome
@@ -30,7 +31,7 @@ class PullsMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(LIMITS)
         self.sequences: list[Sequence] = []
         self.cancelled: dict[Sequence, int] = {}
-        """And how many tokens they had."""
+        """Cancelled requests, with the number of tokens that they had."""
         self.step: StepOutcome | None = None
         self.reads: list[Read] = []
         self.promised: dict[str, tuple[list[BlockHash], list[int], float]] = {}
@@ -57,7 +58,7 @@ class PullsMachine(RuleBasedStateMachine):
         self.scheduler.cancel(sequence)
         self.sequences.remove(sequence)
         if sequence.hold is not None:
-            self.scheduler.pins.remove(sequence.hold.name)
+            self.scheduler.leases.end(Key("hold", str(sequence.hold.name)))
         assert sequence.blocks == []
         self.cancelled[sequence] = len(sequence.tokens)
 
@@ -97,20 +98,20 @@ class PullsMachine(RuleBasedStateMachine):
         blocks = self.scheduler.pool.match(hashes)
         self.numbers += 1
         name = f"pin {self.numbers}"
-        if self.scheduler.pins.add(name, blocks, self.now + seconds):
+        if self.scheduler.leases.take(Key("pin", name), blocks, self.now + seconds) is None:
             self.promised[name] = hashes[: len(blocks)], blocks, self.now + seconds
 
     @precondition(lambda self: self.promised)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.promised)))
-        assert self.scheduler.pins.remove(name)
+        assert self.scheduler.leases.end(Key("pin", name))
         del self.promised[name]
 
     @rule(seconds=SECONDS)
     def let_time_pass(self, seconds: int) -> None:
         self.now += seconds
-        self.scheduler.pins.expire(self.now)
+        self.scheduler.leases.expire(self.now)
         self.promised = {name: what for name, what in self.promised.items() if what[-1] > self.now}
 
     @invariant()
@@ -119,13 +120,13 @@ class PullsMachine(RuleBasedStateMachine):
             written = [b for b in blocks if self.step is None or b not in self.step.filled]
             belongs = dict(zip(blocks, hashes, strict=True))
             assert self.scheduler.memory.read(written) == [belongs[block] for block in written]
-        assert self.scheduler.pool.pinned <= LIMITS.most_pinned
+        assert len(self.scheduler.leases.references) <= LIMITS.most_leased
 
     @invariant()
     def no_block_is_lost_or_has_two_owners(self) -> None:
         referred = {block for sequence in self.sequences for block in sequence.blocks}
         assert self.scheduler.load.kv_usage == len(referred) / LIMITS.mocker_kv_blocks
-        assert all(self.scheduler.pool.references(block) for block in referred)
+        assert all(self.scheduler.pool.references_to(block) for block in referred)
 
     @invariant()
     def nothing_happens_to_who_is_cancelled(self) -> None:
@@ -139,7 +140,7 @@ class PullsMachine(RuleBasedStateMachine):
         assert (load.running or 0) + (load.waiting or 0) == unfinished
 
     def teardown(self) -> None:
-        """Nobody waits for ever: with every step that does nothing, a read has ended or time has passed."""
+        """No request waits for ever: with every step that does nothing, a read has ended or time has passed."""
         if self.step is not None:
             self.complete()
         while self.scheduler.has_work or self.reads:
@@ -148,7 +149,7 @@ class PullsMachine(RuleBasedStateMachine):
             idle = not self.step.computed and not self.step.reads and not self.step.preempted
             self.complete()
             if idle:
-                assert self.reads or self.scheduler.pins.next_end is not None
+                assert self.reads or len(self.scheduler.leases)
                 for read in self.reads:
                     self.finish(read, True)
                 self.reads = []
@@ -156,7 +157,7 @@ class PullsMachine(RuleBasedStateMachine):
         self.let_time_pass(100)
         assert_exact(self.sequences)
         assert all(sequence.finish is not None for sequence in self.sequences)
-        assert (self.scheduler.pool.free, self.scheduler.pool.pinned) == (LIMITS.mocker_kv_blocks, 0)
+        assert (self.scheduler.pool.free, len(self.scheduler.leases)) == (LIMITS.mocker_kv_blocks, 0)
 
 
 TestPulls = PullsMachine.TestCase

@@ -47,7 +47,7 @@ def test_settings_come_from_configuration() -> None:
         ({"mocker_speedup": 0.0}, "mocker-speedup must be above 0"),
         ({"mocker_speedup": float("inf")}, "mocker-speedup must be finite"),
         ({"mocker_start_s": -1.0}, "mocker-start-s must be at least 0"),
-        ({"mocker_kv_blocks": 1, "mocker_block_size": 1}, "holds no request"),
+        ({"mocker_kv_blocks": 1, "mocker_block_size": 1}, "too small for a request"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
@@ -79,4 +79,4 @@ def test_time_of_a_read() -> None:
 
 @pytest.mark.parametrize(("share", "blocks"), [(0.0, 0), (0.5, 3), (0.99, 6), (1.0, 7)])
 def test_how_much_can_be_kept_for_readers(share: float, blocks: int) -> None:
-    assert MockerSettings(mocker_kv_blocks=7, mocker_max_pinned_share=share).most_pinned == blocks
+    assert MockerSettings(mocker_kv_blocks=7, mocker_max_pinned_share=share).most_leased == blocks

@@ -65,7 +65,7 @@ class Party:
     async def ask(
         self, source: Party, token_ids: Sequence[int] = PROMPT, *, seconds: float = 10.0, pin: str | None = None
     ) -> PulledPrefix:
-        """What this engine asks a source for, and the answer."""
+        """Ask a source to pin a prompt's blocks for this engine."""
         prefix = self.engine.prefix(token_ids, None, None)
         assert prefix is not None
         self._pins += 1

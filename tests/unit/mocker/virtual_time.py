@@ -41,7 +41,7 @@ class StoppedTime(VirtualTime):
 
 
 class SharedTime:
-    """One clock for several engines, whose sleepers wake in order and only when a test lets time pass."""
+    """Clock of several engines, whose sleepers wake in order and only when a test lets time pass."""
 
     def __init__(self) -> None:
         self.now = 1000.0

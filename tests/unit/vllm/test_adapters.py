@@ -1,4 +1,4 @@
-"""What may stand in `lora-modules`."""
+"""Entries of `lora-modules`, and those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vllm serve` takes and is no setting here: refused, with what to do instead."""
+"""Options of `vllm serve` that are no settings here are refused, with what to do instead."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def make_stage() -> Stage:
 
 @pytest.fixture
 def bound() -> Iterator[None]:
-    """What is started from here begins on the slot's core."""
+    """Bind this process: what it starts begins on the slot's core."""
     os.sched_setaffinity(0, HOME)
     yield
     os.sched_setaffinity(0, CORES)

@@ -80,7 +80,7 @@ async def test_killed_they_are_gone_and_nothing_is_told_of_it(sleepers: list[sub
 
 @dataclass
 class Client:
-    """As vLLM's: it waits for its processes to end, and what it does when they do not is not wanted."""
+    """Stand in for vLLM's client, which waits for its processes to end. What it does if they do not is not wanted."""
 
     processes: list[subprocess.Popen[bytes]]
 

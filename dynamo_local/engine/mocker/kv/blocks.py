@@ -1,15 +1,15 @@
 """A pool of KV blocks with a prefix cache.
 
-A block is referenced by the requests that use it, pinned for readers, or free. A block that was filled keeps its
-content's hash when it becomes free, and is found by it until it is taken for something else. Taken are blocks
-without content first, then the longest free.
+A block has references, of requests that use it and of leases, or is free. A block that was filled keeps its content's
+hash when it becomes free, and is found by it until it is taken for something else. Blocks without content are taken
+first, then those that have been free for longest.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 BlockHash = bytes
@@ -19,7 +19,7 @@ HASH_BYTES = 16
 
 
 def root_hash(cache_salt: str | None, adapter: str | None) -> BlockHash:
-    """What the first block of a request is chained to. Requests with different salts or adapters share nothing."""
+    """Hash that the first block of a request is chained to. Requests with different salts or adapters share nothing."""
     root = b"" if cache_salt is None else blake2b(cache_salt.encode(), digest_size=HASH_BYTES).digest()
     if adapter is None:
         return root
@@ -44,52 +44,37 @@ def chain_hashes(token_ids: Sequence[int], root: BlockHash, block_size: int, cou
 class BlockPool:
     """Block ids are 0 to `total` - 1.
 
-    Invariants: a block is free if and only if nothing refers to it and nothing pins it; a hash leads to one block,
-    which holds that content (or is given it by the step under way), referenced or not; pinned blocks have a hash.
-    Without `keep_freed`, free blocks have none, and are taken again as soon as possible.
+    Invariants: a block is free if and only if nothing refers to it; a hash leads to one block, which holds that content
+    (or is given it by the step under way), referenced or not. Without `keep_freed`, free blocks have no hash, and are
+    taken again as soon as possible.
     """
 
     def __init__(self, total: int, *, keep_freed: bool = True) -> None:
         self.total = total
         self._keep_freed = keep_freed
         self._references = [0] * total
-        self._pins = [0] * total
         self._hashes: list[BlockHash | None] = [None] * total
         self._by_hash: dict[BlockHash, int] = {}
         self._blank = list(range(total - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, the longest free first."""
-        self._referenced = 0
-        self._pinned = 0
+        self._report: Callable[[Iterable[int]], None] = lambda blocks: None
+
+    def report_references(self, changed: Callable[[Iterable[int]], None]) -> None:
+        """Call `changed` with blocks whose count of references has changed, except those newly taken."""
+        self._report = changed
 
     @property
     def free(self) -> int:
         """Blocks that can be taken, those with cached content included."""
         return len(self._blank) + len(self._evictable)
 
-    @property
-    def usage(self) -> float:
-        """Share of blocks that requests refer to, 0 to 1."""
-        return self._referenced / self.total
-
-    @property
-    def pinned(self) -> int:
-        """Blocks that are pinned, whether requests refer to them as well or not."""
-        return self._pinned
-
-    @property
-    def pinned_only(self) -> float:
-        """Share of blocks that nothing but pins keeps from being free, 0 to 1."""
-        return (self.total - self.free - self._referenced) / self.total
-
-    def references(self, block: int) -> int:
+    def references_to(self, block: int) -> int:
+        """Count the references to a block, of requests and leases together."""
         return self._references[block]
 
-    def pins(self, block: int) -> int:
-        return self._pins[block]
-
     def match(self, hashes: Iterable[BlockHash]) -> list[int]:
-        """The blocks of the longest cached prefix. Takes no reference."""
+        """Find the blocks of the longest cached prefix. Takes no reference."""
         found: list[int] = []
         for block_hash in hashes:
             block = self._by_hash.get(block_hash)
@@ -99,16 +84,16 @@ class BlockPool:
         return found
 
     def free_beside(self, blocks: Iterable[int]) -> int:
-        """How many blocks would be free if these were acquired."""
-        return self.free - sum(self._is_free(block) for block in blocks)
+        """Count the blocks that would be free if these had a reference more."""
+        return self.free - sum(self._references[block] == 0 for block in blocks)
 
-    def acquire(self, blocks: Iterable[int]) -> None:
-        """Refer to cached blocks, as found by `match`."""
+    def refer(self, blocks: Sequence[int]) -> None:
+        """Add one reference to each of these cached blocks, as found by `match`."""
         for block in blocks:
-            if self._is_free(block):
+            if self._references[block] == 0:
                 del self._evictable[block]
-            self._referenced += self._references[block] == 0
             self._references[block] += 1
+        self._report(blocks)
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks to be filled, with one reference each. `count` is at most `free`."""
@@ -117,44 +102,24 @@ class BlockPool:
         blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
-        self._referenced += count
         return blocks
 
     def register(self, block: int, block_hash: BlockHash) -> None:
-        """A referenced block is filled. Another one that has this content already stays the cached one."""
+        """Note that a referenced block is filled. Another block that has this content already stays the cached one."""
         if self._hashes[block] is None and block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             self._hashes[block] = block_hash
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give up one reference to each of a request's blocks. The last, least shared, is evicted first."""
+    def give_up(self, blocks: Sequence[int]) -> None:
+        """Take one reference from each block. The last, least shared, is evicted first."""
         for block in reversed(blocks):
             assert self._references[block] > 0, f"nobody refers to block {block}"
             self._references[block] -= 1
-            self._referenced -= self._references[block] == 0
             self._reclaim(block)
-
-    def pin(self, blocks: Iterable[int]) -> None:
-        """Keep cached blocks, as found by `match`, from being taken. Once for each `unpin` to come."""
-        for block in blocks:
-            if self._is_free(block):
-                del self._evictable[block]
-            self._pinned += self._pins[block] == 0
-            self._pins[block] += 1
-
-    def unpin(self, blocks: Sequence[int]) -> None:
-        """Take back one pin of each. The last is evicted first."""
-        for block in reversed(blocks):
-            assert self._pins[block] > 0, f"block {block} is not pinned"
-            self._pins[block] -= 1
-            self._pinned -= self._pins[block] == 0
-            self._reclaim(block)
-
-    def _is_free(self, block: int) -> bool:
-        return self._references[block] == 0 and self._pins[block] == 0
+        self._report(blocks)
 
     def _reclaim(self, block: int) -> None:
-        if not self._is_free(block):
+        if self._references[block] > 0:
             return
         if self._hashes[block] is not None and self._keep_freed:
             self._evictable[block] = None

@@ -1,4 +1,4 @@
-"""What blocks are given to hold, and what a token drawn from them depends on.
+"""Contents of blocks, and how the tokens drawn from them depend on those.
 
 As with attention, both follow from everything that the blocks before hold: as long as each holds what belongs
 there, a block's content is its hash and tokens are those of `tokens.py`; otherwise neither is.
@@ -15,7 +15,7 @@ from dynamo_local.engine.mocker.kv.memory import BlockMemory
 
 @dataclass(frozen=True)
 class Filling:
-    """A step fills the blocks from index `start` on, of a request's first ones."""
+    """First blocks of a request, of which a step fills those from index `start` on."""
 
     blocks: tuple[int, ...]
     hashes: tuple[BlockHash, ...]
@@ -23,7 +23,7 @@ class Filling:
 
 
 def fill(memory: BlockMemory, filling: Filling) -> None:
-    """Write what follows from the blocks before and the tokens (which the hash stands for)."""
+    """Write the contents that follow from the blocks before and the tokens (which the hash stands for)."""
     start, blocks, hashes = filling.start, filling.blocks, filling.hashes
     foreign = foreign_content(memory, blocks[:start], hashes[:start])
     for block, block_hash in zip(blocks[start:], hashes[start:], strict=True):
@@ -36,7 +36,7 @@ def fill(memory: BlockMemory, filling: Filling) -> None:
 def foreign_content(
     memory: BlockMemory, blocks: tuple[int, ...] | list[int], hashes: tuple[BlockHash, ...] | list[BlockHash]
 ) -> bytes | None:
-    """None if the blocks hold what belongs there; otherwise a digest of what they hold."""
+    """Compare blocks with the hashes that belong there. Returns None if all match, else a digest of the contents."""
     seen = memory.read(blocks)
     if seen == list(hashes):
         return None

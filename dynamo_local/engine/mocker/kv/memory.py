@@ -1,4 +1,4 @@
-"""What stands in each KV block, in memory that other processes can read without this one's help.
+"""Contents of the KV blocks, in memory that other processes can read without this one's help.
 
 The mocker has no keys and values. A block's content is instead 16 bytes that say what was computed into it, from
 which tokens and from which blocks before it; with KV of somebody else before it, another content comes out. That
@@ -25,7 +25,7 @@ _SUFFIX = ".kv"
 
 
 class BlockMemory:
-    """One content for each block of a pool. Private until it is shared."""
+    """Memory of a pool: one content for each block. Private until it is shared."""
 
     def __init__(self, blocks: int) -> None:
         self._slots: bytearray | mmap.mmap = bytearray(blocks * SLOT_BYTES)
@@ -34,18 +34,18 @@ class BlockMemory:
 
     @property
     def path(self) -> Path | None:
-        """Where others can read it; None: nowhere."""
+        """File in which other processes can read the memory; None: it is private."""
         return self._path
 
     def share(self, directory: Path) -> None:
-        """Move it into a file of its own, mode 0600. Raises EngineError."""
+        """Move the memory into a file of its own, mode 0600. Raises EngineError."""
         try:
             self._open(directory)
         except OSError as error:
             raise EngineError(f"cannot share KV blocks in {directory}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Nobody can read it from now on."""
+        """Make the memory private again. Readers that come later find no file."""
         if self._path is None or self._descriptor is None:
             return
         self._path.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ class BlockMemory:
 
 
 def read_remote(path: Path, blocks: Sequence[int]) -> list[bytes]:
-    """What stands in another engine's blocks now. Raises EngineError if that engine is gone."""
+    """Read what another engine's blocks hold now. Raises EngineError if that engine is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the two ends of a pull agree on, and what a destination does with an offer. Pure."""
+"""Agreement of the two ends of a pull, and the destination's use of an offer. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fingerprint(settings: MockerSettings, model: str) -> str:
 
 
 def plan_pull(pulled: PulledPrefix, hashes: Sequence[BlockHash]) -> Pull | None:
-    """How an offer serves a context whose blocks have these hashes. None: not at all."""
+    """Find which part of an offer serves a context whose blocks have these hashes. None: no part."""
     offered = pulled.hashes[: max(pulled.answer.blocks, 0)]
     try:
         handle = _decoder.decode(pulled.answer.handle)

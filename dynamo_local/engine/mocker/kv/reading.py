@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class _Due:
 
 
 class Reads:
-    """Those under way. A read brings what stands in the source's blocks when it is noticed to be over, which is
+    """Reads under way. A read brings what stands in the source's blocks when it is noticed to be over, which is
     between two steps."""
 
     def __init__(self, settings: MockerSettings, scheduler: Scheduler, clock: Callable[[], float]) -> None:
@@ -34,18 +35,18 @@ class Reads:
         self._due: deque[_Due] = deque()
 
     @property
-    def next_end(self) -> float | None:
-        """When the next one is over."""
-        return self._due[0].at if self._due else None
+    def next_end(self) -> float:
+        """Time at which the next read is over. Infinite without reads."""
+        return self._due[0].at if self._due else math.inf
 
     def start(self, reads: Iterable[Read], now: float) -> None:
-        """They share one line, and wait for those before them."""
+        """Begin these reads. They share one line: each waits for those before it."""
         for read in reads:
             free_at = self._due[-1].at if self._due else now
             self._due.append(_Due(max(now, free_at) + self._settings.transfer_s(len(read.targets)), read))
 
     def end(self, now: float) -> bool:
-        """Finish those whose time is over. Returns whether there were any."""
+        """Finish the reads whose time is over. Returns whether there were any."""
         ended = False
         while self._due and self._due[0].at <= now:
             read = self._due.popleft().read

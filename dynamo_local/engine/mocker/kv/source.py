@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.kv.pulling import Handle
 from dynamo_local.engine.mocker.scheduler import Scheduler
 
 
 class Source:
-    """Of one engine. No pin is longer than `longest_s`. `changed()` is told of every pin: an idle engine has to notice
-    its end. `written(blocks)` waits until no step under way writes one of these; it returns False if that will never
-    be."""
+    """Source of pulls, of one engine. No pin is longer than `longest_s`.
+
+    `changed()` is called for every pin: an idle engine has to notice its end. `written(blocks)` waits until no step
+    under way writes one of these; it returns False if that will never be.
+    """
 
     def __init__(
         self,
@@ -33,23 +36,23 @@ class Source:
         self._written = written
 
     async def answer(self, question: PinQuestion) -> PinAnswer:
-        """As `Engine.pin`."""
-        pins, now = self._scheduler.pins, self._clock()
+        """Pin blocks for a reader, as core.ports.Engine.pin says."""
+        key, leases, now = Key("pin", question.pin), self._scheduler.leases, self._clock()
         until = min(question.until, now + self._longest_s)
         blocks = self._scheduler.pool.match(question.hashes)
         refused = self._refusal(question, blocks, until, now)
-        if refused is None and not pins.add(question.pin, blocks, until):
-            refused = "too much of the cache is kept for readers"
+        if refused is None:
+            refused = leases.take(key, blocks, until)
         if refused is not None:
             return PinAnswer(0, refused=refused)
         self._changed()
         # A block stands under its hash from the moment at which a step that fills it is planned. Pinned now, it
-        # stays that block; whoever cancels the request that fills it does not stop the step.
+        # stays that block; the cancellation of the request that fills it does not stop the step.
         written = await self._written(blocks)
         path = self._scheduler.memory.path
         if not written or path is None:
             return PinAnswer(0, refused="the source has been closed")
-        if question.pin not in pins:
+        if key not in leases:
             return PinAnswer(0, refused="unpinned, or over, before the blocks were written")
         handle = msgspec.msgpack.encode(Handle(str(path), tuple(blocks)))
         return PinAnswer(len(blocks), until, msgspec.Raw(handle))
@@ -59,8 +62,6 @@ class Source:
             return f"the KV of this engine is of another kind ({self._fingerprint})"
         if self._scheduler.memory.path is None:
             return "the memory of this engine is not shared"
-        if question.pin in self._scheduler.pins:
-            return "there is a pin of that name"
         if until <= now:
-            return "the time is over already"
+            return "the time of the pin is over already"
         return None if blocks else "none of the blocks is here"

@@ -1,4 +1,4 @@
-"""What clients do wrong is told to them, and is no event of the server.
+"""Errors of clients are left out of vLLM's log: the client has been told, and the server has no problem.
 
 vLLM logs a traceback of several kilobytes for a request that it refuses while it streams.
 """
@@ -11,7 +11,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 
 def drop_clients_errors() -> None:
-    """Have vLLM's log, in this process, leave out what its clients have been told."""
+    """Filter vLLM's log in this process. A second call changes nothing."""
     for handler in logging.getLogger("vllm").handlers:
         if not any(isinstance(known, ClientErrors) for known in handler.filters):
             handler.addFilter(ClientErrors())

@@ -1,8 +1,7 @@
-"""Threads for what checks and compiles grammars: native code that may take minutes, and that nobody can cancel.
+"""Threads that check and compile grammars: native code that may take minutes and cannot be cancelled.
 
-Who waits for it is told after a deadline that it took too long. The thread itself goes on, with what others leave of
-the cores, and nobody waits for it: its place is another's. The deadline is of time spent computing, so that a grammar
-is not blamed for a busy machine.
+A call that takes longer than its deadline fails. Its thread goes on, on cores that are otherwise idle, and another
+thread takes its place. The deadline counts time spent computing, so that a grammar does not fail for a busy machine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MOST_LATE = 4
 """Threads that go on beyond their deadline. While there are so many, no grammar is compiled."""
 
 _NICE = 5
-"""Of a thread that compiles: a fourth of a core on which an engine decodes, and all of an idle one."""
+"""Niceness of a thread that compiles: a fourth of a core on which an engine decodes, and all of an idle one."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LEAST_WAIT_S = 0.05
@@ -55,7 +54,7 @@ class _Job:
 class GrammarThreads(Executor):
     """Runs `at_once` calls at a time, each in a thread of its own.
 
-    `late` is told of a call's arguments before its future fails with GrammarTimeoutError.
+    `late` is called with a call's arguments before its future fails with GrammarTimeoutError.
     """
 
     def __init__(self, at_once: int, timeout_s: float, late: Callable[..., None] = lambda *_: None) -> None:
@@ -82,7 +81,7 @@ class GrammarThreads(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Never waits: the threads end with their process."""
+        """Drop the calls that wait. Never waits itself: the threads end with their process."""
         with self._lock:
             dropped, self._waiting = self._waiting, deque()
         for job in dropped:
@@ -103,7 +102,7 @@ class GrammarThreads(Executor):
         timer = self._watch(job, self._timeout_s)
         try:
             result = job.function(*job.args)
-        except BaseException as error:  # noqa: BLE001  # handed to who waits
+        except BaseException as error:  # noqa: BLE001  # handed to the waiting caller
             self._end(job, partial(job.future.set_exception, error))
         else:
             self._end(job, partial(job.future.set_result, result))
@@ -131,7 +130,7 @@ class GrammarThreads(Executor):
         self._tell_late(*job.args)
         why = f"it takes longer than {self._timeout_s:g} s"
         job.future.set_exception(GrammarTimeoutError(why))
-        _log.warning("a grammar has taken longer than %g s; what compiles it yields to others now", self._timeout_s)
+        _log.warning("a grammar has taken longer than %g s; its thread runs on idle cores only now", self._timeout_s)
 
     def _end(self, job: _Job, settle: Callable[[], None]) -> None:
         with self._lock:
@@ -149,7 +148,7 @@ def yield_to_others(nice: int) -> None:
 
 
 def timeout_of(environ: Mapping[str, str]) -> float:
-    """As the worker was configured."""
+    """Read the deadline that the worker was configured with, in seconds."""
     return float(environ.get(TIMEOUT_ENV, RequestBounds.grammar_timeout_s))
 
 

@@ -1,7 +1,7 @@
 """uvicorn's HTTP connections with bounds: their number, how long a client may take for the head of a request, and how
 large that may be. uvicorn itself, over httptools, has none of these.
 
-How long a body may take is the gate's to say, and so is the size of a head that has come as a whole.
+The gate bounds how long a body may take, and the size of a head that has come as a whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHER_FILES = 256
 
 
 class Connections:
-    """All connections of one server."""
+    """Set of all connections of one server."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
@@ -37,12 +37,12 @@ class Connections:
 
     @property
     def protocol(self) -> Any:
-        """What uvicorn takes for its `http`."""
+        """Protocol for uvicorn's option `http`."""
         return partial(BoundedProtocol, self)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection with these bounds."""
+    """Connection with these bounds. patches/table.py lists the methods of uvicorn's that it relies on."""
 
     def __init__(self, all_of_them: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._room.waits(self, self.loop.time())
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Said at each such request, in a log that clients could fill."""
+        """Log nothing: uvicorn warns at each such request, and clients could fill the log."""
 
     @property
     def _answering(self) -> bool:
@@ -162,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _affordable(wanted: int) -> int:
-    """As many connections as files may be open. The process's own limit is raised where that is allowed."""
+    """Lower the number of connections to the files that may be open. Raises that limit first, where allowed."""
     needed = wanted + RESERVE + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,6 +1,6 @@
-"""What has to be around the gate, so that its own answers have it as well: CORS headers, and ids of requests.
+"""Moves middleware from vLLM's application to around the gate: CORS headers and ids of requests.
 
-vLLM puts both into its application, by its own settings; from there they are moved outside.
+vLLM puts both into its application, by its own settings. Around the gate, the gate's own answers have them as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def take_outer(app: Any) -> Callable[[Any], Any]:
-    """Take them off the application. Returns what puts them around another one."""
+    """Take the middleware off the application. Returns a function that puts it around another application."""
     from starlette.middleware.cors import CORSMiddleware
     from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 

@@ -1,6 +1,6 @@
-"""What this project adds to the routes of vLLM's application: one model by its name, and a description of what is open.
+"""Routes that are added to vLLM's application: one model by its name, and a description of the open paths.
 
-It knows which paths are open from the gate's own list (core/http/paths.py).
+The gate's own list says which paths are open (core/http/paths.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dynamo_local.core.http.paths import MODEL_PREFIX, route_of
 
 
 def add_routes(app: Any) -> None:
-    """Call once the application has all of vLLM's routes, and its state."""
+    """Add the routes. Call once the application has all of vLLM's routes, and its state."""
     from starlette.exceptions import HTTPException
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
     show_one_model(app)
-    # vLLM registers it for FastAPI's exception alone, not for Starlette's own: no such path, no such method.
+    # vLLM registers the handler for FastAPI's exception alone, not for Starlette's own (no such path or method).
     app.add_exception_handler(HTTPException, http_exception_handler)
     if app.openapi_url is not None:
         describe_what_is_open(app)

@@ -25,8 +25,8 @@ from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, se
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import add_routes
-from dynamo_local.engine.vllm.patches.http_ticks import Ending
-from dynamo_local.engine.vllm.patches.table import require
+from dynamo_local.engine.vllm.patches.check import require
+from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
 from dynamo_local.sdk.config.schema import combine
 
 _log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ _DEFAULTS = {
 class _Serving:
     llm: Any
     server: Any
-    ending: Ending
+    stop: UvicornStop
     task: asyncio.Task[None]
 
 
 class OpenAIServer:
-    """One HTTP server.
+    """HTTP server of vLLM's API.
 
     `config` holds keys of the engine's and the server's schema; others are ignored. `private_dir`: see
     environment.py. `gate` is put around vLLM's application; of `limits`, those of connections are kept here.
@@ -66,7 +66,7 @@ class OpenAIServer:
         gate: Middleware,
         limits: AdmissionLimits,
     ) -> None:
-        # The page loads what it needs from here, and not from elsewhere.
+        # The documentation's page loads its scripts from this server, and not from the network.
         documented = not config.get("disable-fastapi-docs", False)
         self._config = {**_DEFAULTS, "enable-offline-docs": documented, **config}
         self._limits = limits
@@ -98,7 +98,7 @@ class OpenAIServer:
         if self._serving is None:
             return
         serving, self._serving = self._serving, None
-        serving.ending.tell()
+        serving.stop.stop()
         _, late = await asyncio.wait({serving.task}, timeout=deadline_s)
         if late:
             _log.warning("requests were still under way after %g s and are cut off", deadline_s)
@@ -107,7 +107,8 @@ class OpenAIServer:
         await asyncio.get_running_loop().run_in_executor(None, serving.llm.shutdown)
 
     def _build(self, progress: Progress) -> tuple[Namespace, Any]:
-        require("starting engines", "requests and outputs", "the frontend's engine")
+        require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
+        require("the frontend's engine", "failures of single requests")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build
@@ -143,7 +144,7 @@ class OpenAIServer:
         config = uvicorn.Config(
             # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
             around(self._gate(app)),
-            # Which uvicorn would guess wrongly of layers that are no coroutine functions.
+            # uvicorn would guess wrongly: these layers are no coroutine functions.
             interface="asgi3",
             http=Connections(self._limits).protocol,
             ws="none",
@@ -156,9 +157,9 @@ class OpenAIServer:
             timeout_keep_alive=int(os.environ.get(KEEP_ALIVE_ENV, "5")),
         )
         server = NoSignalServer(config)
-        ending = Ending(server)
+        stop = UvicornStop(server)
         task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="http")
-        return _Serving(llm, server, ending, task)
+        return _Serving(llm, server, stop, task)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:

@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 
 
 class BlockHasher:
-    """For one engine. Call it with a context's tokens, its salt and adapter for the hashes of its full blocks."""
+    """Hasher of one engine. Called with a context's tokens, salt and adapter, gives the hashes of its full blocks."""
 
     def __init__(self, cache_config: CacheConfig) -> None:
         function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)

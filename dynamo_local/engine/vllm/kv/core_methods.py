@@ -1,20 +1,20 @@
 """Utility methods that prefix pull adds to vLLM's engine core.
 
 A utility call is run by the engine core's own loop, between two steps, and wakes it when it is idle: the only moment
-at which its block pool may be touched. vLLM looks methods up by name, so they are set on the class, by the connector
-when vLLM loads it into an engine core's process, forked or spawned.
+at which its block pool may be touched. The connector adds the methods (patches/kv/core_methods.py) when vLLM loads it
+into an engine core's process, forked or spawned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dynamo_local.engine.vllm.kv.partial_block import find_tail
+from dynamo_local.engine.vllm.kv.partial_block import find_partial_block
 from dynamo_local.engine.vllm.kv.pull.messages import Description, Pinned, PullCounts
 
 if TYPE_CHECKING:
@@ -26,24 +26,8 @@ Method = Literal["describe", "cached", "pin", "release", "grow", "counts"]
 
 
 def name_of(method: Method) -> str:
-    """What vLLM knows it by."""
+    """Name of the method on vLLM's engine core."""
     return f"dynamo_local_{method}"
-
-
-def install() -> None:
-    """Give the engine cores of this process the methods."""
-    from vllm.v1.engine.core import EngineCore
-
-    methods: dict[Method, Any] = {
-        "describe": _describe,
-        "cached": _cached,
-        "pin": _pin,
-        "release": _release,
-        "grow": _grow,
-        "counts": _counts,
-    }
-    for method, function in methods.items():
-        setattr(EngineCore, name_of(method), function)
 
 
 def _describe(core: EngineCoreProc) -> Description:
@@ -51,14 +35,14 @@ def _describe(core: EngineCoreProc) -> Description:
 
 
 def _cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
-    """How many leading hashes are cached."""
+    """Count the leading hashes that are cached."""
     return len(_scheduler(core).source.cached(hashes))
 
 
 def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float, rest: Sequence[int]) -> Future[Pinned]:
     scheduler: Any = core.scheduler
     part = _scheduler(core)
-    answer = part.source.pin(name, hashes, until, find_tail(scheduler, part.block_size, hashes, rest))
+    answer = part.source.pin(name, hashes, until, find_partial_block(scheduler, part.block_size, hashes, rest))
     _tell_load(core)
     return answer
 
@@ -81,8 +65,8 @@ def _grow(
     arrival_time: float,
     stays: bool,
 ) -> bool:
-    """A request that waits for input, with the KV of so many tokens, goes on with `rest`; then it waits again, or is
-    over. False: there is no such request. (vLLM would take `rest` for a request of its own.)"""
+    """Continue a request that waits for input, and has the KV of `computed` tokens, with `rest`; then it waits again,
+    or is over. False: there is no such request. (vLLM would take `rest` for a request of its own.)"""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request, RequestStatus
 
@@ -111,7 +95,7 @@ def _scheduler(core: EngineCoreProc) -> PullScheduler:
 
 
 def _tell_load(core: EngineCoreProc) -> None:
-    """Have the worker host hear of the load, which otherwise comes with steps only."""
+    """Send the load to the worker's host, which otherwise comes with steps only."""
     from vllm.v1.engine import EngineCoreOutputs
 
     scheduler: Any = core.scheduler
@@ -120,3 +104,13 @@ def _tell_load(core: EngineCoreProc) -> None:
     stats = scheduler.make_stats(kv_connector_stats=_scheduler(core).stats())
     if stats is not None:
         core.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))
+
+
+METHODS: Mapping[Method, Callable[..., Any]] = {
+    "describe": _describe,
+    "cached": _cached,
+    "pin": _pin,
+    "release": _release,
+    "grow": _grow,
+    "counts": _counts,
+}

@@ -1,4 +1,4 @@
-"""When is a block that stands in the cache really written?
+"""Tells when a block that stands in the cache has really been written.
 
 vLLM registers the hashes of the blocks that a step is about to fill when it *schedules* the step, up to a whole chunk
 of a prefill ahead of the forward pass that writes them. Scheduled steps end in order, and when one has ended all its
@@ -24,11 +24,11 @@ class StepFence:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def schedule(self) -> None:
-        """One more step is on its way."""
+        """Note that one more step is on its way."""
         self.scheduled += 1
 
     def end(self) -> None:
-        """The first of the steps on their way has ended."""
+        """Note that the first of the steps on their way has ended."""
         assert self.ended < self.scheduled, "a step ended that was not scheduled"
         self.ended += 1
         while self._waiting and self._waiting[0][0] <= self.ended:

@@ -1,4 +1,4 @@
-"""What a block's bytes mean, in a few words: engines that agree on it may read each other's KV.
+"""Identity of KV: everything that a block's bytes depend on. Engines of the same identity may read each other's KV.
 
 One machine, one clock, one file system: files that look the same from outside (name, size, time) are taken for the
 same. That is cheap, and errs on the side of computing.
@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAtte
 from vllm.version import __version__  # type: ignore[attr-defined]
 
 _KINDS = (FullAttentionSpec, MLAAttentionSpec)
-"""Each block of these holds the KV of its tokens, all of them, for all layers."""
+"""Kinds of attention whose blocks hold the KV of all their tokens, for all layers."""
 
 SETTLED: Mapping[str, str] = {
     "additional_config": "additional_config",
@@ -65,8 +65,8 @@ _SETTLED_FOR_ADAPTERS = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_
 
 
 def why_not_lent(vllm_config: VllmConfig) -> str | None:
-    """Why blocks of such an engine cannot be read one by one, as far as its configuration tells. With a KV connector,
-    vLLM would not even start some of these."""
+    """Say why blocks of such an engine cannot be read one by one, as far as its configuration tells. With a KV
+    connector, vLLM would not even start some of these."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.is_encoder_decoder:
         return "the model has an encoder, whose part of the KV no prefix stands for"
@@ -86,7 +86,7 @@ def why_not_lent(vllm_config: VllmConfig) -> str | None:
 
 
 def unsupported_layers(kv_cache_config: KVCacheConfig) -> str | None:
-    """Why blocks of this engine cannot be read one by one, if it is for its layers: known when it has loaded them."""
+    """Say why blocks of an engine with these layers cannot be read one by one; None if they can."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or type(groups[0].kv_cache_spec) not in _KINDS:
         return "the model has layers other than full attention"
@@ -94,7 +94,7 @@ def unsupported_layers(kv_cache_config: KVCacheConfig) -> str | None:
 
 
 def identity_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, str]:
-    """What the engine core's process knows, where everything has been settled."""
+    """Identity as the engine core's process knows it, where everything has been settled."""
     cache = vllm_config.cache_config
     return {
         "vllm": __version__,
@@ -110,7 +110,7 @@ def identity_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict
 
 
 def model_identity(vllm_config: VllmConfig) -> dict[str, str]:
-    """Which weights, and what is made of them. `vllm_config` is that of an engine that has not started yet: models go
+    """Identity of the weights, and of their use. `vllm_config` is that of an engine that has not started yet: models go
     by the `max-model-len` with which they are built, and it may shrink to what there is memory for."""
     found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
     return {**found, "files": _files(_folder(vllm_config.model_config))}
@@ -122,8 +122,10 @@ def fingerprints(
     lora: LoRAConfig | None,
     adapters: Iterable[LoRARequest],
 ) -> dict[str | None, str]:
-    """Of the KV that is computed without an adapter (None), and with each; `core` is what the engine core says, `model`
-    a `model_identity`."""
+    """Fingerprints of the KV that is computed without an adapter (None), and with each.
+
+    `core` is what the engine core says (`identity_of`), `model` a `model_identity`.
+    """
     prints: dict[str | None, str] = {None: _fingerprint(core, model)}
     prints |= {
         adapter.lora_name: _fingerprint(core, model, _adapter_identity(adapter, lora))
@@ -134,7 +136,7 @@ def fingerprints(
 
 
 def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig) -> dict[str, str]:
-    """Which weights it has, and what is made of them. (Its name and its folder are part of every block's hash.)"""
+    """Identity of an adapter's weights, and of their use. (Its name and its folder are part of every block's hash.)"""
     settled = {name: _text(getattr(lora, name)) for name in _SETTLED_FOR_ADAPTERS}
     return {**settled, "files": _files(Path(adapter.lora_path)), "3d": str(adapter.is_3d_lora_weight)}
 
@@ -152,7 +154,7 @@ def _fingerprint(*identities: Mapping[str, str]) -> str:
 
 
 def _folder(model: ModelConfig) -> Path | None:
-    """Where the model's files are on this machine, if they are files."""
+    """Find the folder of the model's files on this machine, if they are files."""
     path = Path(model.model)
     if path.is_dir():
         return path

@@ -11,8 +11,6 @@ import errno
 import os
 import select
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +26,12 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = -1
 
 _MOST_PIECES = 1024
-"""Of one call: IOV_MAX."""
+"""Pieces of one call: IOV_MAX."""
 _MOST_BYTES = 1 << 30
-"""Of one call. Linux copies less than 2 GiB at once."""
+"""Bytes of one call. Linux copies less than 2 GiB at once."""
 
 _HERE = "NIXL_INIT_AGENT"
-"""What vLLM calls the agent's own side."""
+"""Name that vLLM gives to the agent's own side."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
@@ -55,7 +53,7 @@ _owner_encoder = msgspec.msgpack.Encoder()
 
 
 class Peer:
-    """Another process, whose memory is read."""
+    """Process whose memory is read."""
 
     def __init__(self, owner: Owner) -> None:
         """Raises EngineError."""
@@ -65,7 +63,7 @@ class Peer:
         except OSError as error:
             raise EngineError("the other engine's process has ended") from error
         weakref.finalize(self, os.close, self._descriptor)
-        # Asked after opening: from here on the descriptor cannot come to mean another process.
+        # Checked after opening: from here on the descriptor cannot come to mean another process.
         if not alive(owner.pid, owner.start_time):
             raise EngineError("the other engine's process has ended")
 
@@ -81,7 +79,7 @@ class Peer:
         for start in range(0, len(remote), pieces):
             part = slice(start, start + pieces)
             self._read(*_joined(local[part], remote[part]))
-        # While it lives, its number is nobody else's.
+        # While it lives, no other process has its number.
         if not self.alive():
             raise EngineError("the other engine's process has ended")
 
@@ -96,7 +94,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Blocks:
-    """In place of NIXL's handle of a prepared list. `peer` is None for this process' own."""
+    """Stand in for NIXL's handle of a prepared list. `peer` is None for this process' own."""
 
     peer: Peer | None
     pieces: Pieces
@@ -104,7 +102,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Transfer:
-    """In place of NIXL's handle of a transfer."""
+    """Stand in for NIXL's handle of a transfer."""
 
     peer: Peer
     local: Pieces
@@ -112,7 +110,7 @@ class Transfer:
 
 
 class MemoryAgent:
-    """In place of a NIXL agent: what vLLM's connector and `ReaderThread` use of one."""
+    """Stand in for a NIXL agent, with all that vLLM's connector and `ReaderThread` use of one."""
 
     def __init__(self, name: str, config: object = None) -> None:
         """`config` is NIXL's."""
@@ -124,10 +122,10 @@ class MemoryAgent:
         return ranges
 
     def register_memory(self, ranges: Any, backends: Any = None) -> None:
-        """Memory needs no preparation to be read."""
+        """Do nothing: memory needs no preparation to be read."""
 
     def deregister_memory(self, ranges: Any) -> None:
-        """See `register_memory`."""
+        """Do nothing, as `register_memory`."""
 
     def get_agent_metadata(self) -> bytes:
         """Name this process. vLLM tells where its blocks are."""
@@ -141,7 +139,7 @@ class MemoryAgent:
         return name
 
     def remove_remote_agent(self, name: str) -> None:
-        """Its process is let go of with the last list of its blocks."""
+        """Forget an agent. The handle of its process is closed with the last list of its blocks."""
         self._peers.pop(name, None)
 
     def check_remote_metadata(self, name: str) -> bool:
@@ -157,7 +155,7 @@ class MemoryAgent:
         return Blocks(None if name == _HERE else self._peers[name], pieces)
 
     def release_dlist_handle(self, blocks: Blocks) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def make_prepped_xfer(
         self, operation: str, local: Blocks, local_indices: Any, remote: Blocks, remote_indices: Any
@@ -172,29 +170,15 @@ class MemoryAgent:
         return "DONE"
 
     def release_xfer_handle(self, transfer: Transfer) -> None:
-        """Nothing is held."""
-
-
-@contextmanager
-def memory_agents() -> Iterator[None]:
-    """vLLM's connectors that are made within have such an agent instead of NIXL's."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-
-    module: Any = base_worker
-    original = module.NixlWrapper
-    module.NixlWrapper = MemoryAgent
-    try:
-        yield
-    finally:
-        module.NixlWrapper = original
+        """Do nothing: no resource is held."""
 
 
 def why_unreadable(pid: int) -> str | None:
-    """Why this system lets no process read that one's memory, if so. Both are of one user; that one has made a
+    """Say why this system lets no process read that one's memory, if so. Both are of one user; that one has made a
     `MemoryAgent`, or is a child of this one."""
     byte = np.zeros(1, dtype=np.uint8)
     local = np.array([[byte.ctypes.data, 1]], dtype=np.uint64)
-    # Where nothing is: whether one may read is judged before that is found out.
+    # No memory is mapped there: the kernel checks the permission before it looks at the address.
     remote = np.array([[0, 1]], dtype=np.uint64)
     copied = _libc.process_vm_readv(pid, local.ctypes.data, 1, remote.ctypes.data, 1, 0)
     number = ctypes.get_errno()

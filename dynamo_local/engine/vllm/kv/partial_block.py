@@ -1,5 +1,8 @@
-"""The tokens behind a context's last full block: no hash stands for them, but a request that runs here may have their
-KV. It is found by its tokens, and the block before it by its hash."""
+"""Finds the block that begins with the tokens behind a context's last full block.
+
+No hash stands for a block that is not full, but a request that runs here may have its KV. The block is found by its
+tokens, and the one before it by its hash.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartialBlock:
-    """The KV of so many tokens, at the beginning of a block that a request goes on writing to. `stands`: whether it is
-    still there, asked between steps."""
+    """KV of so many tokens, at the beginning of a block that a request goes on writing to. `stands()`, to be called
+    between steps: whether it is still there."""
 
     block: int
     tokens: int
     stands: Callable[[], bool]
 
 
-def find_tail(
+def find_partial_block(
     scheduler: Scheduler, block_size: int, hashes: Sequence[bytes], rest: Sequence[int]
 ) -> PartialBlock | None:
-    """`hashes` are of a context's full blocks, `rest` are the tokens behind them: fewer than a block has.
+    """Find a running request's block that begins with tokens of `rest`.
+
+    `hashes` are of a context's full blocks, `rest` are the tokens behind them: fewer than a block has.
 
     What is scheduled but not computed counts as there: the caller waits for it (fence.py). What a request has drafted
     and not accepted is none of its tokens.
@@ -36,12 +41,12 @@ def find_tail(
     for request in scheduler.running:
         tokens = _in_common(request, block_size, hashes, rest)
         if tokens > 0:
-            return _tail(scheduler, request, len(hashes), len(hashes) * block_size + tokens, tokens)
+            return _partial_block(scheduler, request, len(hashes), len(hashes) * block_size + tokens, tokens)
     return None
 
 
 def _in_common(request: Request, block_size: int, hashes: Sequence[bytes], rest: Sequence[int]) -> int:
-    """How many tokens of `rest` the request has the KV of, behind the same full blocks."""
+    """Count the tokens of `rest` that the request has the KV of, behind the same full blocks."""
     full = len(hashes)
     if len(request.block_hashes) < full or request.block_hashes[full - 1] != hashes[-1]:
         return 0
@@ -51,7 +56,7 @@ def _in_common(request: Request, block_size: int, hashes: Sequence[bytes], rest:
     return sum(1 for _ in same)
 
 
-def _tail(scheduler: Scheduler, request: Request, full: int, end: int, tokens: int) -> PartialBlock | None:
+def _partial_block(scheduler: Scheduler, request: Request, full: int, end: int, tokens: int) -> PartialBlock | None:
     def block() -> int | None:
         blocks = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
         return blocks[full] if full < len(blocks) else None
@@ -61,8 +66,8 @@ def _tail(scheduler: Scheduler, request: Request, full: int, end: int, tokens: i
         return None
 
     def stands() -> bool:
-        # One that has been preempted, or whose step has failed, computes it again; and one that has ended may have
-        # ended because of that.
+        # A request that has been preempted, or whose step has failed, computes the block again; one that has ended may
+        # have ended because of that.
         known = scheduler.requests.get(request.request_id) is request
         return known and request.num_computed_tokens >= end and block() == found
 

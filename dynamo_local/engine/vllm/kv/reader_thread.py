@@ -15,27 +15,27 @@ from typing import Any
 from dynamo_local.core.errors import EngineError
 
 _LOOK_EVERY_S = 0.001
-"""At reads that have been posted and have not ended."""
+"""Interval of looks at reads that have been posted and have not ended."""
 
 _END_S = 2.0
-"""For what is being copied when the process ends."""
+"""Time for a copy under way to end when the process ends."""
 
 
 @dataclass(eq=False)
 class Read:
-    """In place of NIXL's handle of a transfer."""
+    """Stand in for NIXL's handle of a transfer."""
 
     blocks: tuple[Any, ...]
-    """What `make_prepped_xfer` takes."""
+    """Arguments of `make_prepped_xfer`."""
     handle: Any = None
-    """NIXL's, from when it is posted until it has succeeded."""
+    """NIXL's handle, from when the read is posted until it has succeeded."""
     unwanted: bool = False
     done: bool = False
     error: Exception | None = None
 
 
 class ReaderThread:
-    """An agent, NIXL's or ours, whose `transfer` only says what is to be transferred, and whose `check_xfer_state` only
+    """Agent, NIXL's or ours, whose `transfer` only says what is to be transferred, and whose `check_xfer_state` only
     looks.
 
     `prepare` is called in the thread before every read. The thread starts with the first one.
@@ -53,7 +53,7 @@ class ReaderThread:
         return getattr(self._agent, name)
 
     def make_prepped_xfer(self, *blocks: Any, notif_msg: bytes = b"") -> Read:
-        """Nobody is notified: the source holds nothing in the name of a request."""
+        """Make a read. No process is notified: the source holds nothing in the name of a request."""
         return Read(blocks)
 
     def transfer(self, read: Read) -> str:
@@ -70,7 +70,7 @@ class ReaderThread:
         return "DONE" if read.done else "PROC"
 
     def get_xfer_telemetry(self, read: Read) -> None:
-        """Nobody asks what vLLM makes of it."""
+        """Return nothing: telemetry is not used."""
 
     def release_xfer_handle(self, read: Read) -> None:
         """Raises what NIXL does if the transfer has not ended and cannot be taken back."""
@@ -79,17 +79,17 @@ class ReaderThread:
             self._agent.release_xfer_handle(read.handle)
 
     def give_up(self, reads: Iterable[Any]) -> None:
-        """Those that have not been posted are not posted any more, and have ended soon."""
+        """Keep reads from being posted that are not yet. They end soon."""
         for read in reads:
             read.unwanted = True
 
     def wait(self, timeout_s: float) -> None:
-        """Until a read has ended since the last call."""
+        """Wait until a read has ended since the last call, for `timeout_s` at most."""
         self._ended.wait(timeout_s)
         self._ended.clear()
 
     def close(self) -> None:
-        """What has not been posted yet is not posted any more, and what is being copied is waited for."""
+        """Post no further read, and wait for the copy under way."""
         self._closing = True
         if self._thread is not None:
             self._queue.put(None)
@@ -120,7 +120,7 @@ class ReaderThread:
                 self._agent.release_xfer_handle(read.handle)
                 read.handle = None
             read.done = True
-        except Exception as error:  # noqa: BLE001  # whoever looks gets it
+        except Exception as error:  # noqa: BLE001  # check_xfer_state raises it
             read.error = error
         self._ended.set()
         return True

@@ -1,4 +1,4 @@
-"""Prefix pull as its source sees it: cached blocks are found by content, and kept for those who want to read them.
+"""Source of prefix pulls: finds cached blocks by content, and leases them to readers.
 
 Pure: the pool and the clock are the caller's.
 """
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from dynamo_local.engine.kv.leases import Key, Leases, Pool
 from dynamo_local.engine.vllm.kv.fence import StepFence
-from dynamo_local.engine.vllm.kv.leases import Key, Leases, Pool
 from dynamo_local.engine.vllm.kv.partial_block import PartialBlock
 from dynamo_local.engine.vllm.kv.pull.messages import LONGEST_LEASE_S, Pinned
 
 KEPT_SHARE = 0.5
-"""Of the pool, at most, is kept by pins and holds: the rest is left to make progress with."""
+"""Largest share of the pool that pins and holds keep: requests here need the rest to make progress."""
 
 
 class CachePool(Pool, Protocol):
@@ -23,17 +23,17 @@ class CachePool(Pool, Protocol):
 
     @property
     def total(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
 
     def find(self, block_hash: bytes) -> int | None:
-        """A block that stands under this hash."""
+        """Find a block that stands under this hash."""
 
     def stands(self, block: int, block_hash: bytes) -> bool:
-        """Whether this block does."""
+        """Whether this block stands under this hash."""
 
 
 class PullSource:
-    """The pins and holds of one engine. Called by one thread, between the steps that `fence` counts."""
+    """Pins and holds of one engine. Called by one thread, between the steps that `fence` counts."""
 
     def __init__(self, pool: CachePool, fence: StepFence, clock: Callable[[], float]) -> None:
         self._pool = pool
@@ -51,18 +51,20 @@ class PullSource:
             found.append(block)
         return found
 
-    def pin(self, name: str, hashes: Sequence[bytes], until: float, tail: PartialBlock | None = None) -> Future[Pinned]:
-        """Keep the longest cached prefix for a reader, and `tail` behind it if that is all of it. Answered when all of
-        it is written."""
+    def pin(
+        self, name: str, hashes: Sequence[bytes], until: float, partial: PartialBlock | None = None
+    ) -> Future[Pinned]:
+        """Keep the longest cached prefix for a reader, and `partial` behind it if that is all of it. Answered when all
+        of it is written."""
         answer: Future[Pinned] = Future()
         key = Key("pin", name)
         self.expire()
         blocks = self.cached(hashes)
-        if tail is not None and len(blocks) == len(hashes):
-            blocks.append(tail.block)
+        if partial is not None and len(blocks) == len(hashes):
+            blocks.append(partial.block)
         refused = self.leases.take(key, blocks, until) if blocks else "nothing of it is cached"
         if refused is None:
-            self._fence.when_written(lambda: answer.set_result(self._confirm(key, hashes, tail)))
+            self._fence.when_written(lambda: answer.set_result(self._confirm(key, hashes, partial)))
         else:
             answer.set_result(Pinned((), refused))
         return answer
@@ -72,7 +74,7 @@ class PullSource:
         return self.leases.take(Key("hold", name), blocks, self._clock() + min(hold_s, LONGEST_LEASE_S))
 
     def release(self, pins: Sequence[str], holds: Sequence[str]) -> None:
-        """End these before their time, and all whose time is over. Unknown ones are ignored."""
+        """End these leases before their time, and all whose time is over. Unknown ones are ignored."""
         for name in pins:
             self.leases.end(Key("pin", name))
         for name in holds:
@@ -80,11 +82,11 @@ class PullSource:
         self.expire()
 
     def expire(self) -> None:
-        """End those whose time is over."""
+        """End the leases whose time is over."""
         self.leases.expire(self._clock())
 
-    def _confirm(self, key: Key, hashes: Sequence[bytes], tail: PartialBlock | None) -> Pinned:
-        """What of a pin stands now that all that it found is written.
+    def _confirm(self, key: Key, hashes: Sequence[bytes], partial: PartialBlock | None) -> Pinned:
+        """Shorten a pin to the blocks that stand now that all of them are written.
 
         The lease may have ended, and an engine takes back the hashes of blocks whose step has failed.
         """
@@ -93,8 +95,8 @@ class PullSource:
         while good < min(len(blocks), len(hashes)) and self._pool.stands(blocks[good], hashes[good]):
             good += 1
         rest = 0
-        if tail is not None and len(hashes) == good < len(blocks) and tail.stands():
-            good, rest = good + 1, tail.tokens
+        if partial is not None and len(hashes) == good < len(blocks) and partial.stands():
+            good, rest = good + 1, partial.tokens
         if blocks:
             self.leases.shrink(key, good)
         return Pinned(blocks[:good], None if good else "its blocks are gone", rest)

@@ -1,40 +1,42 @@
-"""What is replaced in private code of vLLM and its libraries, or rests on it, and what that code is taken to be.
+"""The table of patches: what is replaced in vLLM and other libraries, or relied on without being documented there.
 
-With the version that the contract tests hold, nothing is looked at. With any other one each part is looked at before it
-is touched; what is not as expected is told in one line, and either done without or refused.
-
-A part is written `module:name`, and has to be there. `module:name(a, b)`: a function with exactly these parameters,
-whose place another one takes. `module:name(a, b, ...)`: with these among others; it is called. `module~text`: its
-source has this text.
+A part of foreign code is written `module:name`, which has to exist; `module:name(a, b)`, a function with exactly these
+parameters; `module:name(a, b, ...)`, a function with these among others; or `module~text`, a module whose source has
+this text. check.py compares them before a patch is applied.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
-
-from dynamo_local.core.errors import EngineError
-
-TESTED: Final = "0.32.0"
-"""Of vLLM: what pyproject.toml installs."""
-
-_log = logging.getLogger(__name__)
+from typing import Final, Literal
 
 
 @dataclass(frozen=True)
 class Patch:
-    parts: tuple[str, ...]
+    """Row of the table. A row that replaces nothing is of code that is only used, or extended as its owner foresees."""
+
+    file: str
+    """Path of the module that replaces the code, from engine/vllm on."""
+    why: str
+    test: str
+    """The contract test that fails when the foreign code behaves otherwise: a pytest id, from the repository's root."""
+    on: Literal["CPU", "GPU", "CPU and GPU"]
+    """Engines on which the patch is applied. The frontend serves both."""
+    replaces: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     without: str | None = None
-    """What is done if it does not apply. None: nothing works then."""
+    """Consequence if the patch cannot be applied. None: the process refuses to start."""
     of: str = "vLLM"
-    """Whose private code it is."""
+    """Owner of the code."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Foreign code that has to be as expected."""
+        return self.replaces + self.uses
 
 
+_CONTRACT = "tests/e2e/contract"
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 _CONNECTOR = f"{_NIXL}.connector:NixlBaseConnector"
 _SCHEDULER = f"{_NIXL}.pull_scheduler:NixlPullConnectorScheduler"
@@ -43,10 +45,17 @@ _CLIENT = "vllm.v1.engine.core_client:EngineCoreClient"
 _SAMPLER = "vllm.v1.sample.sampler:Sampler"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
+_HTTP = "uvicorn.protocols.http.httptools_impl"
 
-REPLACEMENTS: Final[Mapping[str, Patch]] = {
+_NO_KV = "the engine transfers no KV"
+
+_USED: Mapping[str, Patch] = {
     "starting engines": Patch(
-        (
+        file="launch.py",
+        why="engines run without vLLM's own frontend",
+        test=f"{_CONTRACT}/test_vllm.py::test_a_configuration_becomes_vllms_command_line",
+        on="CPU and GPU",
+        uses=(
             "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args(args)",
             "vllm.engine.arg_utils:AsyncEngineArgs.add_cli_args(parser, ...)",
             "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config(self, ...)",
@@ -55,10 +64,14 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
             "vllm.v1.executor.abstract:Executor.get_class(vllm_config)",
             "vllm.lora.request:LoRARequest",
             "vllm.lora.utils:get_adapter_absolute_path(lora_path)",
-        )
+        ),
     ),
     "requests and outputs": Patch(
-        (
+        file="requests/wire.py",
+        why="requests and outputs travel between a frontend and engines in other processes",
+        test=f"{_CONTRACT}/test_fields.py::test_what_becomes_of_every_field_is_known",
+        on="CPU and GPU",
+        uses=(
             "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
             "vllm.v1.engine:EngineCoreRequest.sampling_params",
             "vllm.v1.engine:EngineCoreOutput.new_token_ids",
@@ -67,29 +80,14 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
             "vllm.v1.engine:FinishReason",
             "vllm.v1.engine.exceptions:EngineDeadError",
             "vllm.sampling_params:SamplingParams.extra_args",
-        )
+        ),
     ),
-    "continuing requests": Patch(
-        (
-            "vllm.v1.request:Request.from_engine_core_request(request, block_hasher)",
-            "vllm.v1.request:Request.append_output_token_ids(self, token_ids)",
-            "vllm.v1.request:Request.take_prefill_stats(self)",
-            "vllm.v1.structured_output:StructuredOutputManager._create_grammar(self, request)",
-            "vllm.v1.structured_output:StructuredOutputManager.accept_tokens(self, request, new_token_ids)",
-            "vllm.v1.structured_output.request:StructuredOutputRequest.reasoning_ended",
-            "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__(self)",
-            "vllm.v1.worker.gpu_input_batch:CachedRequestState.generator",
-            "vllm.config:VllmConfig.use_v2_model_runner",
-            "vllm.config:ModelConfig.use_fp64_gumbel",
-        )
-    ),
-    "the frontend's engine": Patch(
-        (
-            f"{_CLIENT}.make_async_mp_client",
-            "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, disable_log_stats, ...)",
-            "vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",
-            "vllm.v1.engine.output_processor:OutputProcessor.abort_requests(self, request_ids, internal)",
-            "vllm.v1.engine.output_processor~self.request_states",
+    "serving HTTP": Patch(
+        file="frontend/server.py",
+        why="a stop lets streams under way finish; vLLM's own serve_http drops them",
+        test=f"{_CONTRACT}/test_responsive.py::test_many_tokens_are_written_quickly_and_as_ever",
+        on="CPU and GPU",
+        uses=(
             "vllm.exceptions:GracefulHTTPError",
             "vllm.exceptions:VLLMClientError",
             "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config, ...)",
@@ -98,14 +96,146 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
             "vllm.entrypoints.launchers.launcher:NoSignalServer",
             "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser)",
             "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args(args)",
-        )
+        ),
     ),
+    "watching the engine's processes": Patch(
+        file="processes.py",
+        why="vLLM notices the death of one of several ranks after up to 9 s",
+        test="tests/e2e/faults/test_engine_death.py::test_streams_go_on_when_a_process_of_an_engine_is_killed",
+        on="CPU and GPU",
+        uses=(
+            "vllm.v1.engine.core_client:BackgroundResources.engine_manager",
+            "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
+            "vllm.v1.engine.core_client~self.outputs_queue",
+            "vllm.v1.engine.utils~self.processes",
+        ),
+        without="a process that dies is noticed when vLLM notices it",
+    ),
+}
+
+_FRONTEND: Mapping[str, Patch] = {
+    "the frontend's engine": Patch(
+        file="patches/frontend/core_client.py",
+        why="AsyncLLM takes its engine-core client from this method, and offers no way to pass one in",
+        test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
+        on="CPU and GPU",
+        replaces=(f"{_CLIENT}.make_async_mp_client",),
+        uses=("vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, disable_log_stats, ...)",),
+    ),
+    "failures of single requests": Patch(
+        file="patches/frontend/output_processor.py",
+        why="vLLM's output loop ends at the first exception, and fails every request there is",
+        test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
+        on="CPU and GPU",
+        replaces=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",),
+        uses=(
+            "vllm.v1.engine.output_processor:OutputProcessor.abort_requests(self, request_ids, internal)",
+            "vllm.v1.engine.output_processor~self.request_states",
+        ),
+    ),
+    "preparing requests beside each other": Patch(
+        file="patches/frontend/preprocessing.py",
+        why="long texts and grammars hold up all other requests of vLLM's server",
+        test=f"{_CONTRACT}/test_responsive.py::test_a_short_prompt_does_not_wait_for_a_long_one",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.renderers.base:BaseRenderer.render_cmpl_async(self, prompts, ...)",
+            "vllm.renderers.base~self._executor",
+            "vllm.v1.engine.async_llm:AsyncLLM.add_request(self, request_id, prompt, params, ...)",
+            "vllm.v1.engine.input_processor:InputProcessor._validate_params(self, params, supported_tasks)",
+            "vllm.entrypoints.serve.tokenize.api_router:JSONResponse",
+        ),
+        uses=("vllm.renderers.base:BaseRenderer.validate_token_ids",),
+        without="long texts and grammars hold up other requests",
+    ),
+    "HTTP connections": Patch(
+        file="frontend/http_connections.py",
+        why="uvicorn bounds neither the number of connections nor the time and size of a request's head",
+        test="tests/unit/vllm/frontend/test_http_connections.py::test_a_head_that_does_not_come_ends_the_connection",
+        on="CPU and GPU",
+        uses=(
+            f"{_HTTP}:HttpToolsProtocol.connection_made(self, transport)",
+            f"{_HTTP}:HttpToolsProtocol.connection_lost(self, exc)",
+            f"{_HTTP}:HttpToolsProtocol.data_received(self, data)",
+            f"{_HTTP}:HttpToolsProtocol.on_message_begin(self)",
+            f"{_HTTP}:HttpToolsProtocol.on_header(self, name, value)",
+            f"{_HTTP}:HttpToolsProtocol.on_headers_complete(self)",
+            f"{_HTTP}:HttpToolsProtocol.on_body(self, body)",
+            f"{_HTTP}:HttpToolsProtocol.on_message_complete(self)",
+            f"{_HTTP}:HttpToolsProtocol.on_response_complete(self)",
+            f"{_HTTP}:HttpToolsProtocol._unset_keepalive_if_required(self)",
+            f"{_HTTP}:HttpToolsProtocol._unsupported_upgrade_warning(self)",
+            f"{_HTTP}:STATUS_LINE",
+        ),
+        of="uvicorn",
+    ),
+    "uvicorn's ticks": Patch(
+        file="patches/frontend/http_ticks.py",
+        why="uvicorn wakes up ten times a second to see whether it is to end",
+        test="tests/unit/vllm/patches/test_http_ticks.py::test_a_server_answers_with_the_time_and_ends_when_told_to",
+        on="CPU and GPU",
+        replaces=("uvicorn:Server.main_loop(self)",),
+        uses=("uvicorn:Server.on_tick(self, counter)",),
+        without="the idle frontend wakes up ten times a second",
+        of="uvicorn",
+    ),
+}
+
+_REQUESTS: Mapping[str, Patch] = {
+    "continuing requests": Patch(
+        file="patches/requests/continued.py",
+        why="a request that goes on from another engine has output already, which vLLM cannot be told",
+        test=f"{_CONTRACT}/test_continuing.py::test_the_scheduler_has_it_as_one_that_it_resumes",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.v1.request:Request.from_engine_core_request(request, block_hasher)",
+            "vllm.v1.request:Request.take_prefill_stats(self)",
+            f"{_GRAMMARS}._create_grammar(self, request)",
+            f"{_GRAMMARS}.accept_tokens(self, request, new_token_ids)",
+            "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__(self)",
+        ),
+        uses=(
+            "vllm.v1.request:Request.append_output_token_ids(self, token_ids)",
+            "vllm.v1.structured_output.request:StructuredOutputRequest.reasoning_ended",
+            "vllm.v1.worker.gpu_input_batch:CachedRequestState.generator",
+            "vllm.config:VllmConfig.use_v2_model_runner",
+            "vllm.config:ModelConfig.use_fp64_gumbel",
+        ),
+    ),
+    "candidates beside named tokens": Patch(
+        file="patches/requests/token_logprobs.py",
+        why="a request that names tokens takes the candidates from the others of its step",
+        test=f"{_CONTRACT}/test_logprobs.py::test_each_request_is_told_what_it_asked_for",
+        on="CPU and GPU",
+        replaces=(
+            f"{_SAMPLER}.forward(self, logits, sampling_metadata, ...)",
+            f"{_SAMPLER}.gather_specific_token_logprobs(self, logprobs, logprob_token_ids, sampled)",
+        ),
+        uses=(f"{_SAMPLER}.gather_logprobs(logprobs, num_logprobs, token_ids)",),
+        without="a request that names tokens takes the candidates from others of its step",
+    ),
+    "deadlines of grammars": Patch(
+        file="patches/requests/grammar_deadline.py",
+        why="a grammar may take minutes to compile, and cannot be cancelled",
+        test=f"{_CONTRACT}/test_responsive.py::test_an_engine_gives_up_a_grammar_that_takes_too_long",
+        on="CPU and GPU",
+        replaces=(
+            f"{_GRAMMARS}.__init__(self, vllm_config)",
+            f"{_GRAMMARS}._create_grammar(self, request)",
+            "vllm.v1.structured_output~self.executor",
+        ),
+        without="a grammar may take as long as it likes to compile",
+    ),
+}
+
+_KV: Mapping[str, Patch] = {
     "KV transfer": Patch(
-        (
+        file="kv/pull/connector.py",
+        why="engines read each other's cached blocks; vLLM's own connector reads blocks of requests known to both",
+        test=f"{_CONTRACT}/test_pull.py::test_exactly_these_methods_are_overridden_with_the_same_parameters",
+        on="CPU and GPU",
+        uses=(
             "vllm.config:KVTransferConfig",
-            "vllm.v1.engine.core:EngineCoreProc._invoke_utility_method(name, get_result, output, enqueue_output)",
-            "vllm.v1.core.block_pool:BlockPool.touch(self, blocks)",
-            "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
             "vllm.v1.core.block_pool:BlockPool.get_cached_block(self, block_hash, kv_cache_group_ids)",
             "vllm.v1.core.block_pool~self.cached_block_hash_to_block",
             "vllm.v1.core.kv_cache_utils:get_request_block_hasher(hash_block_size, caching_hash_fn)",
@@ -126,8 +256,7 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
             "(self, request_id, local_block_ids, kv_transfer_params, ...)",
             f"{_SCHEDULER}.build_connector_meta(self, scheduler_output)",
             f"{_SCHEDULER}.get_num_new_matched_tokens(self, request, num_computed_tokens)",
-            f"{_SCHEDULER}.update_state_after_alloc"
-            "(self, request, blocks, num_external_tokens)",
+            f"{_SCHEDULER}.update_state_after_alloc(self, request, blocks, num_external_tokens)",
             f"{_SCHEDULER}.update_connector_output(self, connector_output)",
             f"{_SCHEDULER}.request_finished(self, request, block_ids)",
             f"{_SCHEDULER}.set_xfer_handshake_metadata(self, metadata)",
@@ -143,60 +272,77 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
             *(
                 f"{_NIXL}.base_worker~self.{name}"
                 for name in (
-                    "_recving_metadata", "_recving_transfers", "_recv_failures", "_failed_recv_reqs", "_remote_agents",
-                    "dst_num_blocks", "compat_hash", "use_host_buffer", "nixl_wrapper",
+                    "_recving_metadata",
+                    "_recving_transfers",
+                    "_recv_failures",
+                    "_failed_recv_reqs",
+                    "_remote_agents",
+                    "dst_num_blocks",
+                    "compat_hash",
+                    "use_host_buffer",
+                    "nixl_wrapper",
                 )
             ),
-            "nixl._api:nixlBind.nixlAgentConfig.pthrDelay",
-            "nixl._api:nixlBind.nixlAgentConfig.syncMode",
         ),
-        without="KV is neither lent nor borrowed",
+        without=_NO_KV,
     ),
-    "candidates beside named tokens": Patch(
-        (
-            f"{_SAMPLER}.forward(self, logits, sampling_metadata, ...)",
-            f"{_SAMPLER}.gather_specific_token_logprobs(self, logprobs, logprob_token_ids, sampled)",
-            f"{_SAMPLER}.gather_logprobs(logprobs, num_logprobs, token_ids)",
+    "KV agents": Patch(
+        file="patches/kv/nixl_agent.py",
+        why="on a CPU, engines copy from each other's memory without a port, where NIXL would listen on one",
+        test=f"{_CONTRACT}/test_agents.py::test_agents_are_replaced_for_a_while_only",
+        on="CPU",
+        replaces=(f"{_NIXL}.base_worker:NixlWrapper",),
+        without=_NO_KV,
+    ),
+    "references to KV blocks": Patch(
+        file="patches/kv/block_pool.py",
+        why="the blocks kept by nothing but leases are counted with every step",
+        test=f"{_CONTRACT}/test_pull.py::test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.v1.core.block_pool:BlockPool.touch(self, blocks)",
+            "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
         ),
-        without="a request that names tokens takes the candidates from others of its step",
+        without=_NO_KV,
     ),
-    "deadlines of grammars": Patch(
-        (
-            f"{_GRAMMARS}.__init__(self, vllm_config)",
-            f"{_GRAMMARS}._create_grammar(self, request)",
-            "vllm.v1.structured_output~self.executor",
-        ),
-        without="a grammar may take as long as it likes to compile",
+    "utility methods of the engine core": Patch(
+        file="patches/kv/core_methods.py",
+        why="the block pool may only be touched between two steps, by the engine core's own loop",
+        test=f"{_CONTRACT}/test_pull.py::test_a_utility_method_may_answer_later",
+        on="CPU and GPU",
+        uses=("vllm.v1.engine.core:EngineCoreProc._invoke_utility_method(name, get_result, output, enqueue_output)",),
+        without=_NO_KV,
     ),
-    "preparing requests beside each other": Patch(
-        (
-            "vllm.renderers.base:BaseRenderer.render_cmpl_async(self, prompts, ...)",
-            "vllm.renderers.base:BaseRenderer.validate_token_ids",
-            "vllm.renderers.base~self._executor",
-            "vllm.v1.engine.async_llm:AsyncLLM.add_request(self, request_id, prompt, params, ...)",
-            "vllm.v1.engine.input_processor:InputProcessor._validate_params(self, params, supported_tasks)",
-            "vllm.entrypoints.serve.tokenize.api_router:JSONResponse",
-        ),
-        without="long texts and grammars hold up other requests",
+}
+
+_PROCESSES: Mapping[str, Patch] = {
+    "frozen garbage collection": Patch(
+        file="patches/processes/garbage.py",
+        why="an engine's processes take seconds to end, and copy the memory that they share with others",
+        test="tests/unit/vllm/test_plugin.py::test_what_an_engine_has_frozen_stays_so_in_processes_of_ours_alone",
+        on="CPU and GPU",
+        replaces=("gc:unfreeze()",),
+        without="processes of an engine take seconds to end",
+        of="Python",
     ),
-    "ranks on their slots": Patch(
-        (
-            "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
-            "vllm.utils.ompmultiprocessing~self.cpu_lists",
-        ),
-        without="the ranks of an engine share its cores",
+    "naming shared memory": Patch(
+        file="patches/processes/shared_memory_names.py",
+        why="what killed engines leave in /dev/shm is removed by its name",
+        test="tests/unit/vllm/test_plugin.py::test_shared_memory_of_processes_of_ours_alone_is_named_by_whose_it_is",
+        on="CPU and GPU",
+        replaces=("multiprocessing.shared_memory:_make_filename()",),
+        without="what killed engines leave in /dev/shm is not removed",
+        of="Python",
     ),
-    "watching the engine's processes": Patch(
-        (
-            "vllm.v1.engine.core_client:BackgroundResources.engine_manager",
-            "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
-            "vllm.v1.engine.core_client~self.outputs_queue",
-            "vllm.v1.engine.utils~self.processes",
-        ),
-        without="a process that dies is noticed when vLLM notices it",
-    ),
+}
+
+_TUNING: Mapping[str, Patch] = {
     "waiting without spinning": Patch(
-        (
+        file="patches/tuning/futex_wait.py",
+        why="processes of an engine poll for each other, on the cores that compute what is waited for",
+        test=f"{_CONTRACT}/test_vllm.py::test_processes_are_woken_up_by_what_comes",
+        on="CPU",
+        replaces=(
             f"{_SHM}:SpinCondition"
             "(is_reader, context, notify_address, busy_loop_s)",
             f"{_SHM}:SpinCondition.wait(self, timeout_ms)",
@@ -208,106 +354,57 @@ REPLACEMENTS: Final[Mapping[str, Patch]] = {
         without="processes of an engine wait for each other in vLLM's own way",
     ),
     "one process group for a lone worker": Patch(
-        (
+        file="patches/tuning/torch_groups.py",
+        why="each of a dozen process groups has a thread that wakes up a hundred times a second",
+        test="tests/e2e/models/test_lone_process_group.py::test_a_lone_process_has_one_group_without_a_thread",
+        on="CPU",
+        replaces=(
             "torch.distributed:init_process_group(backend, world_size, ...)",
             "torch.distributed:new_group(backend, ...)",
             "torch.distributed:destroy_process_group(group)",
-            "torch.distributed:group.WORLD",
         ),
+        uses=("torch.distributed:group.WORLD",),
         without="an engine has all the process groups that vLLM makes",
     ),
     "leaving memory where it is": Patch(
-        (
-            "vllm.utils.cpu_resource_utils:get_memory_affinity(pid)",
-            "torch:ops._C.init_cpu_memory_env",
-        ),
+        file="patches/tuning/memory_binding.py",
+        why="binding memory waits for every core of the machine, for minutes where engines decode",
+        test=f"{_CONTRACT}/test_vllm.py::test_workers_bind_memory_where_there_is_a_choice",
+        on="CPU",
+        replaces=("torch:ops._C.init_cpu_memory_env",),
+        uses=("vllm.utils.cpu_resource_utils:get_memory_affinity(pid)",),
         without="workers bind their memory, on machines with one memory node, too",
     ),
     "compiling nothing": Patch(
-        ("torch._dynamo:config.disable",), without="eager engines compile some helpers at their first use"
+        file="patches/tuning/compilation.py",
+        why="eager engines compile some helpers at their first use, for ten seconds and more",
+        test=f"{_CONTRACT}/test_vllm.py::test_what_vllm_marks_to_be_compiled_runs_as_it_is",
+        on="CPU",
+        replaces=("torch._dynamo:config.disable",),
+        without="eager engines compile some helpers at their first use",
     ),
-    "naming shared memory": Patch(
-        ("multiprocessing.shared_memory:_make_filename()",),
-        without="what killed engines leave in /dev/shm is not removed",
-        of="Python",
+    "ranks on their slots": Patch(
+        file="patches/tuning/rank_cores.py",
+        why="OpenMP of a forked worker has read its cores before the fork",
+        test=f"{_CONTRACT}/test_ranks.py::test_a_rank_begins_on_the_cores_of_its_slot",
+        on="CPU",
+        replaces=("vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",),
+        uses=("vllm.utils.ompmultiprocessing~self.cpu_lists",),
+        without="the ranks of an engine share its cores",
     ),
-    "uvicorn's ticks": Patch(
-        ("uvicorn:Server.main_loop(self)", "uvicorn:Server.on_tick(self, counter)"),
-        without="the idle frontend wakes up ten times a second",
-        of="uvicorn",
+    "NIXL's progress threads": Patch(
+        file="patches/tuning/nixl_threads.py",
+        why="NIXL's Python package makes each agent's thread poll without a pause",
+        test=f"{_CONTRACT}/test_pull.py::test_nixl_takes_what_makes_its_threads_sleep",
+        on="GPU",
+        replaces=("nixl._api:nixlBind.nixlAgentConfig.pthrDelay", "nixl._api:nixlBind.nixlAgentConfig.syncMode"),
+        without="each engine keeps a core busy for as long as it lives",
+        of="NIXL",
     ),
 }  # fmt: skip
 
+PATCHES: Final[Mapping[str, Patch]] = {**_USED, **_FRONTEND, **_REQUESTS, **_KV, **_PROCESSES, **_TUNING}
+"""Patches by the names that log lines and errors give."""
 
-def why_not(name: str) -> str | None:
-    """What is other than expected, if anything."""
-    replacement = REPLACEMENTS[name]
-    if replacement.of == "vLLM" and _version() == TESTED:
-        return None
-    found = (_difference(part) for part in replacement.parts)
-    return next((each for each in found if each is not None), None)
-
-
-def applies(name: str) -> bool:
-    """Whether it can be done here. If not, and if it can be gone without, the log says so."""
-    why = why_not(name)
-    if why is None:
-        return True
-    replacement = REPLACEMENTS[name]
-    whose = f"vLLM {_version()}" if replacement.of == "vLLM" else replacement.of
-    told = f"{whose} is not as expected, for {name}: {why}"
-    if replacement.without is None:
-        raise EngineError(told, f"install vLLM {TESTED}, with which this works")
-    _log.warning("%s; %s", told, replacement.without)
-    return False
-
-
-def require(*names: str) -> None:
-    """Raises EngineError, in one line, unless all of these can be done here."""
-    for name in names:
-        applies(name)
-
-
-def _version() -> str:
-    from vllm.version import __version__  # type: ignore[attr-defined]
-
-    version: str = __version__
-    return version.partition("+")[0]
-
-
-def _difference(part: str) -> str | None:
-    module, separator, rest = part.partition("~" if "~" in part else ":")
-    try:
-        imported = importlib.import_module(module)
-    except ImportError as error:
-        return f"{module} cannot be imported ({error})"
-    if separator == "~":
-        return None if rest in Path(imported.__file__ or "").read_text() else f"{module} knows no {rest}"
-    name, parenthesis, parameters = rest.partition("(")
-    try:
-        found = _resolve(imported, name)
-    except AttributeError:
-        return f"{module} has no {name}"
-    wanted = [each for each in parameters.removesuffix(")").split(", ") if each]
-    return _other_parameters(f"{module}.{name}", found, wanted) if parenthesis else None
-
-
-def _resolve(of: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        if not hasattr(of, name) and name in _annotated(of):
-            # A field without a default is no attribute of its class.
-            return None
-        of = getattr(of, name)
-    return of
-
-
-def _annotated(of: Any) -> set[str]:
-    return {name for each in getattr(of, "__mro__", ()) for name in vars(each).get("__annotations__", {})}
-
-
-def _other_parameters(name: str, function: Any, wanted: list[str]) -> str | None:
-    has = list(inspect.signature(function).parameters)
-    if wanted[-1:] == ["..."]:
-        missing = [each for each in wanted[:-1] if each not in has]
-        return f"{name} has no parameter {missing[0]}" if missing else None
-    return None if has == wanted else f"{name} takes ({', '.join(has)}), not ({', '.join(wanted)})"
+KV_PATCHES: Final = tuple(_KV)
+"""Without any one of these, an engine neither lends nor borrows KV."""

@@ -1,6 +1,6 @@
-"""Which LoRA adapters there are. That is configuration, read by frontend and workers alike; requests carry a name only.
+"""Configured LoRA adapters. Frontend and workers read the same configuration; requests carry a name only.
 
-As vLLM has it (`--lora-modules name=path`), but known without importing vLLM.
+In vLLM's format (`--lora-modules name=path`), but known without importing vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of `lora-modules`. `path` is a folder, or a Hugging Face id."""
+    """Entry of `lora-modules`. `path` is a folder, or a Hugging Face id."""
 
     name: _Text
     path: _Text
@@ -27,7 +27,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """Those of vLLM's settings that name adapters. Raises ConfigError."""
+    """Settings of vLLM that name adapters. Raises ConfigError."""
 
     enable_lora: bool | None = None
     lora_modules: list[Any] | None = None

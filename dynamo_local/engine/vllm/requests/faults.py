@@ -1,16 +1,16 @@
-"""Whose fault it is when vLLM fails one request in its engine core: the request's own, lost state, or the engine's.
+"""Cause of a request's failure in vLLM's engine core: the request's own fault, lost state, or the engine's fault.
 
 vLLM tells of such a request that it ended with an error, and keeps the cause to its log. The causes are known where
 they arise, and travel back in a field of the request that vLLM hands on with each output and that nothing else of ours
-uses, `trace_headers`. What nobody has given a cause for is the engine's fault, and another engine may do better.
+uses, `trace_headers`. A failure without a cause is the engine's fault, and another engine may do better.
 
 - *A grammar that cannot be compiled* is the request's own fault if this engine can compile another one, and if it is
   of the kind that this engine compiles: vLLM chooses one library for all requests of an engine, by the first of them.
   An engine that can compile nothing (no memory, no threads) is at fault itself. So it is if the request goes on from
   earlier epochs: another engine has compiled the grammar before.
-- *A grammar that does not allow the output so far* of such a request is nobody's fault that could be told now: the
-  engine that brought the output was wrong, or what is rebuilt here is. Any other engine would find the same, so the
-  request's state counts as lost, as that of a parameter that cannot be rebuilt, and the request ends with that.
+- *A grammar that does not allow the output so far* of such a request cannot be attributed: the engine that brought the
+  output was wrong, or what is rebuilt here is. Any other engine would find the same, so the request's state counts as
+  lost, as that of a parameter that cannot be rebuilt, and the request ends with that.
 - *A token that the grammar rejects* although it was sampled under the grammar is the request's own fault if the sampler
   was left no token to choose: by the grammar alone, or with `allowed_token_ids` and `bad_words`. (Of `min_tokens`, vLLM
   takes care.) Otherwise something is broken here.
@@ -40,12 +40,12 @@ _LONGEST_CAUSE = 400
 
 
 def blame(request: Any, cause: Cause, why: str) -> None:
-    """Have the output that ends this request of vLLM's say so."""
+    """Attach a cause to the output that ends this request of vLLM's."""
     request.trace_headers = {_HEADER + cause: why}
 
 
-def told(headers: Mapping[str, str] | None) -> tuple[Cause | None, str]:
-    """What an output with these `trace_headers` says of the request's end."""
+def cause_of(headers: Mapping[str, str] | None) -> tuple[Cause | None, str]:
+    """Read the cause of a request's failure, and the reason, from the `trace_headers` of its last output."""
     causes: tuple[Cause, ...] = ("request", "lost")
     for cause in causes:
         if headers and (why := headers.get(_HEADER + cause)) is not None:
@@ -54,7 +54,7 @@ def told(headers: Mapping[str, str] | None) -> tuple[Cause | None, str]:
 
 
 def blame_for_grammar(manager: StructuredOutputManager, request: Request, error: Exception) -> None:
-    """Its grammar could not be compiled."""
+    """Note whose fault it is that the request's grammar could not be compiled."""
     if request.num_output_tokens == 0 and _is_of_backend(manager, request) and _compiles(manager):
         text = " ".join(str(error).split())[:_LONGEST_CAUSE] or type(error).__name__
         blame(request, "request", f"the grammar of the structured output cannot be compiled: {text}")
@@ -85,13 +85,13 @@ def blame_for_token(
     before: Sequence[int],
     grammar_after: Callable[[Sequence[int]], StructuredOutputGrammar],
 ) -> None:
-    """The grammar has rejected the token after `before`, all that had been output. `grammar_after` gives the grammar as
-    it was then."""
+    """Note whose fault it is that the grammar has rejected the token after `before`, the output so far. `grammar_after`
+    gives the grammar as it was then."""
     try:
         why = _why_none(manager, request, before, grammar_after)
     except Exception:  # noqa: BLE001
         # The engine's loop must not end for the sake of an explanation.
-        _log.exception("why a token of request %s was rejected is not known", request.request_id)
+        _log.exception("the reason is not known why the grammar of request %s rejected a token", request.request_id)
         return
     if why is not None:
         blame(request, "request", why)
@@ -103,7 +103,7 @@ def _why_none(
     before: Sequence[int],
     grammar_after: Callable[[Sequence[int]], StructuredOutputGrammar],
 ) -> str | None:
-    """Why no token could follow; None if there is one."""
+    """Say why no token could follow; None if there is one."""
     assert manager.backend is not None
     assert request.sampling_params is not None
     mask = manager.backend.allocate_token_bitmask(1)
@@ -119,7 +119,7 @@ def _why_none(
 
 
 def _left(allowed: NDArray[np.bool_], params: SamplingParams, before: Sequence[int]) -> NDArray[np.bool_]:
-    """Of the tokens allowed, those that the request's other parameters leave."""
+    """Select the allowed tokens that the request's other parameters leave."""
     left = allowed.copy()
     if params.allowed_token_ids is not None:
         listed = np.zeros_like(left)

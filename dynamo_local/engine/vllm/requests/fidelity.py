@@ -1,9 +1,10 @@
-"""Which sampling parameters survive a new epoch. One classification of every field of `SamplingParams`.
+"""Survival of sampling parameters in a new epoch: a classification of every field of `SamplingParams`.
 
 In a new epoch the engine has the request as one that it resumes: it knows the prompt from the output so far
-(continuing.py). What a parameter computes from these, or from the next token's logits alone, is unchanged. What it
-keeps as state in the engine is rebuilt where that can be done exactly (a grammar, a random generator), and lost where
-not. A contract test fails when vLLM adds a field; docs/internals/fidelity.md explains the table.
+(patches/requests/continued.py). What a parameter computes from these, or from the next token's logits alone, is
+unchanged. What it keeps as state in the engine is rebuilt where that can be done exactly (a grammar, a random
+generator), and lost where not. A contract test fails when vLLM adds a field. The table is
+explained in docs/internals/fidelity.md.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ WHEN_USED: dict[str, Fidelity] = {
     "output_text_buffer_length": _EXACT,
     "stream_interval": _EXACT,
     "skip_clone": _EXACT,
-    # Reported beside the tokens. Those of the prompt are told once, by the first epoch.
+    # Reported beside the tokens. The first epoch alone sends those of the prompt.
     "logprobs": _EXACT,
     "logprob_token_ids": _EXACT,
     "flat_logprobs": _EXACT,
@@ -69,7 +70,7 @@ WHEN_USED: dict[str, Fidelity] = {
     "prompt_logprob_token_ids": _EXACT,
     "skip_reading_prefix_cache": _EXACT,
 }
-"""How a request that uses the field (sets it to something else than its default) survives."""
+"""Fidelity of a request that uses the field (sets it to something else than its default)."""
 
 _REBUILT = ("seed", "structured_outputs")
 
@@ -80,7 +81,7 @@ _DEFAULTS = SamplingParams()
 
 
 def survival_of(params: SamplingParams) -> Survival:
-    """How a request with these parameters survives a new epoch. A field that is not in the table counts as lost."""
+    """Survival of a request with these parameters in a new epoch. A field that is not in the table counts as lost."""
     used = _used(params)
     worst = max(used, key=lambda name: WHEN_USED.get(name, _NONE), default=None)
     fidelity = _EXACT if worst is None else WHEN_USED.get(worst, _NONE)

@@ -1,4 +1,4 @@
-"""The LoRA adapters of one engine: what a request's adapter is there, and what its KV is worth to others."""
+"""LoRA adapters of one engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dynamo_local.engine.vllm.requests.adapters import Adapter
 
 
 class Adapters:
-    """By name. The numbers that vLLM wants beside are known to this engine only. `enabled`: it can have adapters at
-    all. Raises EngineError for one that is nowhere."""
+    """Adapters by name. The numbers that vLLM wants beside are of this engine only. `enabled`: it can have adapters at
+    all. Raises EngineError for one whose files are not found."""
 
     def __init__(self, configured: Iterable[Adapter] = (), *, enabled: bool = False) -> None:
         self.enabled = enabled
@@ -33,7 +33,7 @@ class Adapters:
         return tuple(self._requests.values())
 
     def request(self, name: str | None) -> LoRARequest | None:
-        """What vLLM is told of a request's adapter. Raises RequestError if there is none of that name."""
+        """Find vLLM's description of a request's adapter. Raises RequestError if there is none of that name."""
         if name is None:
             return None
         if (found := self._requests.get(name)) is None:
@@ -41,7 +41,7 @@ class Adapters:
         return found
 
     def make_room(self, args: Any) -> None:
-        """For an engine on a CPU, in vLLM's arguments: one slot more than there are adapters.
+        """Add one slot more than there are adapters to the arguments of an engine on a CPU.
 
         The CPU's kernels take requests without an adapter to have that of the last slot, if they are computed along
         with others that have one. Slots are filled from the first one on, and in an empty one all is zero.
@@ -61,7 +61,7 @@ class Adapters:
 
 
 def _folder(adapter: Adapter) -> str:
-    """Where its files are on this machine, to which they are fetched first if need be."""
+    """Find the folder of an adapter's files. They are fetched to this machine first if need be."""
     try:
         return get_adapter_absolute_path(adapter.path)
     except Exception as error:
@@ -75,4 +75,4 @@ def _not_loaded(name: str, path: str, error: Exception) -> EngineError:
 
 
 NO_ADAPTERS = Adapters()
-"""Of an engine that cannot have any."""
+"""Adapters of an engine that cannot have any."""

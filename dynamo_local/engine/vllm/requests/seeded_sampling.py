@@ -1,4 +1,4 @@
-"""Seeded sampling: how a random generator gets to where a lost one was.
+"""Seeded sampling: puts a new random generator into the state that a lost one had.
 
 vLLM's second model runner has none: the noise of a draw is a function of seed and position. Its first one has a
 generator for each request. On a CPU a draw takes one number from it, so that it is rebuilt in no time.

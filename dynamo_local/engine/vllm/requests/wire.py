@@ -1,4 +1,4 @@
-"""Between vLLM's types and the messages of the bus, both ways, in one place.
+"""Conversion between vLLM's types and the messages of the bus, both ways.
 
 Numbers stay exact: arrays travel as their bytes. Nothing is pickled.
 """
@@ -32,7 +32,7 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request, Sampling
 from dynamo_local.core.request.fidelity import Fidelity
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
-from dynamo_local.engine.vllm.requests.faults import told
+from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.engine.vllm.requests.fidelity import is_of_context, survival_of
 from dynamo_local.engine.vllm.requests.lora import NO_ADAPTERS, Adapters
 
@@ -42,7 +42,7 @@ _sampling_encoder = msgspec.msgpack.Encoder()
 _TRANSFER = "kv_transfer_params"
 
 ACCEPTED = "dynamo_local_accepted"
-"""Extra argument: the tokens of earlier epochs (continuing.py)."""
+"""Extra argument: the tokens of earlier epochs (patches/requests/continued.py)."""
 
 _FINISH: dict[Finish, FinishReason] = {
     "stop": FinishReason.STOP,
@@ -55,7 +55,7 @@ _FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _F
 
 
 def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Request:
-    """What vLLM's OpenAI server asks for, as a request of ours. `lora`: the engines can have LoRA adapters. Raises
+    """Convert a request of vLLM's OpenAI server to one of ours. `lora`: the engines can have LoRA adapters. Raises
     BadRequestError for what cannot be carried."""
     params = core_request.sampling_params
     if params is None or core_request.prompt_token_ids is None or core_request.prompt_embeds is not None:
@@ -67,7 +67,7 @@ def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Reques
     if core_request.kv_hints is not None:
         raise BadRequestError("kv_hints is not supported")
     if core_request.resumable:
-        raise BadRequestError("a prompt that comes bit by bit is not supported")
+        raise BadRequestError("prompts that are sent in parts are not supported")
     if lora:
         _check_beside_adapters(params)
     return Request(
@@ -90,13 +90,13 @@ def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Reques
 
 
 def _packed(kwargs: dict[str, Any] | None) -> bytes | None:
-    """Whatever a client has put into its chat template's arguments. Raises BadRequestError."""
+    """Encode a client's arguments of the chat template. Raises BadRequestError."""
     if kwargs is None:
         return None
     try:
         return msgspec.msgpack.encode(kwargs)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadRequestError(f"chat_template_kwargs cannot be told to an engine: {error}") from error
+        raise BadRequestError(f"chat_template_kwargs cannot be sent to an engine: {error}") from error
 
 
 def _sampling_at(params: SamplingParams) -> Sampling:
@@ -109,7 +109,7 @@ def _sampling_at(params: SamplingParams) -> Sampling:
         rest.max_tokens = min(limits, default=None)
         rest.min_tokens = min([max(params.min_tokens - position, 0), *limits])
         if position > 0:
-            # Told by the first epoch, whose prompt was the client's.
+            # The first epoch, whose prompt was the client's, has sent them.
             rest.prompt_logprobs = None
         return _sampling_encoder.encode(rest)
 
@@ -201,9 +201,10 @@ def _continue(params: SamplingParams, accepted: Sequence[int], forgotten: Collec
 
 
 def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> TokenDelta:
-    """One request's share of an engine step, stamped. `position` is that of its first new token."""
+    """Convert one request's share of an engine step, stamped with request and epoch. `position` is that of its first
+    new token."""
     finish = None if output.finish_reason is None else _FINISH_NAMES[output.finish_reason]
-    cause, why = told(output.trace_headers)
+    cause, why = cause_of(output.trace_headers)
     prompt_logprobs = output.new_prompt_logprobs_tensors
     return TokenDelta(
         request_id=current.request_id,
@@ -242,7 +243,7 @@ def core_output_of(
 
 
 def load_of(stats: SchedulerStats | None, *, keeps: bool = False, warm: int = 0) -> Load | None:
-    """The scheduler's word on the load, if the step came with one. `keeps`: its engine keeps blocks for readers;
+    """Convert the scheduler's load, if the step came with one. `keeps`: its engine keeps blocks for readers;
     `warm`: so many requests wait for more input, which vLLM counts as waiting."""
     if stats is None:
         return None

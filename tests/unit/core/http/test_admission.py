@@ -1,4 +1,4 @@
-"""What a client may ask for. A body is either within the limits or refused; it is never let through unread."""
+"""Admission of bodies. A body is either within the limits or refused; it is never let through unread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ bounded_fields = st.sampled_from([*NUMBERS, "prompt", *sorted(FORBIDDEN_FIELDS),
 
 
 def _as_lenient_servers_read(value: Any) -> int:
-    """As pydantic reads a field declared `int`; 0 for what it refuses."""
+    """Read as pydantic reads a field declared `int`; 0 for what it refuses."""
     try:
         number = float(value.replace("_", "") if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
@@ -151,7 +151,7 @@ def test_other_types_are_left_to_the_server_behind(value: Any) -> None:
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
-    """As in Python's reader, which the server behind uses."""
+    """Numbers as Python's reader takes them, which the server behind uses."""
     assert refused(b'{"n": 1, "n": 100}').param == "n"
     assert judge(b'{"n": 100, "n": 2}') == Demand(2)
     assert refused(b'{"\\u006e": 100}').param == "n"
@@ -221,7 +221,7 @@ def test_what_exceeds_a_bound_is_told_which_setting_it_is(body: dict[str, Any], 
 
 
 def test_bounds_can_be_raised() -> None:
-    """Each of them alone, and max-requests with them."""
+    """Limits, each of them alone, and max-requests with them."""
     wide = AdmissionLimits(max_n=100, max_prompts=500, max_candidates=50, max_requests=5000)
     assert examine(b'{"n": 100, "logprobs": 50}', wide) == Demand(100)
     assert examine(json.dumps({"prompt": ["a"] * 500, "n": 10}).encode(), wide) == Demand(5000)

@@ -1,4 +1,4 @@
-"""What one request may make the server do: everything beyond is refused by name, and what is within is let through."""
+"""Bounds of one request: everything beyond is refused by name, and what is within is let through."""
 
 from __future__ import annotations
 

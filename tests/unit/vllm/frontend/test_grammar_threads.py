@@ -77,7 +77,7 @@ def test_what_goes_on_beyond_its_time_leaves_the_cores_to_others(endless: Endles
 
 
 def test_waiting_is_not_computing() -> None:
-    """As on a machine that has other things to do."""
+    """Compute as on a machine that has other things to do."""
     begun, may_end = threading.Event(), threading.Event()
 
     def sleeps() -> str:

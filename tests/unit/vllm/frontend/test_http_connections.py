@@ -44,7 +44,7 @@ class Client:
         return int(first.split()[1]), headers, body
 
     async def rest(self) -> bytes:
-        """What comes until the server ends the connection."""
+        """Read what comes until the server ends the connection."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
@@ -266,7 +266,7 @@ async def test_who_only_waits_makes_room_for_others() -> None:
 
 @pytest.mark.parametrize(("files", "connections"), [((300, 300), 12), ((300, 2000), 1024), ((5000, 5000), 1024)])
 def test_no_more_connections_are_held_than_files_may_be_open(files: tuple[int, int], connections: int) -> None:
-    """In a process of its own, whose limit it is."""
+    """Ask in a process of its own: the limit is that process'."""
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {files})\n"
         "from dynamo_local.engine.vllm.frontend.http_connections import _affordable\n"

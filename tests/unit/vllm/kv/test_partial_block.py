@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.kv.partial_block import find_tail
+from dynamo_local.engine.vllm.kv.partial_block import find_partial_block
 
 SIZE = 4
 CONTEXT = list(range(100, 111))
@@ -36,7 +36,7 @@ def scheduler_of(*requests: Any) -> Any:
 
 
 def found(scheduler: Any, rest: list[int] = REST) -> tuple[int, int] | None:
-    tail = find_tail(scheduler, SIZE, HASHES, rest)
+    tail = find_partial_block(scheduler, SIZE, HASHES, rest)
     return None if tail is None else (tail.block, tail.tokens)
 
 
@@ -75,13 +75,13 @@ def test_a_tail_is_a_part_of_a_block(rest: list[int]) -> None:
 
 
 def test_without_a_full_block_there_is_no_telling_whose_it_is() -> None:
-    assert find_tail(scheduler_of(running()), SIZE, [], REST) is None
+    assert find_partial_block(scheduler_of(running()), SIZE, [], REST) is None
 
 
 def test_it_stands_as_long_as_its_request_has_it() -> None:
     request = running()
     scheduler = scheduler_of(request)
-    tail = find_tail(scheduler, SIZE, HASHES, REST)
+    tail = find_partial_block(scheduler, SIZE, HASHES, REST)
     assert tail is not None
     assert tail.stands()
     request.num_computed_tokens += 20
@@ -97,7 +97,7 @@ def test_it_stands_as_long_as_its_request_has_it() -> None:
 
 def test_it_is_not_vouched_for_once_its_request_is_over() -> None:
     scheduler = scheduler_of(running())
-    tail = find_tail(scheduler, SIZE, HASHES, REST)
+    tail = find_partial_block(scheduler, SIZE, HASHES, REST)
     scheduler.requests.clear()
     assert tail is not None
     assert not tail.stands()

@@ -180,7 +180,7 @@ async def test_an_engine_without_an_answer_is_a_refusal() -> None:
     core = FakeCore(pin=RuntimeError("dead"), cached=RuntimeError("dead"))
     pull = pull_of(core)
     assert (await pull.pin(question())).refused
-    with pytest.raises(EngineError, match="does not say"):
+    with pytest.raises(EngineError, match="does not answer"):
         await pull.cached(Prefix("print", HASHES))
     core.answers["pin"] = asyncio.get_running_loop().create_future()
     assert (await pull.pin(question(until=time.monotonic() + 0.05))).refused

@@ -19,7 +19,7 @@ class FakeAgent:
     """NIXL's, of which a test lets every call go on."""
 
     answers: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    """To `transfer`, then to `check_xfer_state`: a state, or what is raised."""
+    """Answers to `transfer`, then to `check_xfer_state`: a state, or what is raised."""
     posting: SimpleQueue[tuple[Any, ...]] = field(default_factory=SimpleQueue)
     released: list[Any] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)

@@ -109,7 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert all(question.answer.done() for question in self.questions.values())
 
     def teardown(self) -> None:
-        """With everything over, every block is free."""
+        """Every block is free once everything is over."""
         while self.in_flight:
             self.end_a_step(fails=False)
         while self.used:
@@ -242,7 +242,7 @@ def test_no_more_than_half_of_the_pool_is_kept() -> None:
     assert source.pin("b", CHAIN[:3], 5.0).result().refused is None
     refused = source.pin("c", CHAIN[:4], 5.0).result()
     assert refused.blocks == ()
-    assert refused.refused == "3 of at most 3 blocks are kept for readers already"
+    assert refused.refused == "too much of the cache is kept for readers: 3 of at most 3 blocks"
 
 
 def test_nothing_cached_is_said_so() -> None:

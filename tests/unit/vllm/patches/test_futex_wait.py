@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.engine.vllm.patches import futex_wait
-from dynamo_local.engine.vllm.patches.futex_wait import FUTEX_SYSCALLS, Bell, FutexWait
+from dynamo_local.engine.vllm.patches.tuning import futex_wait
+from dynamo_local.engine.vllm.patches.tuning.futex_wait import FUTEX_SYSCALLS, FutexEvent, FutexWait
 
 _FOR_EVER_S = 600.0
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return str(tmp_path / "bell")
+    return str(tmp_path / "event")
 
 
 @pytest.fixture
-def writer(path: str) -> Bell:
-    return Bell(path, create=True)
+def writer(path: str) -> FutexEvent:
+    return FutexEvent(path, create=True)
 
 
 @pytest.fixture
-def reader(writer: Bell, path: str) -> Bell:
-    return Bell(path, create=False)
+def reader(writer: FutexEvent, path: str) -> FutexEvent:
+    return FutexEvent(path, create=False)
 
 
 def asleep(wait: Callable[[], None]) -> threading.Thread:
@@ -48,49 +48,49 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-@pytest.mark.parametrize("ends", [Bell.ring, Bell.wake])
-def test_who_waits_is_woken_up(writer: Bell, reader: Bell, ends: Callable[[Bell], None]) -> None:
+@pytest.mark.parametrize("ends", [FutexEvent.notify, FutexEvent.wake])
+def test_who_waits_is_woken_up(writer: FutexEvent, reader: FutexEvent, ends: Callable[[FutexEvent], None]) -> None:
     thread = asleep(partial(reader.wait, _FOR_EVER_S))
     ends(writer)
     assert ended(thread)
 
 
-def test_all_readers_are_woken_up(writer: Bell, path: str) -> None:
-    threads = [asleep(partial(Bell(path, create=False).wait, _FOR_EVER_S)) for _ in range(3)]
-    writer.ring()
+def test_all_readers_are_woken_up(writer: FutexEvent, path: str) -> None:
+    threads = [asleep(partial(FutexEvent(path, create=False).wait, _FOR_EVER_S)) for _ in range(3)]
+    writer.notify()
     assert all(ended(thread) for thread in threads)
 
 
-def test_what_rang_before_ends_the_next_wait_only(writer: Bell, reader: Bell) -> None:
-    writer.ring()
-    writer.ring()
+def test_a_notice_before_it_ends_the_next_wait_only(writer: FutexEvent, reader: FutexEvent) -> None:
+    writer.notify()
+    writer.notify()
     reader.wait(_FOR_EVER_S)
     thread = asleep(partial(reader.wait, _FOR_EVER_S))
-    writer.ring()
+    writer.notify()
     assert ended(thread)
 
 
-def test_a_wait_has_an_end(reader: Bell) -> None:
+def test_a_wait_has_an_end(reader: FutexEvent) -> None:
     reader.wait(0.001)
 
 
-def test_the_count_goes_round(writer: Bell, reader: Bell) -> None:
+def test_the_count_goes_round(writer: FutexEvent, reader: FutexEvent) -> None:
     writer.count.value = 2**32 - 1
     reader.wait(_FOR_EVER_S)
-    writer.ring()
+    writer.notify()
     assert writer.count.value == 0
     reader.wait(_FOR_EVER_S)
     thread = asleep(partial(reader.wait, _FOR_EVER_S))
-    writer.ring()
+    writer.notify()
     assert ended(thread)
 
 
-def test_another_process_hears_it(writer: Bell, path: str) -> None:
+def test_another_process_is_notified(writer: FutexEvent, path: str) -> None:
     child = os.fork()
     if child == 0:
-        Bell(path, create=False).wait(_FOR_EVER_S)
+        FutexEvent(path, create=False).wait(_FOR_EVER_S)
         os._exit(7)
-    writer.ring()
+    writer.notify()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 

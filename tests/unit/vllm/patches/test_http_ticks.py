@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.patches.http_ticks import Ending
+from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn comes with vLLM")
 
@@ -31,7 +31,7 @@ async def date_of_answer(port: int) -> float:
 
 async def test_a_server_answers_with_the_time_and_ends_when_told_to() -> None:
     server = uvicorn.Server(uvicorn.Config(application, log_level="warning", lifespan="off"))
-    ending, ticks = Ending(server), 0
+    stop, ticks = UvicornStop(server), 0
     tick = server.on_tick
 
     async def count(counter: int) -> bool:
@@ -49,5 +49,5 @@ async def test_a_server_answers_with_the_time_and_ends_when_told_to() -> None:
             while await date_of_answer(port) == first:  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.1)
         assert ticks <= 2 + asyncio.get_running_loop().time() - begun
-        ending.tell()
+        stop.stop()
         await asyncio.wait_for(serving, 60)

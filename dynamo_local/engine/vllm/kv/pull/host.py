@@ -33,13 +33,13 @@ BlockHashes = Callable[[Sequence[int], str | None, str | None], list[bytes]]
 """Hashes of a context's full blocks, by its tokens, its salt and its adapter."""
 
 Fingerprints = Mapping[str | None, str]
-"""What engines must agree on to read each other's KV, by the adapter that it was computed with. None: without one."""
+"""Fingerprints of KV, which two engines must share to read each other's, by adapter (None: computed without one)."""
 
-_PATIENCE_S = 30.0
-"""For an engine core that is busy with a step: a long chunk of a prefill, on a CPU."""
+_ANSWER_TIMEOUT_S = 30.0
+"""Time for an engine core to answer that is busy with a step: a long chunk of a prefill, on a CPU."""
 
 _SWEEP_LATER_S = 0.01
-"""An engine core is told to end leases so long after their end, to end those that end soon after as well."""
+"""Delay of the call that ends leases: it ends those that end soon after as well."""
 
 _MOST_HANDLE_BYTES = 1 << 19
 
@@ -48,8 +48,8 @@ _handle_encoder = msgspec.msgpack.Encoder()
 
 
 class PullHost:
-    """One engine core's. `core` is vLLM's client of it. Nothing here raises because the engine core has died: `step`
-    does, and the worker ends."""
+    """Prefix pull of one engine core. `core` is vLLM's client of it. No method raises because the engine core has died:
+    `step` does, and the worker ends."""
 
     def __init__(self, core: Any, description: Description, fingerprints: Fingerprints, hashes_of: BlockHashes) -> None:
         self._core = core
@@ -61,12 +61,12 @@ class PullHost:
 
     @property
     def unsupported(self) -> str | None:
-        """Why blocks of this engine cannot be transferred, if they cannot."""
+        """Reason why blocks of this engine cannot be transferred, if they cannot."""
         return self._description.unsupported
 
     @property
     def block_bytes(self) -> int:
-        """Of KV, on all of the engine's devices."""
+        """Bytes of KV in a block, on all of the engine's devices."""
         return self._description.block_bytes
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
@@ -85,7 +85,7 @@ class PullHost:
             return 0
         found: int | None = await self._ask("cached", prefix.hashes)
         if found is None:
-            raise EngineError("the engine does not say what it has cached")
+            raise EngineError("the engine core does not answer which blocks it has cached")
         return found
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
@@ -96,7 +96,7 @@ class PullHost:
         if refused is not None:
             return PinAnswer(blocks=0, refused=refused)
         arguments = (question.pin, question.hashes, until, question.rest)
-        answer = await self._ask("pin", *arguments, patience_s=until - now)
+        answer = await self._ask("pin", *arguments, timeout_s=until - now)
         if answer is None:
             return PinAnswer(blocks=0, refused="the engine is too busy")
         self.watch(until)
@@ -127,7 +127,7 @@ class PullHost:
         await self._release((), ())
 
     def watch(self, end: float) -> None:
-        """A lease ends then: an idle engine core has to be told."""
+        """Note the end of a lease: an idle engine core has to be told of it."""
         loop = asyncio.get_running_loop()
         when = loop.time() + max(end - time.monotonic(), 0.0) + _SWEEP_LATER_S
         if self._timer is None or when < self._timer.when():
@@ -136,7 +136,7 @@ class PullHost:
             self._timer = loop.call_at(when, self._sweep)
 
     async def counts(self) -> PullCounts:
-        """What the engine core's blocks are used for."""
+        """Ask the engine core for its counts of blocks."""
         return msgspec.convert(await self._call("counts"), PullCounts)
 
     def params_of(self, work: Submit, pulled: PulledPrefix | None) -> dict[str, Any] | None:
@@ -154,11 +154,11 @@ class PullHost:
         if self._description.unsupported is not None:
             return self._description.unsupported
         if question.fingerprint not in self._fingerprints.values():
-            return "the engines' KV caches mean different things"
+            return "the engines' KV caches have different fingerprints"
         if len(question.hashes) > MOST_BLOCKS:
-            return f"more than {MOST_BLOCKS} blocks"
+            return f"the pin is of more than {MOST_BLOCKS} blocks"
         if question.until <= now:
-            return "its time is over"
+            return "the time of the pin is over already"
         return None
 
     def _sweep(self) -> None:
@@ -170,16 +170,16 @@ class PullHost:
         if next_end is not None:
             self.watch(next_end)
 
-    async def _ask(self, method: Method, *args: Any, patience_s: float = _PATIENCE_S) -> Any:
+    async def _ask(self, method: Method, *args: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """The engine core's answer, or None if it has none to give."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._call(method, *args)
         except TimeoutError:
-            _log.warning("the engine did not answer within %.1f s", patience_s)
+            _log.warning("the engine core did not answer within %.1f s", timeout_s)
         except Exception as error:  # noqa: BLE001
-            # vLLM raises all sorts of things for an engine core that dies. Its death is told elsewhere.
-            _log.warning("the engine did not answer: %s", error)
+            # vLLM raises all sorts of errors for an engine core that dies. `step` reports its death.
+            _log.warning("the engine core did not answer: %s", error)
         return None
 
     async def _call(self, method: Method, *args: Any) -> Any:
@@ -187,15 +187,16 @@ class PullHost:
 
 
 async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PullHost:
-    """Of an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its model (identity.py)."""
+    """Open the host's side for an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its
+    model (identity.py)."""
     from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
     from dynamo_local.engine.vllm.kv.identity import fingerprints
 
     description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
     if description.unsupported is None:
         description = msgspec.structs.replace(description, unsupported=_why_closed(core))
-    told = (description.identity, identity, vllm_config.lora_config, adapters.requests)
-    prints = await asyncio.to_thread(fingerprints, *told)
+    identities = (description.identity, identity, vllm_config.lora_config, adapters.requests)
+    prints = await asyncio.to_thread(fingerprints, *identities)
     hasher = BlockHasher(vllm_config.cache_config)
 
     def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
@@ -205,7 +206,7 @@ async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mappin
 
 
 def _why_closed(core: Any) -> str | None:
-    """Why no other engine can read from the processes of this one."""
+    """Say why no other engine can read from the processes of this one; None if they can."""
     from vllm.platforms import current_platform
 
     from dynamo_local.engine.vllm.kv.memory_agent import why_unreadable
@@ -217,14 +218,14 @@ def _why_closed(core: Any) -> str | None:
 
 
 def _pull_of(pulled: PulledPrefix) -> Pull | None:
-    """What is to be read, or None if the source's handle makes no sense."""
+    """Describe the read for the engine core. None: the source's handle makes no sense."""
     data = bytes(pulled.answer.handle)
     try:
         if len(data) > _MOST_HANDLE_BYTES:
             raise msgspec.ValidationError(f"{len(data)} bytes are too many")
         handle = _handle_decoder.decode(data)
     except msgspec.DecodeError as error:
-        _log.warning("the source's answer cannot be understood: %s", error)
+        _log.warning("the source's answer cannot be decoded: %s", error)
         return None
     blocks = min(pulled.answer.blocks, len(handle.blocks), len(pulled.hashes), MOST_BLOCKS)
     if blocks <= 0:

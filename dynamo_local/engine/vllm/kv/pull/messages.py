@@ -1,4 +1,4 @@
-"""What the parts of a prefix pull tell each other: worker host, engine core, and (through a reader) another engine.
+"""Messages of a prefix pull, between worker host, engine core and (through a reader) another engine.
 
 Hosts speak with their engine core by utility calls, whose results are plain msgpack; hosts of different engines speak
 over the bus. Sizes are bounded here, where things come in.
@@ -15,14 +15,17 @@ MOST_BLOCKS = 16_384
 """Blocks of one pull: half a megabyte of hashes, or half a million tokens at the smallest block size there is."""
 
 LONGEST_LEASE_S = 120.0
-"""However long somebody asks for."""
+"""Longest time for which blocks are leased, whatever is asked for."""
 
 HOST_PID = "host_pid"
-"""In vLLM's configuration of the connector: the process that the engine's processes belong to."""
+"""Key in vLLM's configuration of the connector: the process that the engine's processes belong to."""
+
+CPU_TUNING = "cpu_tuning"
+"""Key in the same place: whether the engine is tuned for few cores (tuning.py)."""
 
 _MOST_AGENT_BYTES = 1 << 16
 _MOST_AGENTS_BYTES = 1 << 18
-"""Of all ranks: they travel in one message, with the blocks."""
+"""Bytes of all ranks together: they travel in one message, with the blocks."""
 _MOST_RANKS = 64
 
 Block = Annotated[int, msgspec.Meta(ge=0)]
@@ -31,7 +34,7 @@ Hashes = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_BLOCKS)]
 Agents = Annotated[
     tuple[Annotated[bytes, msgspec.Meta(max_length=_MOST_AGENT_BYTES)], ...], msgspec.Meta(max_length=_MOST_RANKS)
 ]
-"""By rank: what is to be known to read from that rank's worker process (a NixlHandshakePayload in msgpack).
+"""Agents of a source, by rank: what a reader needs for that worker process (a NixlHandshakePayload in msgpack).
 
 vLLM would have the reader fetch it over an unauthenticated TCP port of the source. It travels with the answer to a pin
 instead, over the bus, and no port is opened.
@@ -39,15 +42,13 @@ instead, over the bus, and no port is opened.
 
 
 def why_not_told(agents: Sequence[bytes]) -> str | None:
-    """Why readers cannot be told of these agents, if so."""
+    """Say why these agents are too large to send to readers; None if they are not."""
     if len(agents) > _MOST_RANKS:
-        return f"it has {len(agents)} ranks, and readers are told of {_MOST_RANKS} at most"
+        return f"it has {len(agents)} ranks, and a reader takes {_MOST_RANKS} at most"
     largest, all_together = max(map(len, agents), default=0), sum(map(len, agents))
     if largest > _MOST_AGENT_BYTES or all_together > _MOST_AGENTS_BYTES:
         most = f"{_MOST_AGENT_BYTES} of a rank and {_MOST_AGENTS_BYTES} of all are the most"
-        return (
-            f"what NIXL has to tell readers of it is too long: {largest} bytes of a rank, {all_together} of all; {most}"
-        )
+        return f"its NIXL metadata is too large for a message: {largest} bytes of a rank, {all_together} of all; {most}"
     return None
 
 
@@ -65,7 +66,7 @@ class Pull(msgspec.Struct, frozen=True):
     handle: Handle
     hashes: Hashes
     until: float
-    """What is not read before that time (CLOCK_MONOTONIC, s) does not count."""
+    """Time (CLOCK_MONOTONIC, s) before which the read has to be complete to count."""
     rest: int = 0
     """Tokens behind those of `hashes`, at the beginning of one more block."""
 
@@ -94,19 +95,19 @@ class Warm(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What an engine core says of itself once it has started."""
+    """Description that an engine core gives of itself once it has started."""
 
     engine: str
-    """New for every incarnation."""
+    """Id of the engine, new with every start."""
     agents: Agents
     identity: dict[str, str]
-    """All that gives a block's bytes their meaning, as far as the engine core knows."""
+    """Identity of the KV (identity.py), as far as the engine core knows it."""
     block_size: int
-    """Tokens of a block."""
+    """Tokens in a block."""
     block_bytes: int
-    """Of KV, on all ranks together."""
+    """Bytes of KV in a block, on all ranks together."""
     unsupported: str | None = None
-    """Why this engine neither pulls nor is pulled from."""
+    """Reason why this engine neither pulls nor is pulled from, if it does not."""
 
 
 class PullCounts(msgspec.Struct, frozen=True):
@@ -115,11 +116,11 @@ class PullCounts(msgspec.Struct, frozen=True):
     blocks: int
     used_blocks: int
     kept_blocks: int
-    """Used by nothing but leases."""
+    """Blocks that are used by nothing but leases."""
     leases: int
     reads: int
-    """Under way."""
+    """Reads under way."""
     blocks_read: int
-    """So far, and those whose read has failed as well."""
+    """Blocks of all reads so far, failed ones included."""
     scheduled_steps: int
     ended_steps: int

@@ -1,4 +1,4 @@
-"""What the two sides of the connector tell each other each step, within one engine."""
+"""Messages between the scheduler's and the worker's side of the connector, with each step of one engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _payload_decoder = msgspec.msgpack.Decoder(NixlHandshakePayload)
 
 
 def pack_payload(payload: NixlHandshakePayload) -> bytes:
-    """What a reader has to know of one rank, as it travels."""
+    """Encode what a reader has to know of one rank."""
     return _payload_encoder.encode(payload)
 
 
@@ -33,14 +33,14 @@ class PullMetadata(NixlConnectorMetadata):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.deadlines: dict[str, float] = {}
-        """By request."""
+        """Time before which each request's read has to be complete."""
         self.agents: dict[str, tuple[bytes, ...]] = {}
-        """By engine to be read from, then by rank."""
+        """Agents of the engines to be read from, each by rank."""
         self.may_wait = False
-        """For reads to end: the step computes nothing."""
+        """Workers may wait for reads to end: the step computes nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It is sent with every step, and nearly always there is nothing in it."""
+        """Keep empty metadata small: every step sends some, and nearly always there is nothing in it."""
         return (PullMetadata, (), self.__dict__) if self.deadlines or self.may_wait else (PullMetadata, ())
 
     def add_read(
@@ -58,7 +58,7 @@ class PullMetadata(NixlConnectorMetadata):
             {
                 "remote_block_ids": (remote,),
                 "remote_engine_id": engine,
-                # Sent to the source with the last byte; it is nobody's there.
+                # Sent to the source with the last byte. The source knows no such request.
                 "remote_request_id": "",
                 # Not connected to: vLLM takes it for the place at which an engine may be replaced by its successor.
                 "remote_host": engine,
@@ -83,7 +83,7 @@ class ReadReport(KVConnectorWorkerMetadata):
 
 
 class KeptStats(KVConnectorStats):
-    """`transfer.Counts`, on its way to the worker host with a step's other figures."""
+    """`PullCounts`, on their way to the worker host with a step's other figures."""
 
     @classmethod
     def of(cls, counts: PullCounts) -> KeptStats:
@@ -93,7 +93,7 @@ class KeptStats(KVConnectorStats):
         return not self.data
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """The later word is the right one."""
+        """Take the later ones: they are counts of now, not of a step."""
         return other
 
     def reduce(self) -> dict[str, int | float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
-from dynamo_local.engine.vllm.kv.leases import Key
 from dynamo_local.engine.vllm.kv.pull.messages import Description, Pull, PullCounts, TransferParams, why_not_told
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.kv.source import PullSource
+from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
 
 logger = init_logger(__name__)
 
@@ -62,23 +63,6 @@ class _Blocks:
     def references_to(self, block: int) -> int:
         return self._pool.blocks[block].ref_cnt
 
-    def tell(self, changed: Callable[[Iterable[int]], None]) -> None:
-        """Have `changed` called with the blocks to which references are taken or given up from now on, by whomever."""
-        # Through a name of no type: mypy sees no more than that methods are assigned.
-        pool: Any = self._pool
-        touch, free = pool.touch, pool.free_blocks
-
-        def touch_and_tell(blocks: Sequence[KVCacheBlock]) -> None:
-            touch(blocks)
-            changed(block.block_id for block in blocks)
-
-        def free_and_tell(ordered_blocks: Iterable[KVCacheBlock]) -> None:
-            blocks = list(ordered_blocks)
-            free(blocks)
-            changed(block.block_id for block in blocks)
-
-        pool.touch, pool.free_blocks = touch_and_tell, free_and_tell
-
     def find(self, block_hash: bytes) -> int | None:
         hit = self._pool.get_cached_block(BlockHash(block_hash), [0])
         return None if hit is None else hit[0].block_id
@@ -90,8 +74,8 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a request can have read: the blocks of its context with indices from `start` up to `end`, and `rest` tokens
-    in the one behind them."""
+    """Blocks that a request can have read: those of its context with indices from `start` up to `end`, and `rest`
+    tokens in the one behind them."""
 
     pull: Pull
     start: int
@@ -107,7 +91,7 @@ class _Read:
 
 
 class PullScheduler(NixlPullConnectorScheduler):
-    """See the module. `bind_pool` comes before everything but the constructor."""
+    """Scheduler's side. `bind_pool` comes before everything but the constructor."""
 
     def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -117,22 +101,21 @@ class PullScheduler(NixlPullConnectorScheduler):
         self._agents: tuple[bytes, ...] = ()
         self._compatibility = ""
         self._wanted: dict[str, _Wanted] = {}
-        """By request that is not admitted yet."""
+        """Requests that are not admitted yet."""
         self._hold_s: dict[str, float] = {}
-        """By request that has not finished: how long its blocks are to be kept then."""
+        """Seconds for which blocks are kept when their request has finished, by request."""
         self._posted: dict[str, _Read] = {}
         """Reads to go out with the next step."""
         self._reading: dict[str, list[int]] = {}
-        """By request: its blocks that are being read into."""
+        """Blocks that are being read into, by request."""
         self._blocks_read = 0
         self._strays: Counter[str] = Counter()
-        """By request: how many ranks have given up a read that has not ended."""
+        """Number of ranks that have given up a read which has not ended, by request."""
 
     def bind_pool(self, pool: BlockPool) -> None:
         self._pool = pool
-        blocks = _Blocks(pool)
-        self.source = PullSource(blocks, self._fence, time.monotonic)
-        blocks.tell(self.source.leases.note)
+        self.source = PullSource(_Blocks(pool), self._fence, time.monotonic)
+        report_references(pool, self.source.leases.note)
 
     # For the engine core's utility methods, between steps
 
@@ -194,7 +177,7 @@ class PullScheduler(NixlPullConnectorScheduler):
             self._wanted[request.request_id] = wanted
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens beyond those cached here are to be read."""
+        """Count the tokens beyond those cached here that are to be read."""
         wanted = self._wanted.get(request.request_id)
         cached = num_computed_tokens // self.block_size
         if wanted is None or not wanted.start <= cached < wanted.end or time.monotonic() >= wanted.pull.until:
@@ -215,7 +198,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         self._blocks_read += len(local)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Once for every step, as it is scheduled."""
+        """Count a step that is scheduled, and send its reads along. vLLM calls this once for every step."""
         self._fence.schedule()
         self.source.expire()
         meta = PullMetadata()
@@ -225,13 +208,13 @@ class PullScheduler(NixlPullConnectorScheduler):
             meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)
         self._posted.clear()
         if self._reading:
-            # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. To
-            # begin costs them next to nothing, as the reading itself is done in another thread.
+            # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. That
+            # delays the step by next to nothing, as another thread does the reading.
             scheduler_output.has_sync_kv_loads = True
         return meta
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Before vLLM acts on what the workers report."""
+        """Note the ends of reads, before vLLM acts on what the workers report."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, ReadReport):
             self._note_strays(report)
@@ -239,7 +222,7 @@ class PullScheduler(NixlPullConnectorScheduler):
             self._reading.pop(request_id, None)
 
     def end_step(self) -> KeptStats | None:
-        """Once for every step, when it has ended."""
+        """Count a step that has ended. vLLM calls this once for every step."""
         self._fence.end()
         return self.stats() if len(self.source.leases) else None
 
@@ -256,19 +239,19 @@ class PullScheduler(NixlPullConnectorScheduler):
         return bool(self._strays)
 
     def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
-        """Where in the context the blocks to be read belong. Foreign content is found out here, by its hash."""
+        """Locate the blocks to be read in the context. Blocks of another context are found out by their hashes."""
         hashes = pull.hashes[: len(pull.handle.blocks)]
         own: list[bytes] = list(request.block_hashes)
         try:
             start = own.index(hashes[0])
         except (IndexError, ValueError):
-            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            logger.warning("the pinned blocks for %s do not belong to its context", request.request_id)
             return None
         # Never all of the context: a token has to be computed to sample the next one, and vLLM would write that one's
         # KV into a block which stands in the cache.
         end = min(start + len(hashes), (request.num_tokens - 1) // self.block_size)
         if tuple(own[start:end]) != hashes[: end - start]:
-            logger.warning("what is pinned for %s is not of its context", request.request_id)
+            logger.warning("the pinned blocks for %s do not belong to its context", request.request_id)
             return None
         # Of the last block, that is read only behind all the others, and without the context's last token.
         has_rest = end - start == len(pull.hashes) < len(pull.handle.blocks)

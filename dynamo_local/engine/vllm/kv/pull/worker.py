@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from vllm.config import VllmConfig
@@ -26,46 +27,47 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.memory_agent import memory_agents
-from dynamo_local.engine.vllm.kv.pull.messages import HOST_PID
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.patches.nixl_threads import sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents
+from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 logger = init_logger(__name__)
 
 _LOOK_EVERY_S = 0.5
 
 _WAIT_S = 0.001
-"""A step that computes nothing waits so long for a read to end."""
+"""Time that a step which computes nothing waits for a read to end."""
 
 _agent_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
 
 class PullWorker(NixlPullConnectorWorker):
-    """See the module."""
+    """Worker's side."""
 
     def __init__(self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig) -> None:
-        # On the CPU, vLLM's moves the thread that computes to the machine's last core, whatever cores the engine was
-        # given.
+        # On a CPU, vLLM's connector binds the computing thread to the machine's last core, whatever cores the engine
+        # was given.
         cores = os.sched_getaffinity(0)
-        with memory_agents() if current_platform.is_cpu() else sleeping_progress_threads():
+        assert vllm_config.kv_transfer_config is not None
+        with _agents(tuned=vllm_config.kv_transfer_config.get_from_extra_config(CPU_TUNING, True)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
         self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
         self._reader = ReaderThread(self.nixl_wrapper, self._prepare_to_read)
         self.nixl_wrapper = self._reader
         self._deadlines: dict[str, float] = {}
-        """By request whose read has neither succeeded nor been given up."""
+        """Deadlines of reads that have neither succeeded nor been given up, by request."""
         self._agents: dict[str, bytes] = {}
-        """By engine that is not known yet: what to know of the rank that is this one's counterpart."""
+        """Agent of the rank that is this one's counterpart, by engine that is not connected yet."""
         self._strays: dict[str, list[int]] = {}
-        """By request: transfers that were given up and have not ended."""
+        """Transfers that were given up and have not ended, by request."""
         self._stray_engines: dict[str, str] = {}
         self._report: ReadReport | None = None
-        """Of reads that were given up, if any were since the last step."""
+        """Report of reads that were given up since the last step, if any were."""
         self._look_at = 0.0
-        """When engines are to be looked for that cannot be read from any more, though nothing is being read."""
+        """Time of the next look for engines that cannot be read from any more, while nothing is being read."""
         self._may_wait = False
 
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
@@ -103,7 +105,7 @@ class PullWorker(NixlPullConnectorWorker):
         return results
 
     def take_report(self) -> ReadReport | None:
-        """What has happened to reads that were given up, once."""
+        """Take the report of reads that were given up. Returns it once."""
         report, self._report = self._report, None
         return report if report is not None and (report.strayed or report.ended) else None
 
@@ -145,17 +147,17 @@ class PullWorker(NixlPullConnectorWorker):
         remote_pp_size: int = 1,
         notif_agents_only: bool = False,
     ) -> tuple[dict[tuple[int, int], str], float]:
-        """What vLLM's does, with what the source has told already instead of a question to its port.
+        """Connect to an engine as vLLM does, by the agent that came with the pin instead of a question to a port.
 
         Runs in a thread of its own, where any exception makes the reads that wait for it fail.
         """
         self._use_device()
         payload = unpack_payload(self._agents.pop(expected_engine_id))
         if payload.compatibility_hash != self.compat_hash:
-            raise EngineError("the other engine's KV cache is of another kind")
+            raise EngineError("the other engine's KV cache has another layout")
         agent = _agent_decoder.decode(payload.agent_metadata_bytes)
         if agent.engine_id != expected_engine_id:
-            raise EngineError("the other engine is not the one it was taken for")
+            raise EngineError("the agent belongs to another engine than the pin")
         self._validate_remote_parallel_config(agent)
         name = self.add_remote_agent(agent, self.tp_rank, remote_tp_size, agent.dcp_size)
         return {(0, self.tp_rank): name}, 0.0
@@ -171,7 +173,7 @@ class PullWorker(NixlPullConnectorWorker):
         os.sched_setaffinity(0, os.sched_getaffinity(self._host_pid))
 
     def _get_new_notifs(self) -> set[str]:
-        """Readers send none."""
+        """Return no notifications: readers send none."""
         return set()
 
     def shutdown(self) -> None:
@@ -184,6 +186,13 @@ class PullWorker(NixlPullConnectorWorker):
     def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
         self._agents.pop(engine_id, None)
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+
+
+def _agents(*, tuned: bool) -> AbstractContextManager[None]:
+    """The context in which vLLM's connector makes its agent."""
+    if current_platform.is_cpu():
+        return memory_agents()
+    return sleeping_progress_threads() if tuned else nullcontext()
 
 
 def _remote_of(meta: ReqMeta) -> RemoteMeta:

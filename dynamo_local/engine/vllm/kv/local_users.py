@@ -1,7 +1,7 @@
-"""Other people on this machine, to whom NIXL's port on GPUs is open.
+"""Other users of this machine, to whom NIXL's port on GPUs would be open.
 
 Where engines compute on GPUs, KV is read by NIXL, whose transport (UCX) listens on loopback TCP without authentication:
-whoever connects can have it write to any address of the engine's process.
+anybody who connects can make it write to any address of the engine's process.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PEOPLE = range(1000, 65534)
-"""Numbers of users who are persons, by the conventions of Linux distributions."""
+_PERSONS = range(1000, 65534)
+"""User ids of persons, by the conventions of Linux distributions."""
 
 _NO_SHELLS = ("nologin", "false")
 
 
 @dataclass(frozen=True)
-class NeighbourSettings:
-    """What a worker with a GPU is told of them."""
+class LocalUserSettings:
+    """Settings of a worker on a GPU about the machine's other users."""
 
     trust_local_users: bool = field(
         default=False,
@@ -31,8 +31,8 @@ class NeighbourSettings:
     )
 
 
-def why_not_beside(others: Sequence[str], settings: NeighbourSettings) -> str | None:
-    """Why the port is not to be opened; None if there is nobody else, or they are trusted."""
+def why_port_forbidden(others: Sequence[str], settings: LocalUserSettings) -> str | None:
+    """Say why the port must not be opened; None if there are no other users, or they are trusted."""
     if not others or settings.trust_local_users:
         return None
     return (
@@ -41,11 +41,11 @@ def why_not_beside(others: Sequence[str], settings: NeighbourSettings) -> str | 
     )
 
 
-def other_people() -> list[str]:
-    """Names of those who can log in to this machine, or have processes on it, besides this process' user and root."""
+def other_users() -> list[str]:
+    """List the users who can log in to this machine, or have processes on it, besides this process' user and root."""
     named = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
     able = (user.pw_uid for user in pwd.getpwall() if Path(user.pw_shell).name not in _NO_SHELLS)
-    others = {uid for uid in (*able, *_owners(Path("/proc").iterdir())) if uid in _PEOPLE and uid != os.geteuid()}
+    others = {uid for uid in (*able, *_owners(Path("/proc").iterdir())) if uid in _PERSONS and uid != os.geteuid()}
     return sorted(named.get(uid, str(uid)) for uid in others)
 
 

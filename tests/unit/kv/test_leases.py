@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.engine.vllm.kv.leases import Key, Leases
+from dynamo_local.engine.kv.leases import Key, Leases
 from tests.unit.vllm.kv.fake_pool import FakePool
 
 TOTAL, MOST_BLOCKS, MOST_LEASES = 12, 6, 5
@@ -25,7 +25,7 @@ class LeasesMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.names = 0
         self.used: list[list[int]] = []
-        """By requests."""
+        """Blocks that requests use."""
 
     @rule(blocks=blocks_of_a_lease, lasts=st.integers(0, 20), kind=st.sampled_from(["pin", "hold"]))
     def take(self, blocks: list[int], lasts: int, kind: str) -> None:
@@ -82,7 +82,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule()
     def count_what_is_kept(self) -> None:
-        """Not after every rule: what has changed meanwhile adds up."""
+        """Count, though not after every rule: what has changed meanwhile adds up."""
         leased = {block for blocks, _ in self.expected.values() for block in blocks}
         assert self.leases.kept() == len(leased - {block for blocks in self.used for block in blocks})
 

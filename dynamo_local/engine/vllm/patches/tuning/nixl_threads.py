@@ -1,8 +1,8 @@
 """NIXL agents whose progress thread sleeps while there is nothing to do.
 
-NIXL's Python package makes every agent's progress thread poll without pause, and has no parameter for it: each
-engine would keep one core busy for as long as it lives, idle or not. (Seen on a machine with two cores: decode steps
-became several times longer.) A thread is needed all the same: without it, an idle engine could not be connected to.
+NIXL's Python package makes every agent's progress thread poll without a pause, and has no parameter for it: each
+engine would keep one core busy for as long as it lives, idle or not. (On a machine with two cores, decode steps became
+several times longer.) A thread is needed all the same: without it, an idle engine could not be connected to.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dynamo_local.engine.vllm.patches.check import applies
+
 PROGRESS_TIMEOUT_US = 100_000
-"""The thread sleeps in poll(2) and is woken by what it waits for; this is for what nothing wakes it for. Each time it
-ends, the thread goes through all that the engine's process has open to others: 5 ms cost 0.8 % of a core."""
+"""The longest sleep of the thread. Events wake it earlier (poll(2)); with each wake-up it goes through all connections
+of the engine's process, and waking up every 5 ms cost 0.8 % of a core."""
 
 
 @contextmanager
 def sleeping_progress_threads() -> Iterator[None]:
-    """Agents made within have such a thread."""
+    """Give agents that are made within such a thread."""
+    if not applies("NIXL's progress threads"):
+        yield
+        return
     api: Any = importlib.import_module("nixl._api")
     original = api.nixlBind
     api.nixlBind = _Bindings(original)
@@ -30,7 +35,7 @@ def sleeping_progress_threads() -> Iterator[None]:
 
 
 class _Bindings:
-    """NIXL's bindings but for one function."""
+    """Stand in for NIXL's bindings: all of them as they are, except one function."""
 
     def __init__(self, original: Any) -> None:
         self._original = original

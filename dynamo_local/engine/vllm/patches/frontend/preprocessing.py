@@ -1,4 +1,4 @@
-"""What vLLM's server does with a request before an engine has it, done so that no request holds up the others.
+"""Preparation of requests in vLLM's server, so that no request holds up the others.
 
 - *Long texts* are tokenized by a thread of their own. vLLM has one for all, in which each waits for those before it.
 - *Many tokens* are written as JSON by msgspec, sixteen times as fast as by Python's own encoder, which keeps all other
@@ -32,17 +32,17 @@ from dynamo_local.engine.vllm.frontend.grammar_threads import (
     GrammarTimeoutError,
     yield_to_others,
 )
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 LONG_TEXT = 32 * 1024
 """Characters. Tokenizing as many takes some ten milliseconds."""
 
 _NICE = 10
-"""Of the thread for long texts: who waits for a long text waits a little longer, all others do not."""
+"""Niceness of the thread for long texts: only requests with long texts wait a little longer."""
 
 
-def keep_responsive(llm: AsyncLLM, grammar_timeout_s: float) -> None:
-    """Have this server prepare requests so."""
+def prepare_concurrently(llm: AsyncLLM, grammar_timeout_s: float) -> None:
+    """Apply all of these to one server."""
     if not applies("preparing requests beside each other"):
         return
     _set_long_texts_apart(llm.renderer)
@@ -52,7 +52,7 @@ def keep_responsive(llm: AsyncLLM, grammar_timeout_s: float) -> None:
 
 
 class _QuickAnswer(JSONResponse):
-    """The same JSON."""
+    """JSONResponse with the same JSON, encoded by msgspec."""
 
     def render(self, content: Any) -> bytes:
         return msgspec.json.encode(content)
@@ -78,7 +78,7 @@ def text_length(call: Any) -> int:
 
 
 def _size(value: Any, depth: int = 4) -> int:
-    """Of a prompt, a text, a list of token ids, or a conversation. What is nested more deeply is no text."""
+    """Size of a prompt, a text, a list of token ids, or a conversation. Anything nested more deeply is no text."""
     if isinstance(value, str):
         return len(value)
     if depth == 0 or not isinstance(value, Mapping | list):
@@ -111,7 +111,7 @@ class _GrammarChecks:
         self._threads = GrammarThreads(max(1, len(os.sched_getaffinity(0)) // 2), timeout_s)
         self._validate: Callable[..., bool | None] = self._llm.input_processor._validate_params
         self._found: dict[int, bool | None] = {}
-        """By the identity of parameters that are being added."""
+        """Results of checks, by the identity of parameters that are being added."""
 
     def install(self) -> None:
         add = self._llm.add_request

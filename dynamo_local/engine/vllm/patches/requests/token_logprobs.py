@@ -15,14 +15,14 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 _MOST = "_dynamo_most_candidates"
 
 
 @cache
-def give_each_its_own() -> None:
-    """Have the samplers of this process, and of those forked from it, do so. Calling it again does nothing."""
+def separate_logprobs() -> None:
+    """Patch the samplers of this process, and so of those forked from it. A second call changes nothing."""
     if not applies("candidates beside named tokens"):
         return
     sampler: Any = Sampler

@@ -1,7 +1,7 @@
-"""A grammar may take only so long to compile in an engine.
+"""Deadline for the compilation of a grammar in an engine.
 
-A request whose grammar takes longer fails, by its own fault (faults.py). What nobody waits for any more, because its
-client has left, is not begun.
+A request whose grammar takes longer fails, by its own fault (requests/faults.py). The grammar of a request whose client
+has left is not compiled.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads, timeout_of
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.requests.faults import blame
 
 
 class _AbandonedError(Exception):
-    """The request has ended before its grammar was begun."""
+    """A request has ended before the compilation of its grammar has begun."""
 
 
 @cache
-def bound_compilation() -> None:
-    """Have the engines of this process, and of those forked from it, do so. Calling it again does nothing."""
+def limit_grammar_compilation() -> None:
+    """Limit the time in this process, and so in those forked from it. A second call changes nothing."""
     if not applies("deadlines of grammars"):
         return
     manager: Any = StructuredOutputManager
@@ -35,7 +35,7 @@ def bound_compilation() -> None:
 
 
 def threads_of_engine(timeout_s: float) -> GrammarThreads:
-    """As many at once as vLLM has."""
+    """Make the threads of an engine: as many at once as vLLM has."""
     return GrammarThreads(max(1, (multiprocessing.cpu_count() + 1) // 2), timeout_s, late=_blame_late(timeout_s))
 
 

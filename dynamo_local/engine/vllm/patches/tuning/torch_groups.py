@@ -1,5 +1,7 @@
-"""One group of processes in an engine that has only one worker, without a thread, instead of two for each kind of
-parallelism that have one each."""
+"""A single process group, without a thread, in an engine that has only one worker.
+
+vLLM makes two groups for each kind of parallelism, and each has a thread.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dynamo_local.engine.vllm.patches.table import applies
+from dynamo_local.engine.vllm.patches.check import applies
 
 _GLOO = "gloo"
 
@@ -43,8 +45,8 @@ def _init(
 
 
 def _has_backend_without_thread() -> bool:
-    """Whether PyTorch has the group that it tests with, which talks to nobody: right where there is nobody else. It is
-    no documented interface; without it there is gloo's."""
+    """Whether PyTorch has the backend that its own tests use, which talks to nobody: right for a single process. It is
+    no documented interface; without it gloo is used."""
     try:
         # Makes the backend known.
         import torch.testing._internal.distributed.fake_pg  # noqa: F401
@@ -62,12 +64,12 @@ def _new_group(
 
 
 def _names_of_world(distributed: Any) -> tuple[str, ...]:
-    """The backend that it has, and the one that was asked for."""
+    """Names of the backend that the group has, and of the one that was asked for."""
     has: str = distributed.get_backend()
     return (has, _GLOO) if has == distributed.Backend.FAKE else (has,)
 
 
 def _destroy(distributed: Any, destroy: Callable[..., None], group: Any = None) -> None:
-    # The last one to be destroyed is told by no name: until then it is somebody else's, too.
+    # The last destruction names no group. Until then the group is in use under other names, too.
     if group is None or group is not distributed.group.WORLD:
         destroy(group)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.kv import neighbours
-from dynamo_local.engine.vllm.kv.neighbours import NeighbourSettings, other_people, why_not_beside
+from dynamo_local.engine.vllm.kv import local_users
+from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 
 
 def user(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
@@ -21,7 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def be(known: list[pwd.struct_passwd], owners: list[int], me: int = 1000) -> None:
         monkeypatch.setattr(pwd, "getpwall", lambda: known)
-        monkeypatch.setattr(neighbours, "_owners", lambda _: iter(owners))
+        monkeypatch.setattr(local_users, "_owners", lambda _: iter(owners))
         monkeypatch.setattr(os, "geteuid", lambda: me)
 
     return be
@@ -32,25 +32,25 @@ SYSTEM = [user("root", 0), user("daemon", 1, "/usr/sbin/nologin"), user("nobody"
 
 def test_root_services_and_oneself_are_no_others(machine: Any) -> None:
     machine([*SYSTEM, user("postgres", 110), user("backup", 1005, "/bin/false")], [0, 1, 110, 65534, 1000])
-    assert other_people() == []
+    assert other_users() == []
 
 
 @pytest.mark.parametrize("me", [0, 1000])
 def test_who_can_log_in_or_has_a_process_is_one(machine: Any, me: int) -> None:
-    """Not all are in the table: a directory service need not list them."""
+    """Users need not be in the table: a directory service need not list them."""
     machine([*SYSTEM, user("anna", 1001)], [1002], me)
-    assert other_people() == sorted({"1002", "anna", *(["me"] if me == 0 else [])})
+    assert other_users() == sorted({"1002", "anna", *(["me"] if me == 0 else [])})
 
 
 def test_the_owners_of_processes_are_found() -> None:
-    owners = list(neighbours._owners(Path("/proc").iterdir()))
+    owners = list(local_users._owners(Path("/proc").iterdir()))
     assert os.geteuid() in owners
 
 
 def test_a_gpu_lends_no_kv_beside_others_unless_they_are_trusted() -> None:
-    why = why_not_beside(["anna", "ben", "carl", "dora"], NeighbourSettings())
+    why = why_port_forbidden(["anna", "ben", "carl", "dora"], LocalUserSettings())
     assert why is not None
     assert "(anna, ben, carl)" in why
     assert "trust-local-users" in why
-    assert why_not_beside(["anna"], NeighbourSettings(trust_local_users=True)) is None
-    assert why_not_beside([], NeighbourSettings()) is None
+    assert why_port_forbidden(["anna"], LocalUserSettings(trust_local_users=True)) is None
+    assert why_port_forbidden([], LocalUserSettings()) is None

@@ -1,0 +1,1 @@
+"""KV blocks, as far as engines of every kind treat them alike."""

@@ -1,0 +1,1 @@
+"""Patches of Python's standard library in the processes of an engine."""
