@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from components.workers import VllmWorker
-from dynamo_local.bus.nats import Message
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
-
-_log = logging.getLogger(__name__)
-
 
 UNDER_WAY_S = 3.0
 """An assignment younger than this may not have reached its frontend when that told of its charges."""
@@ -45,42 +39,28 @@ class Router(Service):
         self._fleet.subscribe(self._on_change)
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
-        await self._context.bus.subscribe(subjects.assign, self._on_assign, queue="router")
-        await self._context.bus.subscribe(subjects.released, self._on_released)
-        await self._context.bus.subscribe(subjects.charges, self._on_charges)
+        bus = self._context.bus
+        await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue="router")
+        await bus.listen(subjects.released, Released, self._on_released)
+        await bus.listen(subjects.charges, Charges, self._on_charges)
 
-    async def _on_assign(self, message: Message) -> None:
-        try:
-            request = codec.decode(message.data, AssignRequest)
-        except DecodeError as error:
-            _log.warning("assignment refused: %s", error)
-            return
+    async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
         worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
         if worker is not None:
             self._ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
         self._count(found=worker is not None)
-        await self._context.bus.publish(message.reply, codec.encode(Assignment(worker=worker)))
+        await answer.send(Assignment(worker=worker))
 
     def _count(self, *, found: bool) -> None:
         self._assigned += found
         self._unassigned += not found
         self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
 
-    async def _on_released(self, message: Message) -> None:
-        try:
-            released = codec.decode(message.data, Released)
-        except DecodeError as error:
-            _log.warning("release ignored: %s", error)
-            return
+    async def _on_released(self, released: Released) -> None:
         self._ledger.release(released.frontend, released.request_id)
 
-    async def _on_charges(self, message: Message) -> None:
-        try:
-            told = codec.decode(message.data, Charges)
-        except DecodeError as error:
-            _log.warning("charges ignored: %s", error)
-            return
-        # Of workers that are gone, nothing is kept.
+    async def _on_charges(self, told: Charges) -> None:
+        # Charges of workers that are gone would never be released.
         charges = [charge for charge in told.charges if self._fleet.view.get(charge.worker) is not None]
         now = time.monotonic()
         self._ledger.settle(told.frontend, charges, now - UNDER_WAY_S, now)

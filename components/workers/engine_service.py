@@ -28,11 +28,8 @@ from components.workers.requests.queue_head import QueueHead
 from components.workers.requests.sender import TokenSender, error_delta
 from components.workers.requests.unacknowledged import TELL_AGAIN_S, Unacknowledged
 from components.workers.stalls import StallWatch
-from dynamo_local.bus.nats import Message
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.kv import Unpin
 from dynamo_local.core.messages.presence import Load
@@ -105,7 +102,7 @@ class EngineService:
         ]
         await self._lender.start()
         await self._reception.start()
-        await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
+        await context.bus.listen(context.subjects.work(context.lease), Work, self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
@@ -137,12 +134,7 @@ class EngineService:
 
     # Work
 
-    async def _on_work(self, message: Message) -> None:
-        try:
-            work: Work = codec.decode(message.data, Work)
-        except DecodeError as error:
-            _log.warning("work refused: %s", error)
-            return
+    async def _on_work(self, work: Work) -> None:
         match work:
             case Submit():
                 await self._take(work)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from uuid import uuid4
 
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.work import RequestEpoch, Submit
@@ -37,7 +36,7 @@ class KvPuller:
         self._context = context
         self._engine = engine
         self._answer_s = answer_s
-        self._asking: dict[asyncio.Future[bytes], str] = {}
+        self._asking: dict[asyncio.Future[PinAnswer], str] = {}
         """Questions under way, and the sources that they were put to."""
         self._pins: dict[RequestEpoch, tuple[str, str]] = {}
         """(source, pin) of requests whose blocks are being read."""
@@ -77,8 +76,7 @@ class KvPuller:
 
     async def _pinned(self, source: str, question: PinQuestion) -> PinAnswer:
         subject = self._context.subjects.pin(source)
-        bus = self._context.bus
-        asking = asyncio.ensure_future(bus.request(subject, codec.encode(question), timeout_s=self._answer_s))
+        asking = asyncio.ensure_future(self._context.bus.ask(subject, question, PinAnswer, timeout_s=self._answer_s))
         self._asking[asking] = source
         try:
             await asyncio.wait((asking,))
@@ -87,7 +85,7 @@ class KvPuller:
             asking.cancel()
         if asking.cancelled():
             raise BusError(f"{source} is gone")
-        return codec.decode(asking.result(), PinAnswer)
+        return asking.result()
 
     def lost(self, source: str) -> None:
         """That worker is gone: no answer is expected of it any more."""
@@ -102,6 +100,6 @@ class KvPuller:
 
     async def _unpin(self, source: str, pin: str) -> None:
         try:
-            await self._context.bus.publish(self._context.subjects.work(source), codec.encode(Unpin((pin,))))
+            await self._context.bus.send(self._context.subjects.work(source), Unpin((pin,)))
         except BusError as error:
             _log.warning("%s keeps blocks that nobody reads until their time is over: %s", source, error)

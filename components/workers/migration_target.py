@@ -17,9 +17,8 @@ import msgspec
 
 from components.workers.kv_puller import KvPuller
 from components.workers.requests.epoch_events import EpochEvents
-from dynamo_local.bus.nats import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import Load
@@ -69,7 +68,8 @@ class MigrationTarget:
 
     async def start(self) -> None:
         """Answer from now on."""
-        await self._context.bus.subscribe(self._context.subjects.moves(self._context.lease), self._on_word)
+        subject = self._context.subjects.moves(self._context.lease)
+        await self._context.bus.serve(subject, MigrationRequest, self._on_request)
 
     def is_warming(self) -> bool:
         """Whether the engine computes for guests."""
@@ -113,20 +113,15 @@ class MigrationTarget:
         running = max(load.running - (warm - (load.waiting - waiting)), 0)
         return msgspec.structs.replace(load, running=running, waiting=waiting)
 
-    async def _on_word(self, message: Message) -> None:
-        try:
-            word: MigrationRequest = codec.decode(message.data, MigrationRequest)
-        except DecodeError as error:
-            _log.warning("nobody is taken in: %s", error)
-            return
-        match word:
+    async def _on_request(self, request: MigrationRequest, answer: Answer) -> None:
+        match request:
             case Reserve():
-                await self._answer(message.reply, MigrationAnswer(self._reserve(word)))
+                await answer.send(MigrationAnswer(self._reserve(request)))
             case Warm():
-                # Not awaited: others are not to wait for its steps.
-                self._context.tasks.spawn(f"warm {word.request_id}", self._warm_and_answer(word, message.reply))
+                # Not awaited: other requests are not to wait for the steps of this one.
+                self._context.tasks.spawn(f"warm {request.request_id}", self._warm_and_answer(request, answer))
             case CancelReservation():
-                await self._let_go(self._guests.leave(word.request_id))
+                await self._let_go(self._guests.leave(request.request_id))
 
     def _reserve(self, word: Reserve) -> str | None:
         """Why there is no room, or None."""
@@ -159,17 +154,17 @@ class MigrationTarget:
         instance = instance_of(presence, time.monotonic(), Usage(taken, requests=guests.awaited + 1))
         return instance is not None and freeness(instance) >= floor
 
-    async def _warm_and_answer(self, word: Warm, reply: str) -> None:
+    async def _warm_and_answer(self, word: Warm, answer: Answer) -> None:
         self._warming += 1
         try:
-            answer = await self._warm(word)
+            outcome = await self._warm(word)
         except Exception:  # noqa: BLE001
             # The boundary of a warm request, which no request depends on.
             _log.exception("%s could not be warmed", word.request_id)
-            answer = MigrationAnswer("the worker could not do it")
+            outcome = MigrationAnswer("the worker could not do it")
         finally:
             self._warming -= 1
-        await self._answer(reply, answer)
+        await answer.send(outcome)
 
     async def _warm(self, word: Warm) -> MigrationAnswer:
         if not self._guests.expects(word.request_id):
@@ -261,10 +256,3 @@ class MigrationTarget:
         """End these warm requests, or what is held of them."""
         if warm:
             await self._engine.cancel(warm)
-
-    async def _answer(self, reply: str, answer: MigrationAnswer) -> None:
-        try:
-            await self._context.bus.publish(reply, codec.encode(answer))
-        except BusError as error:
-            # The frontend gives up waiting, and the request stays where it is.
-            _log.warning("a frontend is not told of its guest: %s", error)

@@ -15,7 +15,6 @@ from components.workers.engine_service import EngineService
 from components.workers.requests.epoch_events import EpochListener
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.prefill_queue import KEEP_ALIVE_S
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.log_once import LogOnce
@@ -110,8 +109,7 @@ class PrefillService:
         claim = PrefillClaim(job.job.job, job.job.request_id, self._context.lease, job.delivery)
         subject = self._context.subjects.claims(job.job.frontend)
         try:
-            answer = await self._context.bus.request(subject, codec.encode(claim), timeout_s=_CLAIM_S)
-            work = codec.decode(answer, PrefillGrant).work
+            work = (await self._context.bus.ask(subject, claim, PrefillGrant, timeout_s=_CLAIM_S)).work
         except (BusError, DecodeError) as error:
             # It comes again when its time is up, and ends with its deadline if the frontend is gone for good. (Given
             # back at once, it would be here again at once.)

@@ -6,9 +6,8 @@ import asyncio
 import logging
 
 from components.workers.prefill_service import PrefillService
-from dynamo_local.bus.nats import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, DynamoError, EngineError
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import DynamoError, EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.process.context import ServiceContext
@@ -42,7 +41,7 @@ class Roles:
                 remedy = "mend that, or serve a graph without prefill workers"
                 raise EngineError(f"nobody could read what this worker prefills: {why}", remedy)
             self._prefill.start()
-        await self._context.bus.subscribe(self._context.subjects.role(self._context.lease), self._on_question)
+        await self._context.bus.serve(self._context.subjects.role(self._context.lease), RoleQuestion, self._on_question)
 
     async def stop(self) -> None:
         """Take no more jobs, and no other role: the worker ends."""
@@ -86,10 +85,5 @@ class Roles:
         engine = self._context.announcer.presence.engine
         return None if engine is None else engine.no_transfer
 
-    async def _on_question(self, message: Message) -> None:
-        try:
-            question = codec.decode(message.data, RoleQuestion)
-        except DecodeError as error:
-            _log.warning("question ignored: %s", error)
-            return
-        await self._context.bus.publish(message.reply, codec.encode(await self.take_up(question.role)))
+    async def _on_question(self, question: RoleQuestion, answer: Answer) -> None:
+        await answer.send(await self.take_up(question.role))

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Mapping
 
 from dynamo_local.bus.jetstream import JetStream, StreamAbsentError
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.errors import BusError, UsageError
 from dynamo_local.core.live_settings import SETTINGS, setting
 from dynamo_local.core.names import Subjects

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,14 +20,17 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
-from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js import JetStreamContext
-from nats.js.api import Header
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
+from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
+from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 
+__all__ = ["Bus", "BusAddress", "Message", "Subscription"]
+
 _log = logging.getLogger(__name__)
+_M = TypeVar("_M")
 
 _CONNECT_TIMEOUT_S = 2
 _RECONNECT_WAIT_S = 0.2
@@ -60,37 +64,6 @@ class BusAddress(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"BusAddress({self.shown!r}, token={'***' if self.token else None})"
-
-
-@dataclass(frozen=True)
-class Message:
-    """What arrived. `reply` is the subject to answer on, empty if no answer is wanted.
-
-    `status` is not empty when the server says something itself instead of passing on a message, such as "503": nobody
-    listens where an answer was expected.
-    """
-
-    subject: str
-    reply: str
-    data: bytes
-    status: str = ""
-
-
-Handler = Callable[[Message], Awaitable[None]]
-
-
-class Subscription:
-    """A live subscription. Messages are handled one after another, in order."""
-
-    def __init__(self, inner: NatsSubscription) -> None:
-        self._inner = inner
-
-    async def unsubscribe(self) -> None:
-        """Take no more messages. Harmless on a closed bus."""
-        try:
-            await self._inner.unsubscribe()
-        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
-            return
 
 
 class Bus:
@@ -165,8 +138,49 @@ class Bus:
         """A subject nobody else uses."""
         return self._client.new_inbox()
 
+    async def send(self, subject: str, message: msgspec.Struct) -> None:
+        """Publish a message (core/messages). Raises BusError like `publish`."""
+        await self.publish(subject, codec.encode(message))
+
+    async def ask(self, subject: str, message: msgspec.Struct, reply: type[_M], *, timeout_s: float) -> _M:
+        """Ask with a message, and wait for one answer of type `reply`. Raises BusError like `request`, and DecodeError
+        if the answer is something else."""
+        return codec.decode(await self.request(subject, codec.encode(message), timeout_s=timeout_s), reply)
+
+    async def listen(
+        self, subject: str, kind: type[_M] | UnionType, handler: Callable[[_M], Awaitable[None]]
+    ) -> Subscription:
+        """Have `handler` called for each message of this kind, a message class or a union of tagged ones. What cannot
+        be decoded is logged and dropped. Otherwise as `subscribe`."""
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := decoded(message, kind)) is not None:
+                await handler(content)
+
+        return await self._subscribe(subject, receive)
+
+    async def serve(
+        self,
+        subject: str,
+        kind: type[_M] | UnionType,
+        handler: Callable[[_M, Answer], Awaitable[None]],
+        *,
+        queue: str = "",
+    ) -> Subscription:
+        """As `listen`, for requests (`ask`): the handler also gets the means to answer.
+
+        A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
+        `queue` share the requests.
+        """
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := decoded(message, kind)) is not None:
+                await handler(content, Answer(self, message))
+
+        return await self._subscribe(subject, receive, queue)
+
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Send to whoever subscribes. Raises BusError if the message is too large or the buffer is full."""
+        """Send bytes to all who subscribe. Raises BusError if they are too many or the buffer is full."""
         try:
             await self._client.publish(subject, data, reply)
         except nats.errors.MaxPayloadError as error:
@@ -175,14 +189,22 @@ class Bus:
             raise BusError(f"cannot publish on {subject}: {error}") from error
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
-        """Have `handler` called for each message. Subscribers with the same `queue` share the messages.
+        """Have `handler` called for each message, one after another. Subscribers with the same `queue` share them.
 
-        A handler that raises is reported and loses only its message.
+        A handler that raises is logged, and only that message is lost. Raises BusError.
         """
 
+        async def receive(message: NatsMsg) -> None:
+            await handler(Message.of(message))
+
+        return await self._subscribe(subject, receive, queue)
+
+    async def _subscribe(
+        self, subject: str, receive: Callable[[NatsMsg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
         async def deliver(message: NatsMsg) -> None:
             try:
-                await handler(Message(message.subject, message.reply, message.data, _status(message)))
+                await receive(message)
             except Exception:  # noqa: BLE001
                 # The boundary of a message: one that cannot be handled must not end the subscription.
                 _log.exception("message on %s could not be handled", message.subject)
@@ -260,7 +282,3 @@ class Bus:
     async def _on_closed(self) -> None:
         if not self._closing:
             self._ended.set()
-
-
-def _status(message: NatsMsg) -> str:
-    return "" if message.headers is None else message.headers.get(Header.STATUS, "")

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from nats.js import api
 
 from dynamo_local.bus.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMER, PrefillQueue
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.starvation import Starvation
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
@@ -79,7 +80,7 @@ class Announcer:
     async def announce(self) -> None:
         """Publish now. A bus that is down is no error: the next beat comes."""
         try:
-            await self._bus.publish(self._subject, codec.encode(self._presence))
+            await self._bus.send(self._subject, self._presence)
         except BusError as error:
             _log.warning("presence not published: %s", error)
 
@@ -135,7 +136,7 @@ class FleetWatch:
     async def start(self) -> None:
         """Subscribe, and ask everybody to report now instead of at their next beat."""
         await self._bus.subscribe(self._subjects.presences, self._on_presence)
-        await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
         await self._bus.subscribe(self._echo, self._on_echo)
         await self._bus.publish(self._subjects.probe, b"")
 
@@ -195,13 +196,8 @@ class FleetWatch:
         self._said[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))
 
-    async def _on_revoked(self, message: Message) -> None:
-        try:
-            lease = codec.decode(message.data, LeaseRevoked).lease
-        except DecodeError as error:
-            _log.warning("revocation ignored: %s", error)
-            return
-        self._tell(self.view.revoke(lease))
+    async def _on_revoked(self, revoked: LeaseRevoked) -> None:
+        self._tell(self.view.revoke(revoked.lease))
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Message, Subscription
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.rpc.messages import (
     BEAT_S,
     SILENT_BEATS,
@@ -31,6 +31,7 @@ from dynamo_local.bus.rpc.messages import (
     Reply,
     Taken,
 )
+from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, RpcError
@@ -120,7 +121,7 @@ class CallClient:
 
     async def _control(self, call_id: str, message: Control) -> None:
         try:
-            await self._bus.publish(self._subjects.call_control(call_id), codec.encode(message))
+            await self._bus.send(self._subjects.call_control(call_id), message)
         except BusError as error:
             # The server hears nothing then, and gives the call up by itself.
             _log.warning("call %s: %s", call_id, error)

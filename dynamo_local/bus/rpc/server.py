@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Handler, Message, Subscription
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.rpc.messages import (
     BEAT_S,
     MAX_CALLS,
@@ -24,14 +24,13 @@ from dynamo_local.bus.rpc.messages import (
     Credit,
     Done,
     Failed,
-    Frame,
     Refused,
     Reply,
     Taken,
 )
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import BusError, DecodeError, DynamoError, RpcError
+from dynamo_local.core.errors import BusError, DynamoError, RpcError
 from dynamo_local.core.names import Subjects
 from dynamo_local.sdk.service import EndpointSpec, spec_of
 from dynamo_local.sdk.signatures import request_type
@@ -50,7 +49,7 @@ class _ServedCall:
     """One call under way."""
 
     name: str
-    inbox: str
+    caller: Answer
     task: asyncio.Task[None] | None = None
     sent: int = 0
     replies: int = 0
@@ -100,7 +99,7 @@ class CallServer:
         for endpoint in spec.endpoints.values():
             subject = self._subjects.call(spec.name, endpoint.name)
             handler = self._handler(instance, endpoint)
-            self._subscriptions.append(await self._bus.subscribe(subject, handler, queue=_QUEUE))
+            self._subscriptions.append(await self._bus.serve(subject, Begin, handler, queue=_QUEUE))
         await self._bus.flush()
 
     async def run(self) -> None:
@@ -113,7 +112,7 @@ class CallServer:
                     _log.warning("%s: the caller fell silent", call.name)
                     call.hang_up()
                 else:
-                    await self._send(call, Alive(call.sent))
+                    await call.caller.send(Alive(call.sent))
 
     async def stop(self, deadline_s: float) -> None:
         """Take no more calls; let those under way finish, and cancel the ones that do not in time.
@@ -133,22 +132,17 @@ class CallServer:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
 
-    def _handler(self, instance: object, endpoint: EndpointSpec) -> Handler:
+    def _handler(self, instance: object, endpoint: EndpointSpec) -> Callable[[Begin, Answer], Awaitable[None]]:
         cls = type(instance)
         name = f"{spec_of(cls).name}.{endpoint.name}"
         method = getattr(instance, endpoint.method)
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request_type(cls, endpoint))
 
-        async def on_begin(message: Message) -> None:
-            try:
-                begin = codec.decode(message.data, Begin)
-            except DecodeError as error:
-                _log.warning("%s: call refused: %s", name, error)
-                return
-            call = _ServedCall(name, message.reply)
+        async def on_begin(begin: Begin, caller: Answer) -> None:
             if self._stopping or len(self._calls) >= self._max_calls:
-                await self._send(call, Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
+                await caller.send(Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
                 return
+            call = _ServedCall(name, caller)
             self._calls[begin.call_id] = call
             self._idle.clear()
 
@@ -162,19 +156,19 @@ class CallServer:
         return on_begin
 
     async def _serve(self, call_id: str, call: _ServedCall, start: Callable[[], Any], streams: bool) -> None:
-        async def on_control(message: Message) -> None:
+        async def on_control(message: Control) -> None:
             self._on_control(call, message)
 
         control: Subscription | None = None
         try:
-            control = await self._bus.subscribe(self._subjects.call_control(call_id), on_control)
-            await self._send(call, Taken())
+            control = await self._bus.listen(self._subjects.call_control(call_id), Control, on_control)
+            await call.caller.send(Taken())
             last = await self._answer(call, start, streams)
-            await self._send(call, last)
+            await call.caller.send(last)
         except asyncio.CancelledError:
             if call.hung_up:
                 return
-            await self._send(call, Failed(call.sent, "its process is stopping"))
+            await call.caller.send(Failed(call.sent, "its process is stopping"))
             raise
         except BusError as error:
             _log.warning("%s: %s", call.name, error)
@@ -219,21 +213,9 @@ class CallServer:
         frame = Reply(call.sent, data)
         call.sent += 1
         call.replies += 1
-        await self._send(call, frame)
+        await call.caller.send(frame)
 
-    async def _send(self, call: _ServedCall, frame: Frame) -> None:
-        try:
-            await self._bus.publish(call.inbox, codec.encode(frame))
-        except BusError as error:
-            # The caller notices the gap, or the silence.
-            _log.warning("%s: %s", call.name, error)
-
-    def _on_control(self, call: _ServedCall, message: Message) -> None:
-        try:
-            control = codec.decode(message.data, Control)
-        except DecodeError as error:
-            _log.warning("%s: control message ignored: %s", call.name, error)
-            return
+    def _on_control(self, call: _ServedCall, control: Control) -> None:
         call.silent_beats = 0
         if isinstance(control, Credit):
             call.read = max(call.read, control.read)
