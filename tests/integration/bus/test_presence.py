@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, Announcer, FleetWatch
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened
@@ -103,10 +104,10 @@ async def test_changes_are_published_at_once_and_loads_with_the_next_beat(
 ) -> None:
     published: asyncio.Queue[Presence] = asyncio.Queue()
 
-    async def note(message: Message) -> None:
-        published.put_nowait(codec.decode(message.data, Presence))
+    async def note(presence: Presence) -> None:
+        published.put_nowait(presence)
 
-    await bus.subscribe(subjects.presences, note)
+    await bus.listen(subjects.presences, Presence, note)
     worker, tasks = announcer("a1"), TaskGuard()
     tasks.spawn("presence", worker.run())
     await published.get()
@@ -144,15 +145,15 @@ async def test_a_process_without_news_says_that_it_is_quiet_until_it_has_some(
     monkeypatch.setattr("dynamo_local.bus.presence.QUIET_BEAT_S", NEVER_S)
     heard: asyncio.Queue[Presence] = asyncio.Queue()
 
-    async def note(message: Message) -> None:
-        heard.put_nowait(codec.decode(message.data, Presence))
+    async def note(presence: Presence) -> None:
+        heard.put_nowait(presence)
 
     async def until_quiet() -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not (await heard.get()).quiet:
                 worker.note(load=Load(running=0, at=time.monotonic()))  # no news
 
-    await bus.subscribe(subjects.presences, note)
+    await bus.listen(subjects.presences, Presence, note)
     first = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", load=Load(running=0))
     worker, tasks = Announcer(bus, subjects, first, interval_s=0.01), TaskGuard()
     tasks.spawn("presence", worker.run())

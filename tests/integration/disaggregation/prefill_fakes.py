@@ -12,7 +12,6 @@ from components.frontend.prefill_jobs import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength
-from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -54,8 +53,7 @@ class FakePrefillWorker(FakeWorker):
         told = job.delivery if delivery is None else delivery
         claim = PrefillClaim(job.job.job, job.job.request_id, self.lease, told)
         subject = self._subjects.claims(job.job.frontend)
-        answer = await self._bus.request(subject, codec.encode(claim), timeout_s=DEADLINE_S)
-        return codec.decode(answer, PrefillGrant).work
+        return (await self._bus.ask(subject, claim, PrefillGrant, timeout_s=DEADLINE_S)).work
 
     async def granted(self) -> tuple[TakenJob, Submit]:
         """The next job, and the request that it is for."""

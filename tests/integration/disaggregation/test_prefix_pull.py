@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, EngineError, RequestError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
@@ -43,7 +44,7 @@ class Source:
 
     async def start(self) -> Source:
         await self.bus.subscribe(self.subjects.pin(self.lease), self._on_pin)
-        await self.bus.subscribe(self.subjects.work(self.lease), self._on_work)
+        await self.bus.listen(self.subjects.work(self.lease), Work, self._on_work)
         await self.bus.flush()
         return self
 
@@ -61,8 +62,7 @@ class Source:
     async def _on_pin(self, message: Message) -> None:
         self.asked.put_nowait((codec.decode(message.data, PinQuestion), message.reply))
 
-    async def _on_work(self, message: Message) -> None:
-        work: Work = codec.decode(message.data, Work)
+    async def _on_work(self, work: Work) -> None:
         assert isinstance(work, Unpin)
         for pin in work.pins:
             self.unpinned.put_nowait(pin)
@@ -93,7 +93,7 @@ def submission(source: str | None = "source", request: RequestEpoch = REQUEST) -
 
 
 async def tell(bus: Bus, subjects: Subjects, work: Work) -> None:
-    await bus.publish(subjects.work("w"), codec.encode(work))
+    await bus.send(subjects.work("w"), work)
 
 
 async def taken(engine: ScriptedEngine) -> Submit:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages.kv import PinAnswer
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -39,13 +39,12 @@ class Asker:
         self.lends = LENT
 
     async def start(self) -> Asker:
-        await self._bus.subscribe(self._subjects.pin("source"), self._on_pin)
+        await self._bus.serve(self._subjects.pin("source"), PinQuestion, self._on_pin)
         await self._bus.flush()
         return self
 
     async def ask(self, word: Reserve | Warm) -> MigrationAnswer:
-        data = await self._bus.request(self._subjects.moves("w"), codec.encode(word), timeout_s=DEADLINE_S)
-        return codec.decode(data, MigrationAnswer)
+        return await self._bus.ask(self._subjects.moves("w"), word, MigrationAnswer, timeout_s=DEADLINE_S)
 
     async def reserve(
         self, request_id: str = "r1", tokens: int = 20, until: float = LATER, floor: float | None = None
@@ -57,13 +56,13 @@ class Asker:
         return asyncio.create_task(self.ask(question))
 
     async def say(self, word: MigrationRequest) -> None:
-        await self._bus.publish(self._subjects.moves("w"), codec.encode(word))
+        await self._bus.send(self._subjects.moves("w"), word)
 
     async def tell(self, work: Work) -> None:
-        await self._bus.publish(self._subjects.work("w"), codec.encode(work))
+        await self._bus.send(self._subjects.work("w"), work)
 
-    async def _on_pin(self, message: Message) -> None:
-        await self._bus.publish(message.reply, codec.encode(self.lends))
+    async def _on_pin(self, _: PinQuestion, answer: Answer) -> None:
+        await answer.send(self.lends)
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ async def test_a_warm_request_that_takes_too_long_is_dropped(
 
 async def announce_frontend(bus: Bus, subjects: Subjects, lease: str) -> None:
     presence = Presence(f"{subjects.namespace}_Front", "Front", "frontend", lease, 1, "ready")
-    await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+    await bus.send(subjects.presence(presence.watcher), presence)
 
 
 def told_load(worker: Worker) -> Load:

@@ -18,7 +18,6 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.cli.main import run
-from dynamo_local.core import codec
 from dynamo_local.core.errors import EngineError, StateError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -91,8 +90,7 @@ async def roles(worker: PrefillPart) -> Roles:
 
 
 async def ask(bus: Bus, subjects: Subjects, role: str) -> RoleAnswer:
-    answer = await bus.request(subjects.role("w"), codec.encode(RoleQuestion(role)), timeout_s=DEADLINE_S)
-    return codec.decode(answer, RoleAnswer)
+    return await bus.ask(subjects.role("w"), RoleQuestion(role), RoleAnswer, timeout_s=DEADLINE_S)
 
 
 def takes_jobs(worker: PrefillPart) -> bool:
