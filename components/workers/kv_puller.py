@@ -1,6 +1,6 @@
-"""Pulling a prefix: ask a worker that has it to keep the blocks this engine lacks, and say when they have been read.
+"""Pulls KV from other workers: asks the source to pin the blocks that this engine lacks, and unpins them once read.
 
-Whatever goes wrong here costs time, never a request: what is not pulled is computed.
+A failure costs time, never a request: blocks that are not pulled are computed.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from dynamo_local.process.context import ServiceContext
 _log = logging.getLogger(__name__)
 
 PIN_S = 20.0
-"""How long blocks are asked to be kept. What has not been read by then is computed."""
+"""How long blocks are asked to be pinned. Blocks not read by then are computed."""
 
 _ANSWER_S = 5.0
-"""For the source's answer, which waits for the engine steps that are under way there."""
+"""Deadline of the source's answer, which waits for the engine steps under way there."""
 
-_MAX_HASHES = 16_384
-"""Blocks pulled at once: more than half a million tokens."""
+_MAX_BLOCKS = 16_384
+"""Blocks pulled for one request at most: more than half a million tokens."""
 
 
 class KvPuller:
-    """Has blocks pinned for the requests of one engine, and unpins them."""
+    """Pins at other workers for the requests of one engine."""
 
     def __init__(self, context: ServiceContext, engine: Engine, *, answer_s: float = _ANSWER_S) -> None:
         self._context = context
         self._engine = engine
         self._answer_s = answer_s
         self._asking: dict[asyncio.Future[PinAnswer], str] = {}
-        """Questions under way, and the sources that they were put to."""
+        """Pin requests without an answer yet, each with its source."""
         self._pins: dict[RequestEpoch, tuple[str, str]] = {}
-        """(source, pin) of requests whose blocks are being read."""
+        """(source, pin) of each request whose blocks are being read."""
 
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
-        """What `source` keeps for this request until `done`; None if there is nothing to be had."""
+        """Have `source` pin the prefix of this request until `done`. None if nothing can be pulled. Never raises."""
         try:
             prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
             if prefix is None or not prefix.hashes:
@@ -56,12 +56,12 @@ class KvPuller:
         return None
 
     async def _ask(self, request: RequestEpoch, source: str, prefix: Prefix) -> PulledPrefix | None:
-        hashes = prefix.hashes[:_MAX_HASHES]
+        hashes = prefix.hashes[:_MAX_BLOCKS]
         pin = uuid4().hex
         pulled: PulledPrefix | None = None
         question = PinQuestion(pin, prefix.fingerprint, hashes, time.monotonic() + PIN_S, prefix.rest)
         try:
-            # Both at the same time: either engine answers when its step under way has ended.
+            # Concurrently: each of the two engines answers only when its step under way has ended.
             answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
             if answer.refused is not None:
                 _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
@@ -70,7 +70,7 @@ class KvPuller:
                 self._pins[request] = (source, pin)
         finally:
             if pulled is None:
-                # An answer that is lost leaves a pin behind as well.
+                # Also without an answer: if only that was lost, the source has pinned the blocks.
                 await self._unpin(source, pin)
         return pulled
 
@@ -88,12 +88,12 @@ class KvPuller:
         return asking.result()
 
     def lost(self, source: str) -> None:
-        """That worker is gone: no answer is expected of it any more."""
+        """The source is gone: fail the pin requests that wait for it."""
         for asking in [asking for asking, asked in self._asking.items() if asked == source]:
             asking.cancel()
 
     async def done(self, requests: Iterable[RequestEpoch]) -> None:
-        """These have been read, or are not wanted any more. Requests that pulled nothing are ignored."""
+        """Unpin the blocks of requests that have read them or do not need them. Others are ignored."""
         for request in requests:
             if (pinned := self._pins.pop(request, None)) is not None:
                 await self._unpin(*pinned)

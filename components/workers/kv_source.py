@@ -1,4 +1,4 @@
-"""Answering what others ask of this worker's KV cache: how much of a prompt is there, and to keep blocks for them."""
+"""Answers questions about this worker's KV cache: how much of a prompt is cached, and pinning blocks for a reader."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 class KvSource:
-    """Joins one engine's cache to the bus. Pins end by `Unpin`, which is part of a worker's work, or by themselves."""
+    """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), or when its time is over."""
 
     def __init__(self, context: ServiceContext, engine: Engine) -> None:
         self._context = context
         self._engine = engine
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Begin to answer."""
         context = self._context
         await context.bus.serve(context.subjects.cached(context.lease), CachedQuestion, self._on_cached)
         await context.bus.serve(context.subjects.pin(context.lease), PinQuestion, self._on_pin)
@@ -45,7 +45,7 @@ class KvSource:
         except EngineError as error:
             pinned = PinAnswer(0, refused=str(error))
         except Exception:  # noqa: BLE001
-            # The boundary of a question: whatever is wrong with it, this process has others to answer.
+            # The boundary of a pin request: an error in one must not end the process.
             _log.exception("no blocks can be kept for %s", question.pin)
             pinned = PinAnswer(0, refused="the engine could not keep the blocks")
         await answer.send(pinned)

@@ -1,4 +1,4 @@
-"""Which role a worker has, and taking up another one while it runs."""
+"""The role of a worker, and changing it while the worker runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ DECODE_ROLE = "decode"
 
 
 class Roles:
-    """Holds a worker to the role that it announces. Engine, connections and requests in hand are not touched:
+    """Makes a worker act in the role that it announces. A change touches neither engine nor connections nor requests:
 
-    leaving "prefill", it takes no more jobs, and keeps what it has prefilled until that is fetched;
-    leaving "decode", the router stops giving it requests, and frontends move those it has; the others are finished.
+    leaving "prefill", the worker takes no more jobs, and keeps finished prefills until they are fetched;
+    leaving "decode", the router assigns it no more requests, and frontends migrate those that can be; the worker
+    finishes the others.
     """
 
     def __init__(self, context: ServiceContext, prefill: PrefillService) -> None:
@@ -35,7 +36,7 @@ class Roles:
         return self._context.announcer.presence.role
 
     async def start(self) -> None:
-        """Take up the role that this process was started in. Raises EngineError if its engine is not fit for it."""
+        """Act in the role that this process was started in. Raises EngineError if its engine cannot."""
         if self.role == PREFILL_ROLE:
             if (why := self._no_transfer()) is not None:
                 remedy = "mend that, or serve a graph without prefill workers"
@@ -44,13 +45,13 @@ class Roles:
         await self._context.bus.serve(self._context.subjects.role(self._context.lease), RoleQuestion, self._on_question)
 
     async def stop(self) -> None:
-        """Take no more jobs, and no other role: the worker ends."""
+        """Take no more jobs, and refuse further changes of the role: the worker ends."""
         async with self._changing:
             self._ended = True
             await self._prefill.stop()
 
     async def take_up(self, role: str) -> RoleAnswer:
-        """Change the role, unless it cannot be had here."""
+        """Change the role; the answer says why not where this is not possible."""
         async with self._changing:
             if role == self.role:
                 return RoleAnswer(role)

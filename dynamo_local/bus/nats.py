@@ -1,8 +1,8 @@
-"""The bus: core NATS behind a narrow port. Foreign errors become BusError here.
+"""One connection to NATS: messages (`send`, `listen`), requests (`ask`, `serve`), and both as plain bytes.
 
-Delivery is at most once. While the connection is down, publications are buffered up to a bound and subscriptions
-are restored on reconnection; what others published meanwhile is lost, and the protocols above notice it by
-sequence numbers, positions and leases.
+Delivery is at most once. While the connection is down, publications are buffered up to a bound, and subscriptions are
+restored on reconnection; messages that others published meanwhile are lost. The protocols above notice this by sequence
+numbers, positions and leases. Errors of the NATS client become BusError here.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CONNECT_TIMEOUT_S = 2
 _RECONNECT_WAIT_S = 0.2
 _PING_INTERVAL_S = 5
 _PENDING_BYTES = 32 * 1024 * 1024
-"""Publications held back while the connection is down."""
+"""Size of the buffer for publications while the connection is down."""
 
 
 class BusAddress(msgspec.Struct, frozen=True):
-    """Where NATS is and what it asks for. Holds a secret: keep it in files of mode 0600, never in argv or logs."""
+    """URL and token of a NATS server. The token is a secret: keep it in files of mode 0600, never in argv or logs."""
 
     url: str
     token: str | None = None
@@ -55,7 +55,7 @@ class BusAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The URL without the credentials that it may hold, fit to be shown."""
+        """The URL without credentials, fit for logs and errors."""
         try:
             parts = urlsplit(self.url)
         except ValueError:
@@ -67,7 +67,7 @@ class BusAddress(msgspec.Struct, frozen=True):
 
 
 class Bus:
-    """One connection of one process to NATS."""
+    """The connection of one process to NATS."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -78,7 +78,7 @@ class Bus:
 
     @classmethod
     async def connect(cls, address: BusAddress, *, name: str, deadline_s: float = 10.0) -> Bus:
-        """Connect, trying for `deadline_s`; afterwards reconnect for ever. Raises BusError.
+        """Connect within `deadline_s`; a connection that is lost later is restored for ever. Raises BusError.
 
         A server that refuses the token is not asked again.
         """
@@ -117,7 +117,7 @@ class Bus:
         )
 
     async def _abandon(self) -> None:
-        """Close what failed attempts to connect have left open. Without a valid address there is nothing."""
+        """Close what failed attempts to connect have left open; nothing if the address was not valid."""
         if self._client.servers:
             await self.close()
 
@@ -127,15 +127,15 @@ class Bus:
 
     @property
     def max_payload(self) -> int:
-        """Largest publication the server takes, in bytes."""
+        """Size of the largest message that the server takes, in bytes."""
         return self._client.max_payload
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
-        """JetStream over this connection, for its adapter (bus/jetstream.py) alone."""
+        """JetStream over this connection, for bus/jetstream.py alone."""
         return self._client.jetstream(timeout=timeout_s)
 
     def inbox(self) -> str:
-        """A subject nobody else uses."""
+        """A new subject that nobody else uses."""
         return self._client.new_inbox()
 
     async def send(self, subject: str, message: msgspec.Struct) -> None:
@@ -217,13 +217,13 @@ class Bus:
     async def failed(self) -> None:
         """Wait until the connection has ended for good (the server refuses this client), then raise BusError.
 
-        Never returns. A connection that is only lost is not over: it is restored.
+        Never returns. A connection that is only lost has not ended: it is restored.
         """
         await self._ended.wait()
         raise BusError(f"NATS ended the connection: {self._client.last_error or 'closed'}")
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
+        """Send bytes and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
@@ -237,14 +237,14 @@ class Bus:
         finally:
             if task is not None and task.cancelling() > cancelled:
                 # The client waits by asyncio.wait_for, which swallows a cancellation that comes together with the
-                # answer, or with the word that there is none (python/cpython#86296, mended in 3.12).
+                # answer, or with the notice that there is none (python/cpython#86296, fixed in Python 3.12).
                 raise asyncio.CancelledError
 
     async def flush(self, *, timeout_s: float = 2.0) -> None:
         """Wait until the server has seen everything published so far. Raises BusError."""
         try:
-            # Twice: the client sends its ping ahead of what it has buffered, so the first only sees to it that the
-            # buffer has been written when the second is sent.
+            # Twice: the client sends its ping ahead of its buffer, so that the first answer says nothing about the
+            # buffer. But the buffer has been written when the second ping is sent.
             await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
             await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
         except (nats.errors.Error, OSError) as error:
@@ -267,8 +267,8 @@ class Bus:
 
     async def _on_error(self, error: Exception) -> None:
         if not self._was_connected and _REFUSED in str(error).lower():
-            # Out of the client's loop of attempts: no other attempt would fare better. (At this stage the
-            # client has no exception class for it, only the server's words.)
+            # Raised to leave the client's loop of attempts: another attempt would be refused as well. (At this stage
+            # the client has no exception class for it, only the server's text.)
             raise nats.errors.AuthorizationError from error
         _log.warning("bus: %s", str(error) or type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""A prefill worker's duty: which jobs it takes, what it does with them, and when the queue may forget them."""
+"""The prefill service: which jobs it takes, what it does with them, and when the queue may forget them."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ async def test_a_drain_waits_until_what_is_held_has_been_fetched(
     await frontend.publish(0)
     await taken(engine)
     await worker.prefill.stop()
-    draining = asyncio.create_task(worker.duty.drain(deadline_s=3600))
+    draining = asyncio.create_task(worker.service.drain(deadline_s=3600))
     engine.steps.put_nowait(end_of(FIRST))
     await frontend.hears()
     assert not draining.done()
@@ -302,7 +302,7 @@ async def test_a_drain_does_not_wait_for_ever(
     await worker.prefill.stop()
     engine.steps.put_nowait(end_of(FIRST))
     await frontend.hears()
-    await asyncio.wait_for(worker.duty.drain(deadline_s=0.05), DEADLINE_S)
+    await asyncio.wait_for(worker.service.drain(deadline_s=0.05), DEADLINE_S)
     assert GIVEN_UP in caplog.text
     # Whoever delivers the job again will learn that it is not wanted, or prefill it again.
     assert await frontend.queue.length() == QueueLength(waiting=0, in_hand=1)

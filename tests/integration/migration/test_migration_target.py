@@ -127,7 +127,7 @@ async def test_a_warm_request_pulls_for_one_token_and_nobody_hears_of_it(
     assert (pulled.answer, pulled.cached) == (LENT, 1)
     engine.steps.put_nowait(ends(work))
     assert await asking == MigrationAnswer(pulled_tokens=5 * SCRIPTED_BLOCK_SIZE)
-    assert len(worker.duty._outbox) == 0
+    assert len(worker.service._outbox) == 0
     assert engine.cancelled.empty(), "its blocks are held"
 
 
@@ -164,7 +164,7 @@ async def test_who_does_not_come_leaves_nothing_behind(asker: Asker, worker: Wor
     work = await taken(engine)
     engine.steps.put_nowait(ends(work))
     assert (await asking).refused is None
-    await worker.duty._reception.expire(soon)
+    await worker.service._migration_target.expire(soon)
     assert await dropped(engine) == RequestEpoch(work.request_id, work.epoch)
 
 
@@ -206,7 +206,7 @@ async def test_nobody_is_taken_in_while_the_load_is_not_known(
 
 
 async def test_a_draining_worker_takes_nobody_in(asker: Asker, worker: Worker) -> None:
-    await worker.duty.drain(DEADLINE_S)
+    await worker.service.drain(DEADLINE_S)
     assert await asker.reserve() == "the worker is draining"
 
 

@@ -166,7 +166,7 @@ async def test_an_idle_worker_whose_engine_dies_is_replaced(fleet: Fleet) -> Non
     assert fleet.lost(worker) == [True]
 
 
-# A worker's duty alone
+# The engine service alone
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def hung(connect: Connect, subjects: Subjects, frontend: FakeFrontend) -> 
     """A worker that has just given its engine up, with one request of the frontend's."""
     context = context_of(await connect(), subjects, "VllmWorker", "aggregated", "w1")
     worker = await Worker(context, ScriptedEngine()).start()
-    worker.duty._stalls = StallWatch(context.announcer, worker.engine, 0.1)
+    worker.service._stalls = StallWatch(context.announcer, worker.engine, 0.1)
     await until(lambda: bool(frontend.fleet.view.routable()))
     await frontend.dispatcher.submit(request(survival=Survival()))
     with pytest.raises(EngineError, match="has made no step for"):
@@ -193,7 +193,7 @@ async def test_a_frontend_that_does_not_hear_that_a_worker_has_failed_asks_and_i
 
 
 async def test_a_worker_that_has_failed_takes_nothing_and_has_nothing_to_drain(hung: Worker) -> None:
-    assert hung.duty.abandoned
-    await asyncio.wait_for(hung.duty.drain(10 * DEADLINE_S), DEADLINE_S)
-    watch = await hung.duty.take(Submit("r2", 1, "f1", [1, 2, 3], msgspec.Raw(b"\x80")))
+    assert hung.service.abandoned
+    await asyncio.wait_for(hung.service.drain(10 * DEADLINE_S), DEADLINE_S)
+    watch = await hung.service.take(Submit("r2", 1, "f1", [1, 2, 3], msgspec.Raw(b"\x80")))
     assert watch.forgotten.is_set()
