@@ -1,4 +1,4 @@
-"""The router service: answers "which worker?" by a policy over its view of the fleet and its ledger."""
+"""The router service: assigns requests to workers by a routing policy (core/fleet/routing.py)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
 UNDER_WAY_S = 3.0
-"""An assignment younger than this may not have reached its frontend when that told of its charges."""
+"""A frontend's charges may not contain assignments younger than this: they had not reached it when it sent them."""
 
 
 @service(role="router")
 class Router(Service):
-    """Assigns requests to workers, and remembers until they are released."""
+    """Assigns requests to workers, and counts them as their load until they are released."""
 
     workers = depends(VllmWorker)
 
@@ -33,7 +33,7 @@ class Router(Service):
 
     @async_on_start
     async def start(self) -> None:
-        """Listen. A restarted router starts with an empty ledger and learns the load as requests come and go."""
+        """Listen. A restarted router starts with an empty ledger, and learns the load from the charges of frontends."""
         subjects = self._context.subjects
         self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
         self._fleet.subscribe(self._on_change)
@@ -59,11 +59,11 @@ class Router(Service):
     async def _on_released(self, released: Released) -> None:
         self._ledger.release(released.frontend, released.request_id)
 
-    async def _on_charges(self, told: Charges) -> None:
+    async def _on_charges(self, message: Charges) -> None:
         # Charges of workers that are gone would never be released.
-        charges = [charge for charge in told.charges if self._fleet.view.get(charge.worker) is not None]
+        charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]
         now = time.monotonic()
-        self._ledger.settle(told.frontend, charges, now - UNDER_WAY_S, now)
+        self._ledger.settle(message.frontend, charges, now - UNDER_WAY_S, now)
 
     def _on_change(self, change: Change) -> None:
         if change.what in (Happened.LEFT, Happened.REVOKED):

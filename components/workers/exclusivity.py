@@ -19,8 +19,8 @@ ASK_TTL_S = 5.0
 
 
 class Exclusivity:
-    """The exclusive state of one worker. `running` are its unfinished requests; `warming` says whether warm requests are
-    being computed."""
+    """The exclusive state of one worker. `running` gives its unfinished requests, `warming` whether it computes warm
+    requests."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class PrefillService:
             await self._less_work.wait()
 
     async def _take_jobs(self) -> None:
-        trouble = LogOnce(_log)
+        log_once = LogOnce(_log)
         while True:
             if (room := self._batch - self._in_progress) <= 0:
                 self._less_work.clear()
@@ -77,9 +77,9 @@ class PrefillService:
             try:
                 jobs = await self._consumer.take(room, _TAKE_S)
             except QueueAbsentError as error:
-                trouble.note(f"no prefill jobs: {error}")
+                log_once.warn(f"no prefill jobs: {error}")
                 continue
-            trouble.over()
+            log_once.clear()
             for job in jobs:
                 # Counted before the task begins, or the next turn of this loop would take too many jobs.
                 self._in_progress += 1

@@ -42,7 +42,7 @@ class LiveSettings:
         self._set: dict[str, int] = {}
         self._read_every_s = read_every_s
         self._changed = asyncio.Event()
-        self._trouble = LogOnce(_log)
+        self._log_once = LogOnce(_log)
 
     def get(self, name: str) -> int:
         """The value that holds now. Raises UsageError for an unknown setting."""
@@ -72,12 +72,12 @@ class LiveSettings:
         try:
             stored = await self._stream.read(self._bucket, tuple(SETTINGS))
         except StreamAbsentError:
-            self._trouble.note("there are no live settings, the graph's configuration holds")
+            self._log_once.warn("there are no live settings, the graph's configuration holds")
             self._adopt({})
         except BusError as error:
-            self._trouble.note(f"live settings cannot be read, the last known hold: {error}")
+            self._log_once.warn(f"live settings cannot be read, the last known hold: {error}")
         else:
-            self._trouble.over()
+            self._log_once.clear()
             self._adopt(understood(stored))
 
     def _adopt(self, values: dict[str, int]) -> None:

@@ -167,7 +167,7 @@ class Bus:
         *,
         queue: str = "",
     ) -> Subscription:
-        """As `listen`, for requests (`ask`): the handler also gets the means to answer.
+        """Have `handler` called for each request (`ask`), with the means to answer it. Otherwise as `listen`.
 
         A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
         `queue` share the requests.

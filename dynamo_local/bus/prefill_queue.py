@@ -1,8 +1,8 @@
 """The prefill queue: jobs that frontends publish and prefill workers take (bus/prefill_consumer.py).
 
 The queue is a work-queue stream of JetStream on disk: a job is kept until a worker acknowledges that it is done,
-whichever process dies meanwhile. Only its owner, `dynamo serve`, creates it: a reader that created a missing queue would
-report a plausible length of zero.
+whichever process dies meanwhile. Only its owner, `dynamo serve`, creates it: a reader that created a missing queue
+would report a plausible length of zero.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class PrefillQueue:
 
 
 async def create_prefill_queue(bus: Bus, subjects: Subjects, limits: QueueLimits = LIMITS) -> None:
-    """For the owner alone: create an empty queue. A queue left by an earlier owner is deleted with its jobs. Raises
+    """Create an empty queue, for the owner alone. Replaces a queue left by an earlier owner, jobs included. Raises
     BusError."""
     stream = JetStream(bus, timeout_s=_TIMEOUT_S)
     await stream.create_queue(subjects.prefill_stream, subjects.prefill_jobs, CONSUMER, limits)
 
 
 async def delete_prefill_queue(bus: Bus, subjects: Subjects) -> bool:
-    """For the owner alone: delete the queue. Returns False if there was none. Raises BusError."""
+    """Delete the queue, for the owner alone. Returns False if there was none. Raises BusError."""
     return await JetStream(bus, timeout_s=_TIMEOUT_S).delete(subjects.prefill_stream)
 
 

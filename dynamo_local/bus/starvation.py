@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _STARVED = 0.5
 """A process is starved if its threads have waited for a core for this share of the time since the last look."""
 _LASTS_S = 1.0
-"""A process counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
+"""A process counts as starved for so long after such a look. After a moment on a core, its next wait shows late."""
 
 
 @dataclass(frozen=True)

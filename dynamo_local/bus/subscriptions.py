@@ -1,4 +1,4 @@
-"""What a subscription brings, and how a request that it brought is answered. `Bus` makes both."""
+"""Messages that subscriptions bring, and the answers to requests. Subscriptions are made by `Bus` (nats.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Calls of endpoints over the bus: the caller's end. The server's is `server.py`, the protocol
-`messages.py`.
-"""
+"""The caller's side of endpoint calls. The server's side is in server.py, the protocol in messages.py."""
 
 from __future__ import annotations
 
@@ -45,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 FIND_ATTEMPTS = 20
 FIND_PAUSE_S = 0.1
-"""How often and how long apart an instance is looked for: long enough for one that is being replaced."""
+"""Attempts to find an instance of a service, and the pause between them: time enough to replace its process."""
 
 _OVERHEAD_BYTES = 1024
-"""Room for the envelope and the headers of a message beside its payload."""
+"""Room for the other fields and the headers of a message beside its payload."""
 
 
 class CallClient:
-    """All calls that a process makes. `start()` it, and have `run()` run as long as it is used."""
+    """The calls that one process makes. Call `start()`, and keep `run()` running while calls are made."""
 
     def __init__(self, bus: Bus, subjects: Subjects, *, beat_s: float = BEAT_S) -> None:
         self._bus = bus
@@ -67,7 +65,7 @@ class CallClient:
         self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._on_frame)
 
     async def run(self) -> None:
-        """Tell servers that their callers live, and notice servers that do not, until cancelled."""
+        """Send a beat for each call, and fail calls whose server is silent, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call_id, call in list(self._open.items()):
@@ -76,18 +74,18 @@ class CallClient:
                     await self._control(call_id, Credit(call.read))
 
     async def stop(self) -> None:
-        """Fail the calls that are still open and listen no more."""
+        """Fail the open calls, and stop listening."""
         for call in self._open.values():
             call.fail(RpcError(f"{call.name} was given up: the process ends"))
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
     def service(self, cls: type) -> RemoteService:
-        """The client of a service of the same namespace."""
+        """A client of a service in the same namespace."""
         return RemoteService(self, cls)
 
     async def call(self, service: str, endpoint: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The replies, in msgpack. Raises RpcError."""
+        """Call an endpoint. `request` and the replies are msgpack. Raises RpcError."""
         call_id = uuid.uuid4().hex
         call = self._open[call_id] = _OpenCall(f"{service}.{endpoint}")
         begin = codec.encode(Begin(call_id, request))
@@ -123,19 +121,19 @@ class CallClient:
         try:
             await self._bus.send(self._subjects.call_control(call_id), message)
         except BusError as error:
-            # The server hears nothing then, and gives the call up by itself.
+            # The server notices the silence, and ends the call by itself.
             _log.warning("call %s: %s", call_id, error)
 
     async def _on_frame(self, message: Message) -> None:
         call_id = message.subject.rpartition(".")[2]
         call = self._open.get(call_id)
         if call is None:
-            # Closed here while the server did not know yet, or its control subject was not there yet.
+            # The call was closed here, and the server has not heard of it.
             if message.data:
                 await self._control(call_id, Hangup())
             return
         if not message.data:
-            # What NATS itself answers when nobody subscribes.
+            # NATS itself answers with an empty message when nobody subscribes.
             call.take(Refused("no instance of the service is ready"))
             return
         try:
@@ -145,14 +143,14 @@ class CallClient:
 
 
 class _OpenCall:
-    """What is known of one call, and the frames that its reader has not seen yet."""
+    """The state of one call, and its frames that have not been read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.read = 0
         self.taken = False
         self.ended = False
-        """Whether the server has nothing more to do about the call."""
+        """Whether the server has ended its part of the call."""
         self._frames: deque[Taken | Refused | Reply | Done | Failed] = deque()
         self._failure: RpcError | None = None
         self._changed = asyncio.Event()
@@ -160,9 +158,9 @@ class _OpenCall:
         self._silent_beats = 0
 
     def take(self, frame: Frame) -> None:
-        """Note a frame that came in."""
+        """Accept a frame that has arrived."""
         if self._failure is not None:
-            # Whatever follows a loss would look as if nothing were missing.
+            # Frames behind a lost one must not be read as if nothing were missing.
             return
         self._silent_beats = 0
         if isinstance(frame, Reply | Done | Failed | Alive):
@@ -179,13 +177,13 @@ class _OpenCall:
         self._changed.set()
 
     def beat(self) -> None:
-        """Note that a beat passed; too many without a frame in between mean that the server is dead."""
+        """Count a beat; too many without a frame in between mean that the server is dead."""
         self._silent_beats += 1
         if self._silent_beats > SILENT_BEATS:
             self.fail(RpcError(f"{self.name} fell silent", "its process was probably killed; see `dynamo logs`"))
 
     def fail(self, error: RpcError) -> None:
-        """End the call with an error, after the frames that came before."""
+        """End the call with an error, which is raised after the frames that came before."""
         if not self.ended and self._failure is None:
             self._failure = error
             self._changed.set()

@@ -1,4 +1,4 @@
-"""Calls of endpoints over the bus: the server's end. Protocol: `messages.py`."""
+"""The server's side of endpoint calls. The protocol is in messages.py."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from dynamo_local.tasks import TaskGuard
 _log = logging.getLogger(__name__)
 
 _QUEUE = "instances"
+"""Queue group: each call is delivered to one instance of a service."""
 _OVERHEAD_BYTES = 1024
 _MAX_ERROR_CHARS = 1000
 _CANCEL_DEADLINE_S = 2.0
@@ -46,7 +47,7 @@ _CANCEL_DEADLINE_S = 2.0
 
 @dataclass
 class _ServedCall:
-    """One call under way."""
+    """A call being served. `sent` counts its frames, `replies` the replies among them, `read` the replies read."""
 
     name: str
     caller: Answer
@@ -59,14 +60,14 @@ class _ServedCall:
     credited: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hang_up(self) -> None:
-        """End the work: nobody waits for it any more."""
+        """Cancel the work: the caller does not wait for it any more."""
         self.hung_up = True
         if self.task is not None:
             self.task.cancel()
 
 
 class CallServer:
-    """The endpoints of one service object. `start()` it, have `run()` run, and `stop()` it."""
+    """Serves the endpoints of one service object. Call `start()`, keep `run()` running, and end with `stop()`."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class CallServer:
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """Number of calls being served."""
         return len(self._calls)
 
     async def start(self, instance: object) -> None:
-        """Take calls of the object's endpoints, sharing them with the other instances of its service."""
+        """Take calls of the object's endpoints, which are shared with the other instances of its service."""
         spec = spec_of(type(instance))
         for endpoint in spec.endpoints.values():
             subject = self._subjects.call(spec.name, endpoint.name)
@@ -103,7 +104,7 @@ class CallServer:
         await self._bus.flush()
 
     async def run(self) -> None:
-        """Tell callers that their calls go on, and end those whose caller is gone, until cancelled."""
+        """Send a beat for each call, and end calls whose caller is silent, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call in list(self._calls.values()):
@@ -115,9 +116,9 @@ class CallServer:
                     await call.caller.send(Alive(call.sent))
 
     async def stop(self, deadline_s: float) -> None:
-        """Take no more calls; let those under way finish, and cancel the ones that do not in time.
+        """Take no more calls, let those under way finish, and cancel those that have not after `deadline_s`.
 
-        Calls that still come are refused, not ignored, so that their callers turn to another instance.
+        Calls that still come are refused, not ignored, so that their callers try another instance.
         """
         self._stopping = True
         try:
@@ -150,7 +151,7 @@ class CallServer:
                 return method(_decode(decoder, begin.request)) if endpoint.takes_request else method()
 
             call.task = self._tasks.spawn(f"call {name}", self._serve(begin.call_id, call, start, endpoint.streams))
-            # Not at the end of the task's own code, which never runs if the task is cancelled at once.
+            # Not in the task's own code, which never runs if the task is cancelled before its first step.
             call.task.add_done_callback(lambda _: self._forget(begin.call_id))
 
         return on_begin
@@ -191,7 +192,7 @@ class CallServer:
         except DynamoError as error:
             return Failed(call.sent, _one_line(str(error)))
         except Exception as error:  # noqa: BLE001
-            # The boundary of an endpoint: whatever it raises belongs to this one call.
+            # The boundary of an endpoint: an error ends this call alone.
             _log.error("%s failed", call.name, exc_info=error)
             return Failed(call.sent, _one_line(f"{type(error).__name__}: {error}"))
         return Done(call.sent)

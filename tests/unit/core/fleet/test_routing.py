@@ -141,7 +141,7 @@ def test_unknown_things_are_released_without_ado() -> None:
     ledger.release("f", "r")
     ledger.forget_frontend("f")
     ledger.forget_worker("a")
-    assert ledger.outstanding("a") == ledger.last_given("a") == 0
+    assert ledger.outstanding("a") == ledger.last_assigned("a") == 0
 
 
 def test_what_a_frontend_says_of_itself_settles_what_was_missed() -> None:
