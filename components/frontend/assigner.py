@@ -1,4 +1,4 @@
-"""Where a frontend's requests go: asked of the router, or, in a graph without one, decided here by the same policy."""
+"""Assigns a frontend's requests to workers: the router decides, or, in a graph without one, the same policy here."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Assigner(Protocol):
     """Assigns requests to workers."""
 
     async def assign(self, request: AssignRequest) -> str | None:
-        """The lease of the worker to take the request, None if no worker is routable."""
+        """Return the lease of the worker to take the request, None if no worker is routable."""
 
     async def release(self, request_id: str) -> None:
-        """The request has left its worker. Never raises: at worst, a load is overestimated for a while."""
+        """Charge the request to no worker. Never raises: at worst, a load is overestimated for a while."""
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
-        """The request, with so many tokens, is another worker's now. Never raises, like `release`."""
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
+        """Charge the request, with so many tokens of context, to this worker. Never raises, like `release`."""
 
     async def run(self) -> None:
-        """What is to be done besides, until cancelled."""
+        """Do what is to be done periodically, until cancelled."""
 
 
 class LocalAssigner:
@@ -57,7 +57,7 @@ class LocalAssigner:
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
         self.ledger.charge(self._frontend, request_id, worker, tokens)
 
     async def run(self) -> None:
@@ -107,8 +107,8 @@ class RouterAssigner:
         except BusError as error:
             _log.warning("the router is not told that %s left its worker: %s", request_id, error)
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
-        await self._fallback.moved(request_id, worker, tokens)
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
+        await self._fallback.reassign(request_id, worker, tokens)
         await self._tell_charges()
 
     async def run(self) -> None:

@@ -71,6 +71,20 @@ class Held:
     request: RequestEpoch
 
 
+@dataclass
+class PrefillRecord:
+    """The remote prefill of one request. Written by remote_prefill.py."""
+
+    decode_worker: str | None = None
+    """Lease of the worker that the request is charged to, while another worker is to prefill the prompt."""
+    job: Job | None = None
+    """The job that the request waits for. Requests with the same prompt may wait for one job."""
+    jobs: int = 0
+    """Number of jobs that the request has waited for."""
+    held: Held | None = None
+    """A finished prefill of the prompt, to be pulled by the decode worker."""
+
+
 class PrefillJobs:
     """Decides and publishes for one frontend. `limits` gives the limits that hold now."""
 
@@ -81,14 +95,14 @@ class PrefillJobs:
         lease: str,
         fleet: FleetWatch,
         limits: Callable[[], PrefillLimits],
-        patience: PrefillDeadlines | None = None,
+        deadlines: PrefillDeadlines | None = None,
     ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._lease = lease
         self._fleet = fleet
         self._limits = limits
-        self.patience = patience or PrefillDeadlines()
+        self.deadlines = deadlines or PrefillDeadlines()
         self._queue = PrefillQueue(bus, subjects)
         self._length: tuple[float, int | None] = (0.0, None)
         self._reading = asyncio.Lock()
@@ -121,7 +135,7 @@ class PrefillJobs:
         if waiting is not None:
             # Many requests may come between two readings.
             self._length = read_at, waiting + 1
-        return Job(uuid4().hex, request.request_id, time.monotonic() + self.patience.in_queue_s)
+        return Job(uuid4().hex, request.request_id, time.monotonic() + self.deadlines.in_queue_s)
 
     async def publish(self, request: Request, job: Job) -> None:
         """Offer the request to the prefill workers. Raises BusError."""

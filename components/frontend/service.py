@@ -109,7 +109,7 @@ class Frontend(Service):
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
         self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
-        self._remote = self._remote_prefill()
+        self._prefill_jobs = self._prefill_jobs_or_none()
         self._dispatcher = BusDispatcher(
             context.bus,
             context.subjects,
@@ -118,9 +118,9 @@ class Frontend(Service):
             self._assigner(),
             context.tasks,
             RecoveryDeadlines(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
-            self._remote,
+            self._prefill_jobs,
         )
-        self._rebalancer = Rebalancer(self._dispatcher.mover, self._fleet, self._rebalancing, context.tasks)
+        self._rebalancer = Rebalancer(self._dispatcher.migrations, self._fleet, self._rebalancing, context.tasks)
         self._draining = False
         self._server: Any = None
 
@@ -147,9 +147,9 @@ class Frontend(Service):
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
         serving = await self._server.start(listener, progress)
-        mover = self._dispatcher.mover
-        mover.subscribe(lambda moves: announcer.note(counts=Counts(moves=moves)))
-        expose(self._samples, {MOVE_GAP_SECONDS: mover.gap_s, MOVE_GAP_STEPS: mover.gap_steps})
+        migrations = self._dispatcher.migrations.statistics
+        migrations.subscribe(lambda counts: announcer.note(counts=Counts(moves=counts)))
+        expose(self._samples, {MOVE_GAP_SECONDS: migrations.gap_s, MOVE_GAP_STEPS: migrations.gap_steps})
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 
@@ -157,7 +157,7 @@ class Frontend(Service):
     async def stop(self) -> None:
         """Refuse new requests and let those under way finish."""
         self._draining = True
-        self._dispatcher.mover.stop()
+        self._dispatcher.migrations.stop()
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
         await self._dispatcher.cancel_all()
@@ -168,7 +168,7 @@ class Frontend(Service):
             return local
         return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
 
-    def _remote_prefill(self) -> PrefillJobs | None:
+    def _prefill_jobs_or_none(self) -> PrefillJobs | None:
         context = self._context
         if not context.has(PrefillWorker.__name__):
             return None
@@ -197,15 +197,15 @@ class Frontend(Service):
 
     def _samples(self) -> Iterator[Sample]:
         """What /metrics shows beside vLLM's own."""
-        prefills = None if self._remote is None else self._remote.outcomes
-        mover = self._dispatcher.mover
+        prefills = None if self._prefill_jobs is None else self._prefill_jobs.outcomes
+        migrations = self._dispatcher.migrations.statistics
         state = FrontendState(
             self._dispatcher.live_requests,
             self._roles(),
             prefills,
-            mover.outcomes,
-            mover.pulled_tokens,
-            mover.counts.pulled_bytes,
+            migrations.outcomes,
+            migrations.pulled_tokens,
+            migrations.pulled_bytes,
         )
         return samples(self._graph.snapshot(), state)
 

@@ -164,7 +164,7 @@ class FakeFrontend:
     bus: Bus
     subjects: Subjects
     lease: str = "f1"
-    patience: RecoveryDeadlines = PATIENT
+    deadlines: RecoveryDeadlines = PATIENT
     assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
     remote_of: Callable[[FakeFrontend], PrefillJobs | None] = lambda _: None
     now: float = 100.0
@@ -183,7 +183,7 @@ class FakeFrontend:
             self.fleet,
             self.assigner_of(self, self.local),
             self.tasks,
-            self.patience,
+            self.deadlines,
             self.remote,
         )
 
@@ -206,7 +206,7 @@ class FakeFrontend:
     @property
     def silent(self) -> bool:
         """Whether no output waits to be taken."""
-        return self.dispatcher._outputs.empty()
+        return self.dispatcher.table.outputs.empty()
 
     def pass_silence(self, seconds: float = 3.0) -> None:
         """Nobody is heard for so long."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.suspicion import Standing
+
+_AVOIDED = 3
+"""Number of workers that are remembered for having failed a request."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,67 @@ class RecoveryDeadlines:
     """Assignments in a row that brought no token before the request is given up."""
 
 
+@dataclass
+class Recovery:
+    """What a frontend notes of one request so as to recover it: progress, questions and losses. Positions are output
+    positions; times are CLOCK_MONOTONIC, in seconds."""
+
+    heard_at: float = 0.0
+    """When the worker last sent anything of the request, or was last asked or given it."""
+    resend_asked_at: float = 0.0
+    """When missing tokens were last asked for."""
+    acknowledged: int = 0
+    """The worker has been told to forget the tokens below this position."""
+    epoch_start: int = 0
+    """Position at which the current epoch began."""
+    fruitless: int = 0
+    """Epochs in a row that brought no token."""
+    avoid: tuple[str, ...] = ()
+    """Leases of the workers that failed the request last."""
+    standing: Standing = field(default_factory=Standing)
+    """Whether the request is suspected of ending engines."""
+
+    def begin_epoch(self, position: int, now: float) -> None:
+        """Note that a worker is given the request from this position on."""
+        self.epoch_start = position
+        self.heard_at = now
+
+    def hear(self, now: float) -> None:
+        """Note that the worker has sent something of the request, or is being asked for it."""
+        self.heard_at = now
+
+    def ask_resend(self, now: float, interval_s: float) -> bool:
+        """Return whether missing tokens are to be asked for now: not if that was done within the interval. If so, note
+        the time."""
+        if now - self.resend_asked_at < interval_s:
+            return False
+        self.resend_asked_at = now
+        return True
+
+    def acknowledge(self, position: int) -> None:
+        """Note that the worker was told to forget the tokens below this position."""
+        self.acknowledged = position
+
+    def accept(self, position: int) -> None:
+        """Note that the log has grown up to this position."""
+        self.standing = self.standing.after_tokens(position - self.epoch_start)
+
+    def engine_died(self) -> None:
+        """Note that an engine died while it worked on the request."""
+        self.standing = self.standing.after_death()
+
+    def lose(self, worker: str, position: int) -> None:
+        """Note that `worker` failed the request or is lost, when the log had grown up to this position."""
+        self.fruitless = 0 if position > self.epoch_start else self.fruitless + 1
+        self.avoid = (*self.avoid, worker)[-_AVOIDED:]
+
+
 def backoff_s(fruitless: int) -> float:
     """Pause before the next assignment: none after the first loss, then from 50 ms by half more each time, to 2 s."""
     return 0.0 if fruitless <= 1 else min(0.05 * 1.5 ** (fruitless - 2), 2.0)
 
 
-def verdict_after_loss(position: int, survival: Survival, fruitless: int, patience: RecoveryDeadlines) -> str | None:
+def verdict_after_loss(position: int, survival: Survival, fruitless: int, deadlines: RecoveryDeadlines) -> str | None:
     """Why the request cannot go on elsewhere; None if it can.
 
     `position` is the number of tokens accepted, `fruitless` the number of epochs in a row without a new one.
@@ -41,6 +100,6 @@ def verdict_after_loss(position: int, survival: Survival, fruitless: int, patien
     if position > 0 and survival.fidelity is Fidelity.NONE:
         lost = "the worker that generated the answer was lost"
         return f"{lost}, and with it the state of {survival.because_of}" if survival.because_of else lost
-    if fruitless >= patience.fruitless_epochs:
+    if fruitless >= deadlines.fruitless_epochs:
         return f"{fruitless} workers in a row failed the request"
     return None

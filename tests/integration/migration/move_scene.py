@@ -56,7 +56,7 @@ class BeginsAt(RouterAssigner):
         if request.request_id in self._begun:
             return await super().assign(request)
         self._begun.add(request.request_id)
-        await self.moved(request.request_id, self._first, request.tokens)
+        await self.reassign(request.request_id, self._first, request.tokens)
         return self._first
 
 
@@ -90,10 +90,10 @@ class Scene:
         self.subjects = subjects
         lease = f"f{time.monotonic_ns()}"
         self.front = FakeFrontend(
-            bus, subjects, lease, patience=_LIVELY, assigner_of=lambda front, local: BeginsAt(front, local, source)
+            bus, subjects, lease, deadlines=_LIVELY, assigner_of=lambda front, local: BeginsAt(front, local, source)
         )
-        self.front.dispatcher.mover._at_once = AtOnce(len(State), len(State))
-        self.front.dispatcher.mover._carrier._limits = PATIENT_MOVES
+        self.front.dispatcher.migrations.at_once = AtOnce(len(State), len(State))
+        self.front.dispatcher.migrations.executor.limits = PATIENT_MOVES
         self.answers = {state.name: Answer(_task(state.name, lease), time.monotonic()) for state in State}
         self.moving: dict[str, asyncio.Future[MigrationResult]] = {}
         self._pulls = asyncio.Event()
@@ -115,8 +115,8 @@ class Scene:
             await front.dispatcher.submit(answer.task.request())
         await until(lambda: all(answer.received for answer in self.answers.values()))
         for name, request_id in self.ids.items():
-            live = front.dispatcher._live[request_id]
-            self.moving[name] = front.dispatcher.mover.order(live, self.destination)
+            live = front.dispatcher.table.requests[request_id]
+            self.moving[name] = front.dispatcher.migrations.order(live, self.destination)
         async with asyncio.timeout(DEADLINE_S):
             await self.bus.all_stopped()
             await self._pulls.wait()
@@ -128,7 +128,7 @@ class Scene:
             self.observer,
             self.subjects,
             f"{self.front.lease}-crowd",
-            patience=_LIVELY,
+            deadlines=_LIVELY,
             assigner_of=lambda front, local: BeginsAt(front, local, worker),
         )
         await front.start()
@@ -156,7 +156,7 @@ class Scene:
             return {State[name]: (await moving).outcome for name, moving in self.moving.items()}
 
     def _unanswered(self) -> list[str]:
-        live = self.front.dispatcher._live
+        live = self.front.dispatcher.table.requests
         return [
             f"{name}: {answer}, {live[answer.task.request_id].log.current} at {live[answer.task.request_id].log.worker}"
             for name, answer in self.answers.items()

@@ -48,10 +48,10 @@ class Stage:
 
     @property
     def live(self) -> LiveRequest:
-        return self.front.dispatcher._live["r1"]
+        return self.front.dispatcher.table.requests["r1"]
 
     def order(self) -> None:
-        self.moving = self.front.dispatcher.mover.order(self.live, "b")
+        self.moving = self.front.dispatcher.migrations.order(self.live, "b")
 
     async def token(self, **more: object) -> TokenDelta:
         """One more from the source, and what the client gets of it."""
@@ -69,7 +69,7 @@ class Stage:
 
 def move_within(front: FakeFrontend, limits: MigrationLimits) -> None:
     """How long its moves wait for what, from now on."""
-    front.dispatcher.mover._carrier._limits = limits
+    front.dispatcher.migrations.executor.limits = limits
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None
     # The stream goes on meanwhile.
     await stage.token()
     await stage.b.answer(reply)
-    await until(lambda: stage.live.moving is not None)
+    await until(lambda: stage.live.migration.current is not None)
     await stage.token()
     taken = await stage.b.submitted()
     assert (taken.epoch, taken.position, taken.source) == (2, 3, None)
@@ -150,7 +150,7 @@ async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None
     result = await asyncio.wait_for(stage.moving, DEADLINE_S)
     assert (result.outcome, result.destination) == ("moved", "b")
     assert stage.b.keeps_room
-    assert stage.front.dispatcher.mover.outcomes == {("moved", "hand"): 1}
+    assert stage.front.dispatcher.migrations.statistics.outcomes == {("moved", "hand"): 1}
     assert stage.front.local.ledger.outstanding("a") == 0
     assert stage.front.local.ledger.outstanding("b") > 0
     await stage.b.send(taken, 4, 104, finish="stop")
@@ -259,7 +259,7 @@ async def test_a_submission_that_is_lost_is_asked_after(stage: Stage) -> None:
 
 async def test_a_stream_is_not_moved_twice_at_once(stage: Stage) -> None:
     await warming(stage)
-    second = stage.front.dispatcher.mover.order(stage.live, "b")
+    second = stage.front.dispatcher.migrations.order(stage.live, "b")
     result = await asyncio.wait_for(second, DEADLINE_S)
     assert (result.outcome, result.why) == ("stayed", "it is being moved")
 
@@ -267,7 +267,7 @@ async def test_a_stream_is_not_moved_twice_at_once(stage: Stage) -> None:
 async def test_nothing_moves_to_a_worker_that_is_not_there(stage: Stage) -> None:
     reasons = {"a": "it is there already", "c": "there is no worker that it could go to"}
     for destination, why in reasons.items():
-        moving = stage.front.dispatcher.mover.order(stage.live, destination)
+        moving = stage.front.dispatcher.migrations.order(stage.live, destination)
         assert (await moving).why == why
 
 
@@ -331,10 +331,10 @@ async def test_everything_stays_while_there_is_no_other_worker(
 
 
 async def test_a_frontend_that_drains_moves_nothing(stage: Stage) -> None:
-    stage.front.dispatcher.mover.stop()
+    stage.front.dispatcher.migrations.stop()
     await stage.a.announce("draining")
     await until(lambda: [p.lease for p in stage.front.fleet.view.routable()] == ["b"])
-    ordered = stage.front.dispatcher.mover.order(stage.live, "b")
+    ordered = stage.front.dispatcher.migrations.order(stage.live, "b")
     assert (await asyncio.wait_for(ordered, DEADLINE_S)).why == "the frontend is draining"
     await stage.token(finish="stop")
     assert stage.b.unasked
@@ -357,7 +357,7 @@ async def test_who_has_turned_a_request_down_is_asked_again_only_after_others(
 async def test_a_request_that_loses_its_worker_before_its_move_begins_is_not_moved(stage: Stage) -> None:
     stage.order()
     # Nothing is awaited between the two: the move's task has not run yet.
-    await stage.front.dispatcher._lose(stage.live, OLD.epoch)
+    await stage.front.dispatcher.table.lose(stage.live, OLD.epoch)
     result = await asyncio.wait_for(stage.moving, DEADLINE_S)
     assert (result.outcome, result.why) == ("recovered", "a worker was lost")
     assert stage.b.unasked
@@ -378,10 +378,10 @@ async def test_who_does_not_answer_is_not_asked_to_take_others_in(
     await b.start()
     await c.start()
     await frontend.knows(a, b, c)
-    mover, live = frontend.dispatcher.mover, frontend.dispatcher._live
-    first = await asyncio.wait_for(mover.order(live["r0"], None), DEADLINE_S)
+    migrations, live = frontend.dispatcher.migrations, frontend.dispatcher.table.requests
+    first = await asyncio.wait_for(migrations.order(live["r0"], None), DEADLINE_S)
     assert (first.outcome, first.destination) == ("stayed", "b")
-    mover.order(live["r1"], None)
+    migrations.order(live["r1"], None)
     question, reply = await c.asked()
     assert question.request_id == "r1"
     await c.answer(reply, "no")
@@ -412,7 +412,7 @@ async def test_the_destination_is_the_freest(stage: Stage, bus: Bus, subjects: S
     c.load = Load(1, 0, 0.2, at=time.monotonic())
     await c.start()
     await stage.front.knows(stage.a, stage.b, c)
-    moving = stage.front.dispatcher.mover.order(stage.live, None)
+    moving = stage.front.dispatcher.migrations.order(stage.live, None)
     question, reply = await c.asked()
     assert isinstance(question, Reserve)
     await c.answer(reply, "no")

@@ -90,9 +90,9 @@ async def knows_all(front: FakeFrontend) -> None:
 
 def move_some(front: FakeFrontend, draw: random.Random, share: float) -> None:
     """Orders moves of some requests, wherever they may go."""
-    for live in list(front.dispatcher._live.values()):
+    for live in list(front.dispatcher.table.requests.values()):
         if draw.random() < share:
-            front.dispatcher.mover.order(live, None)
+            front.dispatcher.migrations.order(live, None)
 
 
 async def test_streams_that_move_all_the_time_bring_the_right_tokens(frontend: FakeFrontend, fleet: Fleet) -> None:
@@ -106,7 +106,7 @@ async def test_streams_that_move_all_the_time_bring_the_right_tokens(frontend: F
         move_some(frontend, draw, 0.1)
         await asyncio.sleep(draw.random() * 0.02)
     assert await reading == all_right(asked)
-    assert frontend.dispatcher.mover.outcomes["moved", "hand"] > STREAMS
+    assert frontend.dispatcher.migrations.statistics.outcomes["moved", "hand"] > STREAMS
     await nothing_left_at(frontend, fleet.workers)
 
 
@@ -125,7 +125,7 @@ async def test_workers_that_die_in_the_middle_of_moves_change_no_answer(
             await asyncio.sleep(draw.random() * 0.02)
         await fleet.kill(draw.choice(fleet.workers), bus)
     assert await reading == all_right(asked)
-    assert frontend.dispatcher.mover.outcomes.total() > 0
+    assert frontend.dispatcher.migrations.statistics.outcomes.total() > 0
     await nothing_left_at(frontend, fleet.workers)
 
 
@@ -161,7 +161,7 @@ async def test_a_bus_that_is_away_for_a_while_changes_no_answer(
     fleet = Fleet(connect, subjects, tmp_path)
     for slot in range(WORKERS):
         await fleet.start(slot)
-    front = await FakeFrontend(await connect(), subjects, patience=CURIOUS).start()
+    front = await FakeFrontend(await connect(), subjects, deadlines=CURIOUS).start()
     await knows_all(front)
     asked = {one.request_id: one for one in (drawn(draw, number) for number in range(STREAMS))}
     reading = asyncio.create_task(Reader(front, asked).read())
@@ -200,7 +200,9 @@ async def test_a_destination_without_room_takes_nobody_in_and_streams_stay(
     )
     await small.start()
     await until(lambda: len([p for p in frontend.fleet.view.routable() if p.engine is not None]) == 2)
-    moving = [frontend.dispatcher.mover.order(live, "b") for live in list(frontend.dispatcher._live.values())]
+    moving = [
+        frontend.dispatcher.migrations.order(live, "b") for live in list(frontend.dispatcher.table.requests.values())
+    ]
     assert await reader.read() == all_right(asked)
     results = [(await each) for each in moving]
     assert "as many requests run there as it can run" in {result.why for result in results}

@@ -26,13 +26,13 @@ async def test_such_a_request_is_neither_moved_nor_continued(
     await other.start()
     await frontend.knows(forgetful, other)
     await frontend.dispatcher.submit(request("r1", survival=Survival(rebuilt=rebuilt)))
-    live = frontend.dispatcher._live["r1"]
+    live = frontend.dispatcher.table.requests["r1"]
     await until(lambda: live.log.worker is not None)
     holder, elsewhere = (other, forgetful) if live.log.worker == other.lease else (forgetful, other)
     work = await holder.submitted()
     await holder.send(work, 0, 10)
     await frontend.output()
-    assert frontend.dispatcher.mover.why_not(live) == why_not
+    assert frontend.dispatcher.migrations.why_not(live) == why_not
     await holder.send(work, 1, finish="error", error="broken", failed=True)
     if why_not is None:
         assert (await elsewhere.submitted()).position == 1
