@@ -8,6 +8,7 @@
 #   make families                   a model of each kind that vLLM runs on a CPU: serves, is killed, moves
 #   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
 #   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
+#   make reference                  docs/reference/cli.md and configuration.md, from the code
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -20,7 +21,7 @@ BIN := .venv/bin
 
 export PYTHON
 
-.PHONY: setup serve check test lint format bench chaos soak families clients conformance lock
+.PHONY: setup serve check test lint format reference bench chaos soak families clients conformance lock
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -41,6 +42,9 @@ lint: setup
 format: setup
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+reference: setup
+	@exec $(BIN)/python -m scripts.reference
 
 bench: setup
 	@if [ -e benchmarks/__main__.py ]; then exec $(BIN)/python -m benchmarks $(ARGS); \

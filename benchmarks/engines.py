@@ -22,7 +22,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
-from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
+from state.devices import CPU_CORES_VARIABLE
 
 _PATIENCE_S = 120.0
 _END_WITHIN_S = 10.0
@@ -63,7 +63,7 @@ class BenchEngine:
         self._private_dir.mkdir(mode=0o700, parents=True)
         os.environ.update(ENGINE_ENVIRONMENT)
         # As a worker's device claim sets it. vLLM's own setting is derived from it, once for each engine.
-        os.environ[CPU_CORES_ENV] = str(self._core)
+        os.environ[CPU_CORES_VARIABLE] = str(self._core)
         os.environ.pop(_BOUND_ENV, None)
         known = set(descendants(os.getpid()))
         await self.engine.start(lambda _: None)

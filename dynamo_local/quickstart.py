@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import tokenizers
     from numpy.typing import NDArray
 
+CACHE_DIR_ENV = "DYN_LOCAL_CACHE_DIR"
+"""Folder of models that are made or fetched once. By default ~/.cache/dynamo-local."""
+
 QUICKSTART = "quickstart"
 """The model name that users write."""
 
@@ -116,7 +119,7 @@ def quickstart_model(cache_root: Path | None = None) -> Path:
 
 def default_cache_root() -> Path:
     """Folder for what is made or fetched once: $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local."""
-    named = os.environ.get("DYN_LOCAL_CACHE_DIR")
+    named = os.environ.get(CACHE_DIR_ENV)
     return Path(named).expanduser().absolute() if named else Path.home() / ".cache" / "dynamo-local"
 
 

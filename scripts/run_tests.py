@@ -35,6 +35,7 @@ LINT: dict[str, tuple[str, ...]] = {
     "ruff format": ("ruff", "format", "--check", "."),
     "mypy": ("mypy",),
     "lint-imports": ("lint-imports",),
+    "reference": ("python", "-m", "scripts.reference", "--check"),
 }
 CORES = len(os.sched_getaffinity(0))
 SUITES: dict[str, tuple[str, ...]] = {

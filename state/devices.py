@@ -17,14 +17,17 @@ from dynamo_local.core.errors import DeviceError
 DeviceKind = Literal["gpu", "cpu-slot"]
 
 CPU_CORES_VARIABLE = "DYN_CPU_CORES"
-"""Cores of a process on CPU slots: comma-separated for each slot, the slots separated by "|". An engine binds the
-threads of each rank to the cores of one slot."""
+"""Set by the server in a worker on CPU slots: cores of its slots, comma-separated for each slot, the slots separated by
+"|". The engine binds the threads of each rank to the cores of one slot."""
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""Number of OpenMP threads of each rank of an engine. By default the number of cores of its CPU slot."""
 DEVICES_VARIABLE = "DYN_DEVICES"
-"""Comma-separated names on the machine of the devices that a process has to itself."""
+"""Set by the server in each worker: names on the machine of the worker's devices, comma-separated."""
 
 CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""GPUs that the server may use, by index or UUID, comma-separated. By default all GPUs."""
 CUDA_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+"""Order of the indices in CUDA_VISIBLE_DEVICES. Must be PCI_BUS_ID if the GPUs differ and are given by index."""
 
 
 @dataclass(frozen=True)

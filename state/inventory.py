@@ -19,6 +19,8 @@ from state.devices import Device, Inventory, cpu_slots
 from state.visible import visible_gpus
 
 CPU_SLOTS_VARIABLE = "DYN_CPU_SLOTS"
+"""Number of CPU slots to run workers on, instead of GPUs or one slot per core; --cpu-slots takes precedence."""
+
 MAX_CPU_SLOTS = 1024
 
 _LOOK = "check that nvidia-smi works, or set DYN_CPU_SLOTS to run on CPU slots"

@@ -23,13 +23,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
-from dynamo_local.core.names import Watcher, check_namespace, parse_watcher
+from dynamo_local.core.names import LOG_ENV, NAMESPACE_ENV, Watcher, check_namespace, parse_watcher
 from state.devices import DeviceKind
+from state.inventory import CPU_SLOTS_VARIABLE
+from state.paths import STATE_DIR_VARIABLE
 
 SCHEMA_VERSION = 3
 """Version 2 has phases: who does not know of them would start a retiring worker again. Version 3 has restarts."""
 
-RECORDED_SETTINGS = ("DYN_NAMESPACE", "DYN_LOCAL_STATE_DIR", "DYN_CPU_SLOTS", "DYN_LOG")
+RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
 """Environment settings worth recording: they explain how a server was started, and none is secret."""
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)

@@ -18,6 +18,8 @@ from pathlib import Path
 from dynamo_local.core.names import check_namespace
 
 STATE_DIR_VARIABLE = "DYN_LOCAL_STATE_DIR"
+"""Folder of statefiles, sockets and logs. By default ~/.dynamo/state."""
+
 SOCKET_PATH_LIMIT_BYTES = 107
 """Longest path of a unix socket, by the kernel."""
 

@@ -32,7 +32,7 @@ from state.paths import Sockets, StatePaths
 from state.processes import alive, pids
 
 SEGMENTS_ENV = "DYN_SHM_PREFIX"
-"""How the names of a process's shared memory begin."""
+"""Set by the server in each of its processes: prefix of the names of shared memory that the process creates."""
 
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE_S = 5.0

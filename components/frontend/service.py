@@ -53,16 +53,16 @@ class FrontendSettings(AdmissionLimits):
     """Keys of the frontend itself; those of vLLM's server and engine come beside them."""
 
     api_key_file: Path | None = field(
-        default=None, metadata={"help": "file with API keys, one a line; without it anybody may ask"}
+        default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
     )
     request_timeout_s: float = field(
-        default=600.0, metadata={"help": "how long a request may take, from its arrival to its last token"}
+        default=600.0, metadata={"help": "Maximum time from the arrival of a request to its last token, in s."}
     )
     recovery_timeout_s: float = field(
-        default=120.0, metadata={"help": "how long a request that lost its worker waits for another one"}
+        default=120.0, metadata={"help": "How long a request that lost its worker waits for another worker, in s."}
     )
     drain_timeout_s: float = field(
-        default=15.0, metadata={"help": "how long requests under way may take to finish when the server ends"}
+        default=15.0, metadata={"help": "How long requests in flight may take to finish when the server stops, in s."}
     )
     max_local_prefill_length: int = field(
         default=MAX_LOCAL_PREFILL_LENGTH.default, metadata={"help": MAX_LOCAL_PREFILL_LENGTH.help}

@@ -22,30 +22,34 @@ class WorkerSettings:
     """Keys of the worker itself."""
 
     engine: Literal["vllm", "mocker"] = field(
-        default="vllm", metadata={"help": "vllm, or mocker: no model, for tests of fleets and faults"}
+        default="vllm",
+        metadata={"help": "Engine of the worker. The mocker runs no model; it is for tests of scaling and faults."},
     )
     stall_timeout_s: float = field(
         default=120.0,
         metadata={
-            "help": "an engine that makes no step for so long, with requests to work on and a core, is restarted"
+            "help": "How long an engine with requests may make no step before it is restarted, in s. "
+            "Time without a core does not count."
         },
     )
     drain_timeout_s: float = field(
-        default=15.0, metadata={"help": "how long requests under way may take to finish when the worker ends"}
+        default=15.0,
+        metadata={"help": "How long requests that cannot migrate may take to finish when the worker stops, in s."},
     )
     kv_transfer: bool = field(
         default=False,
         metadata={
-            "help": "lend KV blocks to other workers, and pull theirs, where the model allows it; "
-            "needed where prefill is separate"
+            "help": "Whether KV blocks are copied between workers, for migration and disaggregated prefill, "
+            "if the model supports it. Required with prefill workers."
         },
     )
     grammar_timeout_s: float = field(
         default=RequestBounds.grammar_timeout_s,
-        metadata={"help": "how long a grammar may compute, to be compiled, before its request fails"},
+        metadata={"help": "Maximum time to compile a grammar, in s. After that its request fails.", "above": 0},
     )
     prefill_batch: int = field(
-        default=4, metadata={"help": "prefill jobs that a worker in the prefill role computes at once"}
+        default=4,
+        metadata={"help": "Number of prefill jobs that a prefill worker computes at the same time.", "at_least": 1},
     )
 
     def __post_init__(self) -> None:

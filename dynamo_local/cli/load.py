@@ -17,112 +17,140 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _STDOUT = Path("-")
 
+BASE_URL_ENV = "OPENAI_BASE_URL"
+"""Address of the server for `dynamo load`; --url takes precedence."""
+
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
 @click.option(
     "--url",
     default="http://127.0.0.1:8000",
     show_default=True,
-    envvar="OPENAI_BASE_URL",
+    envvar=BASE_URL_ENV,
     show_envvar=True,
-    help="The server, with or without /v1.",
+    help="Address of the server, with or without /v1.",
 )
-@click.option("--model", help="Model to ask.  [default: the first that the server names]")
-@click.option("--rate", metavar="RATE", help="Open loop: requests a second, drawn; see above.")
+@click.option("--model", help="Model to request.  [default: the first model that the server lists]")
+@click.option("--rate", metavar="RATE", help="Open loop: request rate per second; see RATE above.")
 @click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Open loop: a recorded trace; see above."
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Open loop: replay a recorded trace; see FILE above.",
 )
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Closed loop: keep N requests in flight.")
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), metavar="N", help="Closed loop: N requests always under way."
+    "--duration", metavar="TIME", help="How long to send requests, e.g. 90s or 5m.  [default: 60s, or the whole trace]"
 )
-@click.option(
-    "--duration", metavar="TIME", help="Send for so long, e.g. 90s or 5m.  [default: 60s, or all of the trace]"
-)
-@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Send at most N requests.")
-@click.option("--warmup", metavar="TIME", help="Leave requests of the first TIME out of the figures.")
-@click.option("--input", metavar="LENGTH", help="Tokens of each prompt; see above.  [default: 512]")
-@click.option("--output", metavar="LENGTH", help="Tokens of each answer; see above.  [default: 128]")
+@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Maximum number of requests to send.")
+@click.option("--warmup", metavar="TIME", help="Exclude requests of the first TIME from the figures, e.g. 10s.")
+@click.option("--input", metavar="LENGTH", help="Tokens in each prompt; see LENGTH above.  [default: 512]")
+@click.option("--output", metavar="LENGTH", help="Tokens in each answer; see LENGTH above.  [default: 128]")
 @click.option(
     "--prefix-share",
     type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="This part of each prompt, e.g. 0.5, begins others too.",
+    metavar="FRACTION",
+    help="Fraction of each prompt that is a prefix shared with other prompts, e.g. 0.5.",
 )
 @click.option(
-    "--prefix-groups", type=click.IntRange(min=1), metavar="N", help="So many different beginnings.  [default: 1]"
+    "--prefix-groups",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of different shared prefixes.  [default: 1]",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="With --trace: arrivals X times as fast.  [default: 1]",
+    help="With --trace: replay the arrivals X times as fast.  [default: 1]",
 )
 @click.option(
-    "--max-input", type=click.IntRange(min=1), metavar="N", help="With --trace: cut longer prompts to N tokens."
+    "--max-input",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --trace: maximum tokens in a prompt; longer ones are cut.",
 )
 @click.option(
-    "--max-output", type=click.IntRange(min=1), metavar="N", help="With --trace: cut longer answers to N tokens."
+    "--max-output",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --trace: maximum tokens in an answer; longer ones are cut.",
 )
 @click.option(
     "--slo",
     metavar="LIMITS",
-    help="Count the goodput: requests that keep all limits, e.g. ttft=500ms,itl=50ms (also gap, e2e).",
+    help="Report goodput: requests within all LIMITS, e.g. ttft=500ms,itl=50ms (also gap, e2e).",
 )
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Save the run; - for stdout."
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the run as JSON to FILE; - writes to stdout.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same load.")
-@click.option("--chat", is_flag=True, help="Use /v1/chat/completions, with text.")
-@click.option("--text", is_flag=True, help="Send words, not token ids: lengths are then words.")
-@click.option("--vocab", metavar="LOW-HIGH", help="Token ids to write prompts with.  [default: asked of the server]")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the random numbers. The same seed sends the same load.",
+)
+@click.option("--chat", is_flag=True, help="Send chat requests (/v1/chat/completions), with text prompts.")
+@click.option("--text", is_flag=True, help="Send text prompts instead of token ids. Lengths then count words.")
+@click.option(
+    "--vocab",
+    metavar="LOW-HIGH",
+    help="Range of token ids that prompts are made of.  [default: requested from the server]",
+)
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
-    help="Ask for answers of exact length; not every server knows how.",
+    help="Send ignore_eos, so that answers have their exact length. Not every server supports it.",
 )
-@click.option("--body", metavar="JSON", help="""More fields of each request, e.g. '{"temperature": 1}'.""")
+@click.option("--body", metavar="JSON", help="""Fields to add to each request, e.g. '{"temperature": 1}'.""")
 @click.option(
     "--max-in-flight",
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
     metavar="N",
-    help="With so many under way, further requests are not sent and count as failed.",
+    help="Maximum number of requests in flight. Further requests are not sent and count as failed.",
 )
-@click.option("--timeout", default="600s", show_default=True, metavar="TIME", help="For one request.")
+@click.option("--timeout", default="600s", show_default=True, metavar="TIME", help="Timeout of one request.")
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File with the API key.  [env: OPENAI_API_KEY holds the key itself]",
+    help="File with the API key.  [default: the key in OPENAI_API_KEY]",
 )
 @click.pass_context
 def load(context: click.Context, /, json_file: Path | None, **options: Any) -> int:
-    """Put an OpenAI endpoint under load and measure it.
+    """Send a load of requests to an OpenAI endpoint and measure it.
 
     \b
-    dynamo load --rate 5                         5 requests a second for a minute
+    dynamo load --rate 5                         5 requests per second for a minute
     dynamo load --rate 5 --slo ttft=500ms,itl=50ms --json a.json
     dynamo load --rate sine:1-10:60s --duration 5m --input power:2.0:16-4000
     dynamo load --trace mooncake.jsonl --speed 0.1 --max-input 4000
     dynamo load compare a.json b.json
 
-    Requests come at times of their own, as those of users do, however slow the answers are (open loop);
-    --concurrency waits for an answer before it asks again (closed loop).
+    Give one of --rate, --trace and --concurrency. With --rate and --trace, requests are sent at planned times, however
+    slow the answers are, as independent users do (open loop). With --concurrency, each stream sends its next request
+    when its answer is complete (closed loop).
 
     \b
-    RATE    5               on average, Poisson: independent users
-            constant:5      at equal distances
+    RATE    5               5 per second on average (Poisson): independent users
+            constant:5      5 per second, evenly spaced
             gamma:5:2.5     gaps with a coefficient of variation of 2.5: bursts
-            sine:1-10:60s   Poisson, the rate swinging from 1 to 10 every 60 s
-    FILE    CSV of the Azure LLM inference traces, or JSON lines of Mooncake's;
-            the blocks that its prompts share are shared here too
-    LENGTH  512             always
-            100-2000        any of these as often
-            power:2.0:16-4000   n tokens as often as n ** -2.0: mostly short
+            sine:1-10:60s   Poisson, its rate varies between 1 and 10 every 60 s
+    FILE    CSV of the Azure LLM inference traces, or JSON lines of Mooncake's
+            traces; prompts share the prefixes that they share in the trace
+    LENGTH  512             constant
+            100-2000        uniform
+            power:2.0:16-4000   power law, n tokens with weight n ** -2.0: mostly short
 
-    Ctrl-C ends the load and reports what there is.
+    Ctrl-C ends the load and reports the requests so far. The exit code is 1 if no request was completed.
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -149,9 +177,12 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
 @load.command()
 @click.argument("first", type=click.Path(path_type=Path), metavar="A.json")
 @click.argument("second", type=click.Path(path_type=Path), metavar="B.json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare(first: Path, second: Path, as_json: bool) -> None:
-    """Put two saved runs side by side: B over A, latencies with 95 % bootstrap intervals."""
+    """Compare the saved runs A.json and B.json.
+
+    The comparison shows the ratio of B to A, for latencies with 95 % bootstrap intervals.
+    """
     import random
 
     import msgspec

@@ -24,16 +24,25 @@ from dynamo_local.cli.workers.planner import planner
 from dynamo_local.cli.workers.restart import restart
 from dynamo_local.cli.workers.role import role
 from dynamo_local.cli.workers.scale import scale
-from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.errors import DynamoError, UsageError
 
 INTERRUPTED = 130
-"""Exit code of a command that the user broke off."""
+"""Exit code of a command that the user interrupted."""
+
+EXIT_CODES = {
+    0: "The command has done what was asked.",
+    DynamoError.exit_code: "The command failed. An error is one line on standard error, with its cause and a remedy.",
+    UsageError.exit_code: "The command line or the configuration is wrong, or the server is not in the state that the "
+    "command needs. Nothing was started or changed.",
+    INTERRUPTED: "The user interrupted the command (Ctrl-C). `serve`, `planner` and `top` end with 0 instead.",
+}
+"""Exit codes of all commands, each with its meaning."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dynamo")
 def dynamo() -> None:
-    """Serve language models on this machine: a graph of services, supervised, behind an OpenAI API."""
+    """Serve language models on one machine: a supervised graph of services behind an OpenAI API."""
 
 
 for _command in (

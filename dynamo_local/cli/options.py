@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-JSON_HELP = "Print JSON."
+JSON_HELP = "Print the result as JSON."
 
 
 def namespace_option(function: _F) -> _F:
@@ -22,9 +22,10 @@ def namespace_option(function: _F) -> _F:
     return click.option(
         "--namespace",
         envvar=NAMESPACE_ENV,
+        show_envvar=True,
         default=DEFAULT_NAMESPACE,
         show_default=True,
-        help="Namespace of the server.",
+        help="Namespace of the server. It tells the servers of one machine apart.",
     )(function)
 
 

@@ -41,33 +41,33 @@ class LiveSetting:
 
 MAX_LOCAL_PREFILL_LENGTH = LiveSetting(
     "max-local-prefill-length",
-    "Longest part of a prompt, in tokens not cached, that a decode worker computes itself.",
+    "Maximum uncached tokens of a prompt that a decode worker prefills itself.",
     default=1000,
 )
 MAX_PREFILL_QUEUE_SIZE = LiveSetting(
     "max-prefill-queue-size",
-    "With so many prefill jobs waiting, or more, prompts are prefilled by their decode workers; 0: always.",
+    "Number of waiting prefill jobs from which decode workers prefill all prompts themselves; 0: always.",
     default=2,
 )
 REBALANCE = LiveSetting(
     "rebalance",
-    "Whether requests move off workers that run full: 1 or 0.",
+    "Whether requests migrate away from workers whose KV cache fills up (live setting: 1 or 0).",
     default=0,
     maximum=1,
 )
 REBALANCE_BELOW = LiveSetting(
     "rebalance-below",
-    "A worker less free than this gives requests away, in steps until its KV cache is full.",
+    "Freeness (steps until the KV cache is full) below which requests migrate away from a worker.",
     default=100,
 )
 REBALANCE_ABOVE = LiveSetting(
     "rebalance-above",
-    "A worker freer than this takes them, in steps until its KV cache is full.",
+    "Freeness (steps until the KV cache is full) above which a worker takes migrated requests.",
     default=400,
 )
 REBALANCE_PERIOD_S = LiveSetting(
     "rebalance-period-s",
-    "A request that has moved is left where it is for so long, in s.",
+    "Minimum time between two migrations of a request, in s.",
     default=30,
 )
 

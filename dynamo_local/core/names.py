@@ -17,14 +17,20 @@ _SERVICE = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 _WATCHER = re.compile(r"(?P<namespace>[A-Za-z0-9-]+)_(?P<service>[A-Z][A-Za-z0-9]*)(?:_(?P<index>[1-9][0-9]{0,8}))?")
 
 WATCHER_ENV = "DYN_WATCHER"
-"""Environment variable of each process of a server: its watcher."""
+"""Set by the server in each of its processes: name of the process's watcher."""
 
 NAMESPACE_ENV = "DYN_NAMESPACE"
-"""Environment variable of each process of a server: its namespace. For commands: the default of --namespace."""
+"""Namespace of the server that commands talk to or start; --namespace takes precedence. The server sets its own in each
+of its processes."""
+
+LOG_ENV = "DYN_LOG"
+"""Log level of the services: debug, info (the default), warning or error."""
 
 HTTP_HOST_ENV = "DYN_HTTP_HOST"
+"""Set by the server in the root service's process: address that the API listens on."""
+
 HTTP_PORT_ENV = "DYN_HTTP_PORT"
-"""Environment variables of the root service: the address on which it listens."""
+"""Set by the server in the root service's process: port that the API listens on."""
 
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""

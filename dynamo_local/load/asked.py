@@ -22,6 +22,7 @@ from dynamo_local.load.workload.traces import parse_trace
 from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
 
 KEY_ENV = "OPENAI_API_KEY"
+"""API key of `dynamo load`; --api-key-file takes precedence."""
 DEFAULT_DURATION = "60s"
 DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
 _NOT_KEPT = ("api_key_file",)

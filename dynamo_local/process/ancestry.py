@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 PARENT_PID_ENV = "DYN_PARENT_PID"
-"""Names the process that must be the parent. Set by who starts a process that is to end with its parent."""
+"""Set by the server in processes that end with their parent: pid of the parent."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

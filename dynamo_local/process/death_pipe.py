@@ -15,8 +15,8 @@ import signal
 from dynamo_local.core.errors import SupervisorError
 
 DEATH_PIPE_ENV = "DYN_DEATH_PIPE"
-"""Where the pipe of the process is that this one is not to outlive: its pid, descriptor and inode. Set in every
-watcher's process by `dynamo serve`."""
+"""Set by the server in each of its processes: pid, descriptor and inode of a pipe. The process ends when the pipe
+closes, because the server has ended."""
 
 _F_SETSIG = 10  # fcntl.h; Python knows the name on some builds only
 

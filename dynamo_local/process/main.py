@@ -19,12 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.names import LOG_ENV
 from dynamo_local.process.ancestry import die_as_environment_says
 from dynamo_local.process.service import report, run_service
 from dynamo_local.process.startup import Startup, read_startup
-
-LOG_ENV = "DYN_LOG"
-"""Level of the log: debug, info (the default), warning, error."""
 
 _EXIT_DEADLINE_S = 5.0
 """For exit handlers after all is done: a model still being loaded must not hold up the end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -25,8 +25,19 @@ _GPU = re.compile(r"[0-9]+")
 class Resources:
     """`gpu` counts devices (GPUs, or CPU slots on a machine without any); `cpu` is cores, 0 for no wish."""
 
-    gpu: int = 0
-    cpu: float = 0.0
+    gpu: int = field(
+        default=0,
+        metadata={
+            "help": "Number of devices of each worker: GPUs, or CPU slots on a machine without GPUs. "
+            "By default as the service declares. A vLLM worker derives it from tensor-parallel-size and the like."
+        },
+    )
+    cpu: float = field(
+        default=0.0,
+        metadata={
+            "help": "Number of cores of each worker, such as 2, 0.5 or 500m. It is shown, and has no other effect."
+        },
+    )
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | Resources | None, default: Resources | None = None) -> Resources:

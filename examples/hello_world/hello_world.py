@@ -30,7 +30,7 @@ class Backend:
 class MiddleSettings:
     """Set with `--Middle.suffix=!`, or in a file under `Middle:`."""
 
-    suffix: str = field(default="-mid", metadata={"help": "put after the text"})
+    suffix: str = field(default="-mid", metadata={"help": "Text appended to each request."})
 
 
 @service(config=MiddleSettings)

@@ -55,11 +55,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--server", action="append", choices=(*GRAPHS, VLLM), help="may be repeated (default: graphs)")
     parser.add_argument("--only", default="", metavar="EXPRESSION", help="tests whose names match, as for pytest -k")
+    parser.add_argument("--passing", action="store_true", help="only tests that are expected to pass here")
     parser.add_argument("--update", action="store_true", help="write what came out to the list of what is expected")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep each server's results, one line a test")
     parser.add_argument("--cache", type=Path, default=default_cache_root(), help="for vLLM's tests")
     options = parser.parse_args(arguments)
-    if options.update and options.only:
+    if options.update and (options.only or options.passing):
         parser.error("--update needs all tests")
     return options
 
@@ -69,12 +70,14 @@ def _run(name: str, vllm_tests: Path, options: argparse.Namespace) -> bool:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         outcomes = _outcomes(name, vllm_tests, Path(folder), options)
-    side: Side = "vllm" if name == VLLM else "here"
+    side = side_of(name)
     passed = {test: outcome.passed for test, outcome in outcomes.items()}
     expected = expectations.parse(LIST.read_text())
     if options.update:
         expected = expectations.update(expected, passed, side)
         LIST.write_text(expectations.render(expected))
+    if options.passing:
+        expected = expectations.passing(expected, side)
     verdict = expectations.judge(expected, passed, side, whole=not options.only)
     print(f"\n{name}: {len(passed)} tests in {time.monotonic() - began:.0f} s, {sum(passed.values())} passed")
     if side == "here":
@@ -90,6 +93,9 @@ def _outcomes(name: str, vllm_tests: Path, folder: Path, options: argparse.Names
     with ExitStack() as stack:
         model = steady_model(folder / "model", max_new_tokens=MAX_NEW_TOKENS)
         url = stack.enter_context(serving(name, model, folder))
+        selected = folder / "selected"
+        wanted = expectations.passing(expectations.parse(LIST.read_text()), side_of(name))
+        selected.write_text("\n".join(wanted))
         environ = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -97,6 +103,7 @@ def _outcomes(name: str, vllm_tests: Path, folder: Path, options: argparse.Names
             suite.BASE_URL_ENV: url,
             suite.MODEL_ENV: str(model),
             suite.RESULTS_ENV: str(results),
+            **({suite.SELECTED_ENV: str(selected)} if options.passing else {}),
         }
         pytest = [
             "-q",
@@ -124,6 +131,10 @@ def _outcomes(name: str, vllm_tests: Path, folder: Path, options: argparse.Names
         shutil.copy(results, options.keep)
     lines = map(json.loads, results.read_text().splitlines())
     return {line["test"]: Outcome(line["outcome"] == "passed", line["why"]) for line in lines}
+
+
+def side_of(server: str) -> Side:
+    return "vllm" if server == VLLM else "here"
 
 
 def _complaints(verdict: Verdict, outcomes: Mapping[str, Outcome], expected: Mapping[str, Expectation]) -> list[str]:

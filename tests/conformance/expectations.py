@@ -86,6 +86,11 @@ def render(expected: Mapping[str, Expectation]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def passing(expected: Mapping[str, Expectation], side: Side) -> dict[str, Expectation]:
+    """Those that are expected to pass on that side."""
+    return {test: each for test, each in expected.items() if _side(each, side)}
+
+
 def judge(
     expected: Mapping[str, Expectation], passed: Mapping[str, bool], side: Side, *, whole: bool = True
 ) -> Verdict:

@@ -15,6 +15,7 @@ from vllm.transformers_utils import repo_utils
 TEST_WITHIN_S = 60
 MODEL = os.environ["CONFORMANCE_MODEL"]
 RESULTS = Path(os.environ["CONFORMANCE_RESULTS"])
+SELECTED = os.environ.get("CONFORMANCE_SELECTED")
 
 
 class NothingThere:
@@ -49,6 +50,17 @@ def stop(*_: object) -> None:
     raise TooLongError(f"longer than {TEST_WITHIN_S} s")
 
 
+def name_of(item: pytest.Item) -> str:
+    """As the list of expectations has it."""
+    return item.nodeid.replace(MODEL, "MODEL")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if SELECTED is not None:
+        wanted = set(Path(SELECTED).read_text().splitlines())
+        items[:] = [item for item in items if name_of(item) in wanted]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
     signal.signal(signal.SIGALRM, stop)
@@ -66,7 +78,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "call" or (report.when == "setup" and not report.passed):
         outcome = report.outcome if report.when == "call" else f"{report.when} {report.outcome}"
-        line = {"test": item.nodeid.replace(MODEL, "MODEL"), "outcome": outcome, "why": why(report, call)}
+        line = {"test": name_of(item), "outcome": outcome, "why": why(report, call)}
         with RESULTS.open("a") as results:
             results.write(json.dumps(line | {"seconds": round(report.duration, 2)}) + "\n")
     return report

@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 MODEL_ENV = "CONFORMANCE_MODEL"
 BASE_URL_ENV = "CONFORMANCE_BASE_URL"
 RESULTS_ENV = "CONFORMANCE_RESULTS"
+SELECTED_ENV = "CONFORMANCE_SELECTED"
+"""File with the names of the tests to run, one a line; without it all run."""
 
 FILES = (
     # First, as these tests count from zero.

@@ -19,16 +19,24 @@ _HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 @click.command()
 @click.argument("request", required=False)
 @namespace_option
-@click.option("--from", "source", metavar="WATCHER", help="Move all requests of this worker.")
-@click.option("--to", "destination", metavar="WATCHER", help="Where to. Without it: the worker with most room.")
-@click.option("--cold", is_flag=True, help="Without their KV cache: it is computed where they go.")
+@click.option("--from", "source", metavar="WATCHER", help="Migrate all requests of this worker.")
+@click.option(
+    "--to",
+    "destination",
+    metavar="WATCHER",
+    help="Destination worker.  [default: the worker with the most free capacity]",
+)
+@click.option("--cold", is_flag=True, help="Do not copy the KV cache; the destination computes it again.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def migrate(
     namespace: str, request: str | None, source: str | None, destination: str | None, cold: bool, as_json: bool
 ) -> None:
-    """Move running requests to another worker, with their KV cache; their clients notice nothing.
+    """Migrate running requests to another worker.
 
-    REQUEST is the id that its client knows (`dynamo requests` shows it); its beginning is enough.
+    The KV cache migrates with a request, and the answers to clients are not interrupted.
+
+    REQUEST is the id that the client received, as `dynamo requests` shows it, or its first characters. Give either
+    REQUEST or --from.
     """
     import asyncio
 

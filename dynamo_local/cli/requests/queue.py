@@ -18,7 +18,7 @@ _HEADERS = ("REQUEST", "TOKENS", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
 
 @click.group()
 def queue() -> None:
-    """Look at the prefill queue of a running server, or empty it."""
+    """Show or empty the prefill queue of a running server."""
 
 
 @queue.command()
@@ -29,11 +29,11 @@ def queue() -> None:
     type=click.IntRange(min=0),
     default=DEFAULT_JOBS,
     show_default=True,
-    help="How many jobs to show, the oldest first.",
+    help="Maximum number of jobs to show, oldest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ls(namespace: str, limit: int, as_json: bool) -> None:
-    """Show how many prefill jobs wait and are in hand, and which."""
+    """Show the prefill jobs that wait and those that a worker has taken."""
     import asyncio
 
     import msgspec
@@ -49,9 +49,9 @@ def ls(namespace: str, limit: int, as_json: bool) -> None:
 
 @queue.command()
 @namespace_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def purge(namespace: str, yes: bool) -> None:
-    """Drop all prefill jobs. Their requests are prefilled by their decode workers, once the jobs would have expired."""
+    """Drop all prefill jobs. Decode workers prefill the requests themselves, once the jobs would have expired."""
     import asyncio
 
     from dynamo_local.supervisor.admin.queue import look

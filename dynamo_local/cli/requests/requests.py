@@ -23,14 +23,15 @@ _HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MOVES")
     type=click.IntRange(min=0),
     default=100,
     show_default=True,
-    help="How many to show of each frontend, the oldest first.",
+    help="Maximum number of requests to show of each frontend, oldest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def requests(namespace: str, limit: int, as_json: bool) -> None:
-    """Show the requests under way: who runs them, since when, under which epoch.
+    """Show the requests in flight.
 
-    An epoch is one assignment to a worker: more than one, and the request was moved or recovered, or its prompt
-    prefilled elsewhere.
+    The table has the worker, epoch, tokens and age of each request, and whether it can migrate. The epoch counts the
+    request's assignments to workers. It is above 1 if the request has migrated, was recovered from a lost worker, or
+    had its prompt prefilled by another worker.
     """
     import asyncio
 

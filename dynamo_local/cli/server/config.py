@@ -17,7 +17,7 @@ _HEADERS = ("KEY", "VALUE", "SOURCE", "MEANING")
 
 @click.group()
 def config() -> None:
-    """Look at the settings that change while a server runs, or change them."""
+    """Show or change the live settings of a running server."""
 
 
 @config.command()
@@ -25,9 +25,10 @@ def config() -> None:
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def get(key: str | None, namespace: str, as_json: bool) -> None:
-    """Show all settings, or the value of KEY.
+    """Show all live settings, or the value of KEY.
 
-    SOURCE tells whether a value was set while the server runs, is configured in the graph, or is the default.
+    SOURCE says where a value comes from: `set` (by `dynamo config set`), `configuration` (of the graph) or
+    `default`.
     """
     import asyncio
 
@@ -49,7 +50,7 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 @click.argument("value")
 @namespace_option
 def set_(key: str, value: str, namespace: str) -> None:
-    """Give KEY another value, for as long as the server runs."""
+    """Change the live setting KEY to VALUE, until the server ends."""
     import asyncio
 
     from dynamo_local.supervisor.admin.settings import set_value

@@ -20,19 +20,19 @@ _LOOK_EVERY_S = 0.2
 @click.command()
 @click.argument("service", required=False)
 @namespace_option
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the server ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends.")
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(min=0),
     default=DEFAULT_LINES,
     show_default=True,
-    help="How many lines of each log to begin with.",
+    help="Number of last lines to show of each log.",
 )
 def logs(service: str | None, namespace: str, follow: bool, lines: int) -> None:
-    """Show the logs of all services, or of SERVICE: a service, a watcher, Nats or circusd.
+    """Show the logs of all services, or of SERVICE.
 
-    Logs outlive their server.
+    SERVICE is the name of a service or watcher, Nats or circusd. Logs are kept after the server has ended.
     """
     from dynamo_local.core.errors import NotRunningError
     from dynamo_local.supervisor.server.logs import Follower, select

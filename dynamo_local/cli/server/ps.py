@@ -19,7 +19,10 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ps(namespace: str, as_json: bool) -> None:
-    """Show the processes of a running server: pids, roles, devices, health, load; and devices that others hold."""
+    """Show the processes of a running server.
+
+    The table has pids, roles, devices, states and load. Below it are the devices that other servers hold.
+    """
     import asyncio
 
     import msgspec

@@ -21,29 +21,40 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="MODULE:SERVICE [--SERVICE.KEY=VALUE]...")
-@click.option("-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="YAML configuration.")
-@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print JSON.")
-@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option(
+    "-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file (YAML)."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the processes and settings that would be started, and start nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print the result as JSON.")
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address that the API listens on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="Port to listen on; 0 for any free one.",
+    help="Port that the API listens on; 0 chooses a free port.",
 )
-@click.option("--namespace", envvar=NAMESPACE_ENV, help="Namespace, if another than the graph's own.")
-@click.option("--model", help='Hugging Face id or folder of the model, or "quickstart".')
-@click.option("--nats-url", help="Use this NATS server instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
+@click.option(
+    "--namespace",
+    envvar=NAMESPACE_ENV,
+    show_envvar=True,
+    help="Namespace of the server. It tells the servers of one machine apart.  [default: the graph's own]",
+)
+@click.option("--model", help='Model to serve: a Hugging Face id, a folder, or "quickstart".')
+@click.option("--nats-url", help="NATS server to use instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
 @click.option(
     "--cpu-slots",
     type=click.IntRange(min=1),
-    help="Hand out so many CPU slots, which others may share, instead of GPUs or one slot a core. [env: DYN_CPU_SLOTS]",
+    help="Number of CPU slots to run workers on, instead of GPUs or one slot per core. "
+    "Other servers may share the cores. [env: DYN_CPU_SLOTS]",
 )
 @click.option(
     "--forkserver/--no-forkserver",
     default=True,
-    help="Import vLLM once and fork from there, or once in every process. [default: once]",
+    show_default=True,
+    help="Import vLLM once and fork the services from that process; otherwise each service imports vLLM itself.",
 )
 @click.option(
     "--ready-timeout",
@@ -51,7 +62,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
     default=DEFAULT_READY_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long all services together may take to be ready.",
+    help="How long all services together may take to become ready.",
 )
 @click.option(
     "--drain-timeout",
@@ -59,7 +70,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
     default=DEFAULT_DRAIN_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long each service may take to end by itself.",
+    help="How long each service may take to end. After that it is killed.",
 )
 @click.option(
     "--restart-backoff-max",
@@ -67,7 +78,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
     default=DEFAULT_RESTART_DELAY_MAX_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long a service that dies again and again waits to be started again, at most.",
+    help="Longest delay before a service that keeps dying is started again. The delay doubles with each death.",
 )
 def serve(
     arguments: tuple[str, ...],
@@ -85,10 +96,12 @@ def serve(
     drain_timeout: float,
     restart_backoff_max: float,
 ) -> None:
-    """Serve the graph of services whose root is MODULE:SERVICE, until interrupted.
+    """Start a server for the graph MODULE:SERVICE.
 
-    Any setting of any service can be given on the command line, for example --VllmWorker.max-num-seqs=64 or
-    --VllmWorker.ServiceArgs.workers=2; it counts more than the file.
+    MODULE:SERVICE names the root service of the graph. The server runs until interrupted.
+
+    Every configuration key of a service can be given as --SERVICE.KEY=VALUE, for example --VllmWorker.max-num-seqs=64
+    or --VllmWorker.ServiceArgs.workers=2. It takes precedence over the configuration file.
     """
     from dynamo_local.cli.server.dry_run import as_json as dry_run_json
     from dynamo_local.cli.server.dry_run import as_text as dry_run_text

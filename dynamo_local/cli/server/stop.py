@@ -16,10 +16,10 @@ from dynamo_local.cli.options import namespace_option, paths_of
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for the server to end.",
+    help="How long to wait until the server has ended.",
 )
 def stop(namespace: str, timeout: float) -> None:
-    """End the running server in order, or clear away what a crashed one left."""
+    """Stop the running server, or clean up after a crashed one."""
     from dynamo_local.supervisor.admin.stop import stop as stop_server
 
     stop_server(paths_of(namespace), timeout, Console())

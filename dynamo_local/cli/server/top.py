@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.options import namespace_option, paths_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @namespace_option
-@click.option("--once", is_flag=True, help="Print what there is now, and end. So it is done without a terminal.")
-@click.option("--json", "as_json", is_flag=True, help=f"{JSON_HELP} Once.")
+@click.option(
+    "--once", is_flag=True, help="Print the present state once and end. This is the default without a terminal."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the present state once, as JSON.")
 def top(namespace: str, once: bool, as_json: bool) -> None:
-    """Watch a running server: workers and their load, requests, the prefill queue, the planner. Ends with q."""
+    """Watch a running server.
+
+    The screen shows workers and their load, requests, the prefill queue and the planner. Press q to end.
+    """
     import asyncio
     import sys
 

@@ -15,9 +15,11 @@ from dynamo_local.cli.workers.scale import FORCE_HELP, check_done, outcome_field
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
-    """End one worker for good: it gets no more requests, finishes those it has, and lets go of its devices.
+    """Remove one worker of a running server.
 
-    WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` starts another one in its place.
+    The worker takes no new requests, its requests migrate or finish, and it ends and frees its devices.
+
+    WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again.
     """
     import asyncio
 

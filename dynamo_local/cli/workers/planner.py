@@ -31,21 +31,21 @@ class PlannerCommand(click.Command):
 
 
 def _option(spec: KeySpec) -> click.Option:
-    help = f"{spec.help[0].upper()}{spec.help[1:]}."
     if spec.kind == "bool":
-        return click.Option([f"--{spec.name}"], is_flag=True, default=spec.default, help=help)
+        return click.Option([f"--{spec.name}"], is_flag=True, default=spec.default, help=spec.help)
     types = {"int": click.INT, "float": click.FLOAT, "str": click.STRING}
     kind = click.Choice([str(choice) for choice in spec.choices]) if spec.choices else types[spec.kind]
     shown = spec.default is not None
-    return click.Option([f"--{spec.name}"], type=kind, default=spec.default, show_default=shown, help=help)
+    return click.Option([f"--{spec.name}"], type=kind, default=spec.default, show_default=shown, help=spec.help)
 
 
 @click.command(cls=PlannerCommand)
 @namespace_option
 def planner(namespace: str, **given: Any) -> None:
-    """Add and remove workers of a running server as its load asks for, until interrupted.
+    """Add and remove workers of a running server by its load.
 
-    The graphs of examples/llm have a planner of their own, which only observes unless it is configured otherwise.
+    The planner runs until interrupted. The graphs of examples/llm include a planner service. It only observes, unless
+    no-operation is set to false for it.
     """
     import asyncio
 

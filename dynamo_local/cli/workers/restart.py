@@ -12,24 +12,25 @@ from dynamo_local.cli.workers.scale import check_done, outcome_fields, ready_tim
 @click.command()
 @click.argument("name", metavar="SERVICE|WATCHER")
 @namespace_option
-@click.option("--force", is_flag=True, help="Also when nobody answers requests meanwhile.")
+@click.option("--force", is_flag=True, help="Proceed even if no worker answers requests meanwhile.")
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def restart(name: str, namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Have new processes do the work of a service, or of one watcher, without a failed request.
+    """Replace the processes of SERVICE, or of one WATCHER.
 
-    Workers are restarted one at a time. Where a device is free, a new worker (VllmWorker_1, say) comes first, then the
-    requests of the old one move to the others, and it ends. Where none is free, the old one is emptied first, and its
-    next process has its name and devices. The first worker that does not become ready ends the command; those that are
-    not restarted yet go on as they are.
+    Workers are restarted one at a time, without failing a request. If a device is free, a new worker (for example
+    VllmWorker_1) starts first; then the old worker's requests migrate to other workers, and it ends. If no device is
+    free, the old worker's requests migrate first, and its new process takes over its name and devices. The command ends
+    at the first worker that does not become ready; workers not yet restarted keep running.
 
-    Other services are ended and started again under their names. The one that clients connect to cannot be restarted.
+    Other services are stopped and started again under their names. The service that clients connect to cannot be
+    restarted.
 
-    Settings stay what they were when the server started: a configuration file that has changed is not read.
+    Settings stay as they were when the server started: a changed configuration file is not read.
 
     \b
-    dynamo restart VllmWorker           all its workers, one after the other
-    dynamo restart dynamo_VllmWorker_1  that one
+    dynamo restart VllmWorker           all workers of the service, one after the other
+    dynamo restart dynamo_VllmWorker_1  one worker
     """
     import asyncio
 

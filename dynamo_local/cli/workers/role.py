@@ -12,12 +12,13 @@ from dynamo_local.core.errors import UsageError
 @click.argument("watcher")
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
 @namespace_option
-@click.option("--force", is_flag=True, help="Turn even the last worker that decodes.")
+@click.option("--force", is_flag=True, help="Proceed even if no worker is left that decodes.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) -> None:
-    """Have a running worker prefill or decode from now on, without loading its model again.
+    """Change the ROLE of a running worker to prefill or decode.
 
-    WATCHER is the worker's name as `dynamo ps` shows it. What it has in hand it finishes; a restart keeps its role.
+    WATCHER is the worker's name as `dynamo ps` shows it. The worker does not load its model again. It finishes what it
+    has begun. It keeps the new role when it is restarted.
     """
     import asyncio
 

@@ -13,13 +13,13 @@ from dynamo_local.core.errors import SupervisorError
 if TYPE_CHECKING:
     from dynamo_local.core.planning.actions import ActionOutcome
 
-FORCE_HELP = "Also when no worker is left to answer requests."
+FORCE_HELP = "Proceed even if no worker is left to answer requests."
 
 ready_timeout_option = click.option(
     "--ready-timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="How long each new worker may take to be ready, before it is taken back; the server's own by default.",
+    help="How long each new worker may take to become ready. After that it is removed.  [default: the server's own]",
 )
 
 
@@ -30,10 +30,12 @@ ready_timeout_option = click.option(
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Have so many workers of a service, for example VllmWorker=3 PrefillWorker=1.
+    """Set the number of workers of services.
 
-    One worker is started or ended at a time. A new one is ready when the command goes on; one that ends finishes its
-    requests first.
+    SERVICE=NUMBER names a service and its number of workers, for example VllmWorker=3.
+
+    Workers are added or removed one at a time. The command waits until a new worker is ready, and until the requests of
+    a worker to be removed have migrated or finished.
     """
     import asyncio
 

@@ -29,34 +29,48 @@ _NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
 class AdmissionLimits(RequestBounds):
     """Bounds on what clients can send and how much may be under way."""
 
-    max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "largest request body, in bytes"})
-    max_prompts: int = field(default=64, metadata={"help": "prompts in one request"})
-    max_n: int = field(default=16, metadata={"help": "choices per prompt (n, best_of)"})
+    max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "Maximum size of a request body, in bytes."})
+    max_prompts: int = field(default=64, metadata={"help": "Maximum number of prompts in a request."})
+    max_n: int = field(default=16, metadata={"help": "Maximum number of choices per prompt (n, best_of)."})
     max_scored_characters: int = field(
         default=64 * 1024,
-        metadata={"help": "characters of query and items in one request for scores: nothing else is served meanwhile"},
+        metadata={
+            "help": "Maximum number of characters of query and items in a scoring request. They block other requests."
+        },
     )
     max_candidates: int = field(
         default=20,
         metadata={
-            "help": "candidates per position (logprobs, top_logprobs); -1: any number; max-logprobs where it is set"
+            "help": "Maximum number of candidates per token (logprobs, top_logprobs); -1: unlimited. "
+            "If only max-logprobs is set, its value applies."
         },
     )
     max_requests: int = field(
-        default=256, metadata={"help": "sequences (prompts x n) under way in this frontend; beyond it: 429"}
+        default=256,
+        metadata={
+            "help": "Maximum number of sequences (prompts times n) in flight in the frontend. More get status 429."
+        },
     )
-    max_headers: int = field(default=128, metadata={"help": "headers of one request; beyond it: 431"})
+    max_headers: int = field(
+        default=128, metadata={"help": "Maximum number of headers of a request. More get status 431."}
+    )
     max_header_bytes: int = field(
-        default=32 * 1024, metadata={"help": "path and headers of one request, in bytes; beyond it: 431"}
+        default=32 * 1024,
+        metadata={"help": "Maximum size of path and headers of a request, in bytes. More get status 431."},
     )
     header_timeout_s: float = field(
-        default=10.0, metadata={"help": "how long a client may take to send path and headers; then it is cut off"}
+        default=10.0,
+        metadata={"help": "Maximum time for a client to send path and headers, in s. After that it is disconnected."},
     )
     body_timeout_s: float = field(
-        default=60.0, metadata={"help": "how long a client may take to send its body; then: 408"}
+        default=60.0,
+        metadata={"help": "Maximum time for a client to send the body, in s. After that it gets status 408."},
     )
     max_connections: int = field(
-        default=1024, metadata={"help": "open connections; one more takes the place of one that waits, or gets 503"}
+        default=1024,
+        metadata={
+            "help": "Maximum number of open connections. A further one replaces an idle one, or gets status 503."
+        },
     )
 
 

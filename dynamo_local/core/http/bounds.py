@@ -49,18 +49,24 @@ class RequestBounds:
     """Settings."""
 
     max_tokenize_bytes: int = field(
-        default=1024 * 1024, metadata={"help": "largest body of a request that only tokenizes or detokenizes, in bytes"}
+        default=1024 * 1024,
+        metadata={"help": "Maximum body of a request that only tokenizes or detokenizes, in bytes."},
     )
     max_grammar_bytes: int = field(
-        default=64 * 1024, metadata={"help": "a request's grammar (JSON schema, regular expression, ...), in bytes"}
+        default=64 * 1024,
+        metadata={"help": "Maximum size of a request's grammar (JSON schema, regular expression, ...), in bytes."},
     )
-    max_choices: int = field(default=1000, metadata={"help": "choices that a structured output may be one of"})
-    max_regex_bytes: int = field(default=4096, metadata={"help": "regular expression of a structured output, in bytes"})
+    max_choices: int = field(default=1000, metadata={"help": "Maximum number of choices of a structured output."})
+    max_regex_bytes: int = field(
+        default=4096, metadata={"help": "Maximum size of the regular expression of a structured output, in bytes."}
+    )
     grammar_timeout_s: float = field(
         default=10.0,
-        metadata={"help": "how long a grammar may compute, to be checked or compiled, before its request fails"},
+        metadata={"help": "Maximum time to check or compile a grammar, in s. After that its request fails."},
     )
-    max_words: int = field(default=1000, metadata={"help": "entries of stop, stop_token_ids and bad_words"})
+    max_words: int = field(
+        default=1000, metadata={"help": "Maximum number of entries of each of stop, stop_token_ids and bad_words."}
+    )
 
 
 @dataclass(frozen=True)

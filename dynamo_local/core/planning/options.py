@@ -26,56 +26,76 @@ class PlannerOptions:
     """What the planner can be told. Times are seconds, budgets count devices: GPUs, or CPU slots where there are
     none."""
 
-    served_model_name: str = _option("vllm", "name of the model, in what is recorded")
-    no_operation: bool = _option(False, "make no adjustments, only observe and record what would be done")
-    log_dir: str | None = _option(None, "directory for TensorBoard event files and decisions.jsonl")
-    event_files_max_mib: int = _option(
-        64, "event files of all planners in log-dir together, in MiB; the oldest are removed", at_least=1
+    served_model_name: str = _option("vllm", "Name of the model in recorded decisions and metrics.")
+    no_operation: bool = _option(False, "Only observe: record decisions and change nothing.")
+    log_dir: str | None = _option(
+        None,
+        "Folder for decisions.jsonl and TensorBoard event files. Without it, decisions.jsonl is among the logs, "
+        "and no event files are written.",
     )
-    adjustment_interval: float = _option(30.0, "time between adjustments, in s", above=0, at_most=86400)
-    metric_pulling_interval: float = _option(1.0, "time between pulls of the metrics, in s", above=0, at_most=3600)
+    event_files_max_mib: int = _option(
+        64, "Maximum size of all event files in log-dir, in MiB; the oldest are removed.", at_least=1
+    )
+    adjustment_interval: float = _option(
+        30.0, "Time between decisions to add or remove workers, in s.", above=0, at_most=86400
+    )
+    metric_pulling_interval: float = _option(
+        1.0, "Time between two readings of the metrics, in s.", above=0, at_most=3600
+    )
     max_gpu_budget: int = _option(
         8,
-        "devices that all workers together hold at most; never more than there are, without those of other servers",
+        "Maximum number of devices of all workers together. Devices that other servers hold do not count as available.",
         at_least=1,
     )
-    min_gpu_budget: int = _option(1, "devices that the workers of each role keep at least", at_least=1)
+    min_gpu_budget: int = _option(1, "Minimum number of devices of the workers of each role.", at_least=1)
     decode_kv_scale_up_threshold: float = _option(
-        0.9, "mean KV usage above which a decode or aggregated worker is added", above=0, at_most=1
+        0.9, "Mean KV cache usage above which a decode or aggregated worker is added.", above=0, at_most=1
     )
     decode_kv_scale_down_threshold: float = _option(
-        0.5, "mean KV usage below which a decode or aggregated worker is removed", at_least=0, at_most=1
+        0.5, "Mean KV cache usage below which a decode or aggregated worker is removed.", at_least=0, at_most=1
     )
     prefill_queue_scale_up_threshold: float = _option(
-        0.5, "mean number of waiting prefill jobs, for each prefill worker, above which one is added", above=0
+        0.5, "Mean number of waiting prefill jobs per prefill worker above which a prefill worker is added.", above=0
     )
     prefill_queue_scale_down_threshold: float = _option(
-        0.2, "mean number of waiting prefill jobs, for each prefill worker, below which one is removed", at_least=0
+        0.2,
+        "Mean number of waiting prefill jobs per prefill worker below which a prefill worker is removed.",
+        at_least=0,
     )
-    decode_engine_num_gpu: int = _option(1, "devices of a decode or aggregated engine", at_least=1)
-    prefill_engine_num_gpu: int = _option(1, "devices of a prefill engine", at_least=1)
-    environment: Literal["local"] = _option("local", "where the workers run: on this machine")
-    policy: Literal["load", "freeness", "concurrency"] = _option("load", "how the number of workers is decided")
+    decode_engine_num_gpu: int = _option(1, "Devices of a decode or aggregated worker.", at_least=1)
+    prefill_engine_num_gpu: int = _option(1, "Devices of a prefill worker.", at_least=1)
+    environment: Literal["local"] = _option("local", "Where the workers run: on this machine.")
+    policy: Literal["load", "freeness", "concurrency"] = _option(
+        "load",
+        "Policy that decides the number of workers: by KV cache usage and queue length (load), by freeness, "
+        "or by requests in flight (concurrency).",
+    )
     freeness_scale_up_threshold: float = _option(
-        50.0, "policy freeness: mean freeness below which a worker is added, in steps until the KV cache is full"
+        50.0, "Policy freeness: mean freeness (steps until the KV cache is full) below which a worker is added."
     )
     freeness_scale_down_threshold: float = _option(
-        500.0, "policy freeness: mean freeness above which a worker is removed, in steps"
+        500.0, "Policy freeness: mean freeness (steps until the KV cache is full) above which a worker is removed."
     )
     freeness_hold_intervals: int = _option(
-        2, "policy freeness: adjustment intervals for which it must have been so", at_least=1, at_most=100
+        2,
+        "Policy freeness: number of adjustment intervals for which a threshold must be passed.",
+        at_least=1,
+        at_most=100,
     )
     requests_per_worker: float = _option(
-        16.0, "policy concurrency: requests in flight that a decode or aggregated worker is to have", above=0
+        16.0, "Policy concurrency: requests in flight per decode or aggregated worker.", above=0
     )
     prefill_requests_per_worker: float = _option(
-        4.0, "policy concurrency: prefill jobs, waiting and in hand, that a prefill worker is to have", above=0
+        4.0, "Policy concurrency: prefill jobs, waiting and running, per prefill worker.", above=0
     )
     concurrency_window: float = _option(
-        120.0, "policy concurrency: time over which the highest demand counts, in s", at_least=0, at_most=86400
+        120.0,
+        "Policy concurrency: time over which the highest number of requests counts, in s.",
+        at_least=0,
+        at_most=86400,
     )
     change_timeout: float = _option(
-        300.0, "how long a change may take, in s; a worker that is not ready by then is removed again", above=0
+        300.0, "How long a change may take, in s. A new worker that is not ready by then is removed again.", above=0
     )
 
     def __post_init__(self) -> None:

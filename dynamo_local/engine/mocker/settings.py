@@ -24,40 +24,44 @@ def _setting(
 class MockerSettings:
     """Size of the pretended cache, limits of the scheduler, and the model of time. Raises ConfigError."""
 
-    mocker_kv_blocks: int = _setting(1024, "KV cache size, in blocks", at_least=1)
-    mocker_block_size: int = _setting(32, "tokens in a KV block", at_least=1)
-    mocker_prefix_caching: bool = _setting(True, "keep the content of free blocks for as long as they are not needed")
-    mocker_max_num_seqs: int = _setting(64, "requests that run at the same time", at_least=1)
+    mocker_kv_blocks: int = _setting(1024, "Size of the KV cache, in blocks.", at_least=1)
+    mocker_block_size: int = _setting(32, "Number of tokens in a KV block.", at_least=1)
+    mocker_prefix_caching: bool = _setting(
+        True, "Whether free blocks keep their content for prefix caching until they are needed."
+    )
+    mocker_max_num_seqs: int = _setting(64, "Maximum number of requests that run at the same time.", at_least=1)
     mocker_max_num_batched_tokens: int = _setting(
-        2048, "tokens computed in one step; a longer prompt is prefilled in chunks", at_least=1
+        2048, "Maximum number of tokens computed in one step. A longer prompt is prefilled in chunks.", at_least=1
     )
     mocker_max_model_len: int = _setting(
-        8192, "longest context in tokens, prompt and output; never more than the KV cache holds", at_least=2
+        8192, "Maximum context (prompt and output) in tokens, bounded by the size of the KV cache.", at_least=2
     )
-    mocker_vocab_size: int = _setting(256, "tokens are drawn from 0 up to this", at_least=1, at_most=2**31)
-    mocker_step_base_ms: float = _setting(8.0, "time of a step, whatever it computes, in ms", at_least=0)
-    mocker_prefill_us_per_token: float = _setting(50.0, "time that each prompt token adds to a step, in us", at_least=0)
+    mocker_vocab_size: int = _setting(256, "Size of the vocabulary: token ids are below it.", at_least=1, at_most=2**31)
+    mocker_step_base_ms: float = _setting(8.0, "Fixed duration of a step, in ms.", at_least=0)
+    mocker_prefill_us_per_token: float = _setting(
+        50.0, "Duration that each prompt token adds to a step, in us.", at_least=0
+    )
     mocker_decode_us_per_seq: float = _setting(
-        100.0, "time that each decoding request adds to a step, in us", at_least=0
+        100.0, "Duration that each decoding request adds to a step, in us.", at_least=0
     )
     mocker_transfer_base_ms: float = _setting(
-        2.0, "time of reading blocks from another engine, however many, in ms", at_least=0
+        2.0, "Fixed duration of a transfer of KV blocks from another engine, in ms.", at_least=0
     )
     mocker_transfer_us_per_block: float = _setting(
-        160.0, "time that each block adds to that, in us (4 MiB at 25 GiB/s)", at_least=0
+        160.0, "Duration that each block adds to a transfer, in us. The default is 4 MiB at 25 GiB/s.", at_least=0
     )
     mocker_max_pinned_share: float = _setting(
-        0.5, "share of the KV cache that can be kept for other engines to read", at_least=0, at_most=1
+        0.5, "Maximum fraction of the KV cache that is kept for other engines to read.", at_least=0, at_most=1
     )
     mocker_longest_pin_s: float = _setting(
-        60.0, "blocks are kept no longer, whatever a reader asks for: it may die and never tell, in s", above=0
+        60.0, "Maximum time for which blocks are kept for another engine, in s.", above=0
     )
-    mocker_speedup: float = _setting(1.0, "steps and reads are this many times faster than modelled", above=0)
-    mocker_start_s: float = _setting(0.0, "time that start-up takes, in s", at_least=0)
+    mocker_speedup: float = _setting(1.0, "Factor by which steps and transfers are faster than modelled.", above=0)
+    mocker_start_s: float = _setting(0.0, "Duration of start-up, in s.", at_least=0)
     mocker_process: bool = _setting(
-        False, "depend on a process of its own, as vLLM does: kill or stop it to see what becomes of the requests"
+        False, "Whether the engine depends on a process of its own, as vLLM does, which tests can kill or stop."
     )
-    mocker_orders: str = _setting("", "folder in which tests order failures of running engines")
+    mocker_orders: str = _setting("", "Folder in which tests place orders for failures of running engines.")
 
     def __post_init__(self) -> None:
         for spec in fields(self):

@@ -18,11 +18,11 @@ import msgspec
 from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
 from dynamo_local.sdk.config.schema import KeySpec, SchemaTable
 
-_LISTENING = "`dynamo serve` has --host and --port"
-_PROCESSES = "processes and devices are given by ServiceArgs and `dynamo scale`"
-_ONE_PROTOCOL = "HTTP alone is served"
+_LISTENING = "use --host and --port of `dynamo serve`"
+_PROCESSES = "use ServiceArgs and `dynamo scale` for processes and devices"
+_ONE_PROTOCOL = "leave it out: only HTTP is served"
 _HEADS = "use max-header-bytes and max-headers"
-_UNTOLD = "what engines tell beside tokens and log-probabilities is not brought to clients"
+_UNTOLD = "leave it out: clients get tokens and log-probabilities only"
 
 MANAGED: Mapping[str, str] = MappingProxyType(
     {
@@ -40,14 +40,14 @@ MANAGED: Mapping[str, str] = MappingProxyType(
         "grpc-port": _ONE_PROTOCOL,
         "h11-max-header-count": _HEADS,
         "h11-max-incomplete-event-size": _HEADS,
-        "config": "`dynamo serve` has --file",
-        "enable-fault-tolerance": "it recovers from the loss of workers in its own way",
-        "enable-server-load-tracking": "GET /load counts without it",
+        "config": "use --file of `dynamo serve`",
+        "enable-fault-tolerance": "leave it out: requests are recovered from lost workers anyway",
+        "enable-server-load-tracking": "leave it out: GET /load always counts requests",
         "enable-return-routed-experts": _UNTOLD,
         "per-request-spec-decode-metrics": _UNTOLD,
         "return-sampling-mask": _UNTOLD,
-        "middleware": "what comes in is the gate's to judge",
-        "api-key": "a secret does not belong in a configuration, use api-key-file",
+        "middleware": "leave it out: requests are checked before they reach vLLM's server",
+        "api-key": "use api-key-file: a configuration holds no secrets",
     }
 )
 """Arguments of `vllm serve` that are not settings here, and what is to be done instead."""
@@ -71,7 +71,9 @@ _OTHER_SPELLINGS = {
 AGREED: Mapping[str, str] = MappingProxyType({**{name: name for name in _AGREED}, **_OTHER_SPELLINGS})
 """Arguments on which frontend and workers must agree, each with the name under which it is compared."""
 
-_ADAPTERS = KeySpec("lora-modules", "list", optional=True, help="LoRA adapters, each as name=path; with enable-lora")
+_ADAPTERS = KeySpec(
+    "lora-modules", "list", optional=True, help="LoRA adapters, each as name=path. Requires enable-lora."
+)
 
 
 _SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size")

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
 from dynamo_local.core.process.soft_binding import Binding, rebind
-from dynamo_local.engine.vllm.environment import CPU_CORES_ENV
 from dynamo_local.tasks import TaskGuard
-from state.devices import cores_of_slots
+from state.devices import CPU_CORES_VARIABLE, cores_of_slots
 from state.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all
 
 _log = logging.getLogger(__name__)
@@ -161,7 +160,7 @@ def soft_binding(
     threads: EngineThreads, busy: Callable[[], bool], environ: Mapping[str, str] = os.environ
 ) -> SoftBinding | None:
     """As the worker's device claim says. None: it has no cores of its own."""
-    slots = environ.get(CPU_CORES_ENV)
+    slots = environ.get(CPU_CORES_VARIABLE)
     if not slots:
         return None
     home = frozenset(core for cores in cores_of_slots(slots) for core in cores)

@@ -10,10 +10,7 @@ from typing import Any
 
 from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.engine.vllm.shared_memory import name_segments
-from state.devices import cores_of_slots
-
-CPU_CORES_ENV = "DYN_CPU_CORES"
-"""Cores of the worker's CPU slots, comma-separated, the slots separated by "|". Set with the device claim."""
+from state.devices import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, cores_of_slots
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -43,11 +40,11 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     environ["TMPDIR"] = environ["VLLM_RPC_BASE_PATH"] = str(private_dir)
     defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.
-    if slots := environ.get(CPU_CORES_ENV):
+    if slots := environ.get(CPU_CORES_VARIABLE):
         # One list for each rank.
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = slots
         # Forked engine processes inherit this process's OpenMP, which has read its settings already.
-        defaults["OMP_NUM_THREADS"] = str(min(map(len, cores_of_slots(slots))))
+        defaults[OMP_THREADS_VARIABLE] = str(min(map(len, cores_of_slots(slots))))
     for name, value in defaults.items():
         environ.setdefault(name, value)
 
@@ -83,7 +80,7 @@ def settle_threads(environ: Mapping[str, str]) -> None:
     """
     import torch
 
-    threads = environ.get("OMP_NUM_THREADS", "")
+    threads = environ.get(OMP_THREADS_VARIABLE, "")
     if threads.isdigit() and int(threads) > 0:
         torch.set_num_threads(int(threads))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.sdk.config.schema import canonical, coerce, fixed_by
+from dynamo_local.sdk.config.schema import KeySpec, SchemaTable, canonical, coerce, fixed_by
 from dynamo_local.sdk.config.suggestions import suggest
 from dynamo_local.sdk.resources import Resources
 from dynamo_local.sdk.service import ServiceSpec
@@ -20,7 +20,17 @@ COMMON = "Common"
 TAKES = "common-configs"
 ARGS = "ServiceArgs"
 
-_ARGS_KEYS = ("workers", "resources", "envs")
+TAKEN = KeySpec(TAKES, "list", help="Keys of Common that the service takes.")
+"""Names the keys of Common that count for a service."""
+
+SERVICE_ARGS = SchemaTable.of(
+    KeySpec("workers", "int", help="Number of workers of the service, at least 1. By default as the service declares."),
+    KeySpec("resources", "dict", help="Resources of each worker."),
+    KeySpec("envs", "dict", help="Environment variables of the service's processes. Values are text."),
+)
+"""Keys of ServiceArgs, which every service has."""
+
+_ARGS_KEYS = tuple(SERVICE_ARGS.keys())
 
 
 @dataclass(frozen=True)

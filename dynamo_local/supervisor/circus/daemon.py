@@ -46,7 +46,10 @@ _IPC = "ipc://"
 _NEXT = ".new"
 
 _ENDPOINT_ENV = "DYN_CIRCUS_ENDPOINT"
+"""Set by the server in circusd: socket for commands."""
+
 _PUBSUB_ENV = "DYN_CIRCUS_PUBSUB"
+"""Set by the server in circusd: socket for events."""
 
 # Paths come by the environment: circus' configuration cannot quote, and cuts a value at " ;". Nothing is
 # listened on but the two sockets; without the empty multicast endpoint circusd answers anybody on the

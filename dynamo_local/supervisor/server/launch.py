@@ -28,6 +28,12 @@ from state.devices import Inventory
 from state.inventory import probe
 from state.paths import StatePaths
 
+NATS_SERVER_ENV = "NATS_SERVER"
+"""Address of the NATS server to use instead of starting one; --nats-url takes precedence."""
+
+NATS_TOKEN_ENV = "NATS_TOKEN"
+"""Token for the NATS server that NATS_SERVER or --nats-url names."""
+
 _MODEL = "model"
 _SERVED_NAME = "served-model-name"
 _DTYPE = "dtype"
@@ -123,7 +129,7 @@ def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | No
     A token comes from $NATS_TOKEN or stands in the URL (nats://TOKEN@host). A URL with user and password is
     kept as it is. Raises UsageError for what is no NATS URL.
     """
-    given = url or environ.get("NATS_SERVER")
+    given = url or environ.get(NATS_SERVER_ENV)
     if not given:
         return None
     full = given if "://" in given else f"nats://{given}"
@@ -134,7 +140,7 @@ def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | No
         raise UsageError(f"not an address of a NATS server: {error}", "expected nats://HOST:PORT") from error
     if parts.scheme not in ("nats", "tls") or not parts.hostname:
         raise UsageError("not an address of a NATS server", "expected nats://HOST:PORT")
-    token = environ.get("NATS_TOKEN") or None
+    token = environ.get(NATS_TOKEN_ENV) or None
     if parts.username and parts.password is None:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return BusAddress(f"{parts.scheme}://{host}:{port}", unquote(parts.username))

@@ -1,4 +1,4 @@
-"""`dynamo planner`, the planner's section of a configuration and its documentation have the same options."""
+"""`dynamo planner` and the planner's section of a configuration have the same options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from components.planner import Planner, PlannerSettings
 from dynamo_local.cli.workers.planner import planner
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.sdk import schema_of, spec_of
-from scripts.planner_table import DOCUMENT, with_table
 
 NAMES = {field.name.replace("_", "-") for field in fields(PlannerOptions)}
 
@@ -28,7 +27,7 @@ def test_every_option_is_on_the_command_line_with_its_default() -> None:
 def test_every_option_has_its_help() -> None:
     told = " ".join(CliRunner().invoke(planner, ["--help"]).output.split())
     for spec in schema_of(PlannerOptions).keys().values():
-        assert spec.help[1:] in told, spec.name
+        assert spec.help in told, spec.name
 
 
 def test_the_service_takes_the_same_and_only_observes_by_default() -> None:
@@ -40,8 +39,3 @@ def test_the_service_takes_the_same_and_only_observes_by_default() -> None:
     ]
     assert different == ["no_operation"]
     assert PlannerSettings().no_operation
-
-
-def test_the_documentation_has_them_too() -> None:
-    document = DOCUMENT.read_text()
-    assert with_table(document) == document, "run: python -m scripts.planner_table"

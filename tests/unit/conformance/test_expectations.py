@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conformance.__main__ import LIST
-from tests.conformance.expectations import UNEXPLAINED, Expectation, counts, judge, parse, render, update
+from tests.conformance.expectations import UNEXPLAINED, Expectation, counts, judge, parse, passing, render, update
 
 TEXT = """\
 [passes]
@@ -108,3 +108,8 @@ def test_the_list_itself_names_a_reason_for_each_test_that_does_not_pass_everywh
     expected = parse(LIST.read_text())
     assert len(expected) > 300
     assert not [test for test, expectation in expected.items() if expectation.reason == UNEXPLAINED]
+
+
+def test_those_that_pass_on_a_side_are_selected() -> None:
+    expected = {"a": Expectation(True, True), "b": Expectation(True, False), "c": Expectation(None, None)}
+    assert (set(passing(expected, "here")), set(passing(expected, "vllm"))) == ({"a", "b"}, {"a"})

@@ -24,7 +24,7 @@ from dynamo_local.core.http.bounds import RequestBounds
 _log = logging.getLogger(__name__)
 
 TIMEOUT_ENV = "DYN_GRAMMAR_TIMEOUT_S"
-"""Environment of a worker and its engine: how long a grammar may take to compile."""
+"""Set by the server in a worker and its engine: maximum time to compile a grammar, in s."""
 
 MOST_LATE = 4
 """Threads that go on beyond their deadline. While there are so many, no grammar is compiled."""

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 Middleware = Callable[[Any], Any]
 """Wraps an ASGI application."""
 
+KEEP_ALIVE_ENV = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""How long the frontend keeps an idle connection open, in s. By default 5."""
+
 _DEFAULTS = {
     "disable-uvicorn-access-log": True,
     "uvicorn-log-level": "warning",
@@ -150,7 +153,7 @@ class OpenAIServer:
             ssl_certfile=args.ssl_certfile,
             ssl_ca_certs=args.ssl_ca_certs,
             ssl_cert_reqs=args.ssl_cert_reqs,
-            timeout_keep_alive=int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")),
+            timeout_keep_alive=int(os.environ.get(KEEP_ALIVE_ENV, "5")),
         )
         server = NoSignalServer(config)
         ending = Ending(server)

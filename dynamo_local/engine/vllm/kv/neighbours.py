@@ -24,7 +24,10 @@ class NeighbourSettings:
 
     trust_local_users: bool = field(
         default=False,
-        metadata={"help": "kv-transfer on GPUs may open a port by which any user of this machine can write its memory"},
+        metadata={
+            "help": "Whether kv-transfer on GPUs may open a port through which any user of this machine "
+            "can write the memory of the engine."
+        },
     )
 
 
