@@ -26,7 +26,6 @@ from benchmarks.planned_fleet import PROFILE
 from benchmarks.rebalance_report import PREEMPTIONS, Arm, Turn, report, told
 from benchmarks.report import Figures, progress
 from benchmarks.servers import NAMESPACE, Server, ServerError, add_override, parse_overrides, running, start_ours
-from dynamo_local.core.live_settings import REBALANCE
 from dynamo_local.load import generator
 from dynamo_local.load.http.endpoint import Asking, parse_url
 from dynamo_local.load.workload.arrivals import Gamma
@@ -95,7 +94,7 @@ def _start(folder: Path, more: dict[str, str]) -> Server:
 async def _turn(server: Server, arm: Arm, rate: float, seconds: float, seed: int) -> Turn:
     """The requests that the seed draws, each at its time, and all their answers."""
     assert server.state_root is not None
-    await set_value(StatePaths(server.state_root, NAMESPACE), REBALANCE.name, str(int(arm == "on")))
+    await set_value(StatePaths(server.state_root, NAMESPACE), "rebalance", str(int(arm == "on")))
     await _idle(server)
     await _scale(server, FEW)
     endpoint = parse_url(f"http://{server.host}:{server.port}")

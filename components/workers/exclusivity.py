@@ -65,7 +65,7 @@ class Exclusivity:
             return "the worker is set apart for another request"
         self.look()
         if (ours := self._exclusive) is None or not ours.free:
-            return "the worker has others to finish first"
+            return "the worker has other requests to finish first"
         self._begun = True
         return None
 

@@ -49,10 +49,10 @@ class KvPuller:
                 return None
             return await self._ask(RequestEpoch(work.request_id, work.epoch), source, prefix)
         except (BusError, DecodeError, EngineError) as error:
-            _log.warning("the prefix of %s is computed, not pulled: %s", work.request_id, error)
+            _log.warning("the prefix of request %s is computed, not pulled: %s", work.request_id, error)
         except Exception:  # noqa: BLE001
             # The boundary of a pull, which no request depends on.
-            _log.exception("the prefix of %s is computed, not pulled", work.request_id)
+            _log.exception("the prefix of request %s is computed, not pulled", work.request_id)
         return None
 
     async def _ask(self, request: RequestEpoch, source: str, prefix: Prefix) -> PulledPrefix | None:
@@ -64,7 +64,7 @@ class KvPuller:
             # Concurrently: each of the two engines answers only when its step under way has ended.
             answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
             if answer.refused is not None:
-                _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
+                _log.warning("worker %s pins no blocks for request %s: %s", source, request, answer.refused)
             if answer.blocks > cached:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
@@ -84,7 +84,7 @@ class KvPuller:
             del self._asking[asking]
             asking.cancel()
         if asking.cancelled():
-            raise BusError(f"{source} is gone")
+            raise BusError(f"worker {source} is gone")
         return asking.result()
 
     def lost(self, source: str) -> None:
@@ -102,4 +102,4 @@ class KvPuller:
         try:
             await self._context.bus.send(self._context.subjects.work(source), Unpin((pin,)))
         except BusError as error:
-            _log.warning("%s keeps blocks that nobody reads until their time is over: %s", source, error)
+            _log.warning("blocks stay pinned at worker %s until their time is over: %s", source, error)

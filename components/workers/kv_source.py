@@ -46,8 +46,8 @@ class KvSource:
             pinned = PinAnswer(0, refused=str(error))
         except Exception:  # noqa: BLE001
             # The boundary of a pin request: an error in one must not end the process.
-            _log.exception("no blocks can be kept for %s", question.pin)
-            pinned = PinAnswer(0, refused="the engine could not keep the blocks")
+            _log.exception("blocks could not be pinned for %s", question.pin)
+            pinned = PinAnswer(0, refused="the engine could not pin the blocks")
         await answer.send(pinned)
 
     def _block_size(self) -> int:

@@ -71,7 +71,7 @@ class MigrationTarget:
 
     async def start(self) -> None:
         """Begin to answer frontends."""
-        subject = self._context.subjects.moves(self._context.lease)
+        subject = self._context.subjects.migrations(self._context.lease)
         await self._context.bus.serve(subject, MigrationRequest, self._on_request)
 
     def is_warming(self) -> bool:
@@ -135,9 +135,9 @@ class MigrationTarget:
             return _SET_APART
         engine, load, running = presence.engine, presence.load, self._running()
         if engine is None or load is None or load.kv_usage is None:
-            return "its load is not known yet"
+            return "the load of the worker is not known yet"
         if request.floor is not None and not self._stays_free(request.tokens, request.floor):
-            return "it would be too full"
+            return "the worker would be too full"
         # Engines without KV transfer report no pins.
         used = load.kv_usage + (load.kv_pinned or 0.0)
         return self._reservations.reserve(
@@ -163,17 +163,17 @@ class MigrationTarget:
             outcome = await self._warm(request)
         except Exception:  # noqa: BLE001
             # The boundary of a warm request, which no request depends on.
-            _log.exception("%s could not be warmed", request.request_id)
-            outcome = MigrationAnswer("the worker could not do it")
+            _log.exception("the warm request of %s failed", request.request_id)
+            outcome = MigrationAnswer("the warm request failed")
         finally:
             self._warming -= 1
         await answer.send(outcome)
 
     async def _warm(self, request: Warm) -> MigrationAnswer:
         if not self._reservations.expects(request.request_id):
-            return MigrationAnswer("no room is kept for it")
+            return MigrationAnswer("there is no reservation for the request")
         if self._warming > MAX_WARMING:
-            return MigrationAnswer("enough requests are moving there")
+            return MigrationAnswer("too many warm requests are running there")
         if self._context.announcer.presence.exclusive is not None:
             return MigrationAnswer(_SET_APART)
         self._warmed += 1
@@ -239,9 +239,9 @@ class MigrationTarget:
         else:
             prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
             if prefix is None:
-                return "the engine pulls nothing"
+                return "the engine cannot pull KV"
             lacking = len(prefix.hashes) - await self._engine.cached(prefix)
-        return "the source does not lend its KV" if lacking > _MAX_COMPUTED_BLOCKS else None
+        return "too little of its KV can be pulled from the source" if lacking > _MAX_COMPUTED_BLOCKS else None
 
     def _max_computed_tokens(self) -> int:
         engine = self._context.announcer.presence.engine

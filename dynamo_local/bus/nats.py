@@ -27,8 +27,6 @@ from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscriptio
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 
-__all__ = ["Bus", "BusAddress", "Message", "Subscription"]
-
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")
 
@@ -263,21 +261,21 @@ class Bus:
         except TimeoutError:
             _log.warning("the connection to NATS did not close within %g s", deadline_s)
         except (OSError, nats.errors.Error) as error:
-            _log.warning("what was pending for NATS is lost: %s", error)
+            _log.warning("messages that were not sent yet are lost: %s", error)
 
     async def _on_error(self, error: Exception) -> None:
         if not self._was_connected and _REFUSED in str(error).lower():
             # Raised to leave the client's loop of attempts: another attempt would be refused as well. (At this stage
             # the client has no exception class for it, only the server's text.)
             raise nats.errors.AuthorizationError from error
-        _log.warning("bus: %s", str(error) or type(error).__name__)
+        _log.warning("error of the NATS client: %s", str(error) or type(error).__name__)
 
     async def _on_disconnect(self) -> None:
         if not self._closing:
-            _log.warning("bus: connection lost, reconnecting")
+            _log.warning("the connection to NATS is lost; reconnecting")
 
     async def _on_reconnect(self) -> None:
-        _log.warning("bus: connected again")
+        _log.warning("the connection to NATS is restored")
 
     async def _on_closed(self) -> None:
         if not self._closing:

@@ -81,7 +81,7 @@ class Announcer:
         try:
             await self._bus.send(self._subject, self._presence)
         except BusError as error:
-            _log.warning("presence not published: %s", error)
+            _log.warning("the presence could not be published: %s", error)
 
     async def run(self) -> None:
         """Publish at every beat and change until cancelled."""

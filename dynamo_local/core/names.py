@@ -155,9 +155,9 @@ class Subjects:
         """The planner's reports."""
         return f"{self._root}.planner"
 
-    def moves(self, lease: str) -> str:
+    def migrations(self, lease: str) -> str:
         """Tells a worker to prepare a migration to it (request and answer)."""
-        return f"{self._root}.moves.{lease}"
+        return f"{self._root}.migrations.{lease}"
 
     def requests(self, lease: str) -> str:
         """Asks a frontend for its requests, or to migrate some (request and answer)."""

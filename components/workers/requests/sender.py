@@ -31,7 +31,7 @@ class TokenSender:
             await self._context.bus.publish(self._context.subjects.tokens(frontend), data)
         except BusError as error:
             # Not sent again here: the frontend notices the missing positions, and asks for them.
-            _log.warning("tokens for %s not sent: %s", frontend, error)
+            _log.warning("tokens for frontend %s could not be sent: %s", frontend, error)
         return []
 
     async def _send_parts(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:

@@ -76,7 +76,7 @@ class CallClient:
     async def stop(self) -> None:
         """Fail the open calls, and stop listening."""
         for call in self._open.values():
-            call.fail(RpcError(f"{call.name} was given up: the process ends"))
+            call.fail(RpcError(f"{call.name} was cancelled: this process ends"))
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
@@ -122,7 +122,7 @@ class CallClient:
             await self._bus.send(self._subjects.call_control(call_id), message)
         except BusError as error:
             # The server notices the silence, and ends the call by itself.
-            _log.warning("call %s: %s", call_id, error)
+            _log.warning("a control message of call %s could not be sent: %s", call_id, error)
 
     async def _on_frame(self, message: Message) -> None:
         call_id = message.subject.rpartition(".")[2]
@@ -139,7 +139,7 @@ class CallClient:
         try:
             call.take(codec.decode(message.data, Frame))
         except DecodeError as error:
-            call.fail(RpcError(f"{call.name} answered in a way not understood: {error}"))
+            call.fail(RpcError(f"{call.name} sent an answer that cannot be understood: {error}"))
 
 
 class _OpenCall:
@@ -171,7 +171,7 @@ class _OpenCall:
                 return
             self._next_seq += 1
         if len(self._frames) > 2 * WINDOW:
-            self.fail(RpcError(f"{self.name} sends more than it was asked for"))
+            self.fail(RpcError(f"{self.name} sends more replies than it may"))
             return
         self._frames.append(frame)
         self._changed.set()
@@ -194,7 +194,7 @@ class _OpenCall:
         if isinstance(frame, Refused):
             return frame.reason
         if not isinstance(frame, Taken):
-            raise RpcError(f"{self.name} answered in a way not understood")
+            raise RpcError(f"{self.name} sent an answer that cannot be understood")
         self.taken = True
         return None
 
@@ -209,7 +209,7 @@ class _OpenCall:
             raise RpcError(f"{self.name} failed: {frame.error}")
         if isinstance(frame, Done):
             return None
-        raise RpcError(f"{self.name} answered in a way not understood")
+        raise RpcError(f"{self.name} sent an answer that cannot be understood")
 
     async def _next(self) -> Taken | Refused | Reply | Done | Failed:
         while not self._frames:
@@ -273,4 +273,4 @@ class _RemoteEndpoint:
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RpcError(f"{self._name} answered with something else than it promises: {error}") from error
+            raise RpcError(f"{self._name} sent a reply of the wrong type: {error}") from error

@@ -110,7 +110,7 @@ class CallServer:
             for call in list(self._calls.values()):
                 call.silent_beats += 1
                 if call.silent_beats > SILENT_BEATS:
-                    _log.warning("%s: the caller fell silent", call.name)
+                    _log.warning("a call of %s is ended: its caller is silent", call.name)
                     call.hang_up()
                 else:
                     await call.caller.send(Alive(call.sent))
@@ -172,7 +172,7 @@ class CallServer:
             await call.caller.send(Failed(call.sent, "its process is stopping"))
             raise
         except BusError as error:
-            _log.warning("%s: %s", call.name, error)
+            _log.warning("a call of %s cannot be served: %s", call.name, error)
         finally:
             if control is not None:
                 await control.unsubscribe()
@@ -229,7 +229,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], request: bytes) -> Any:
     try:
         return decoder.decode(request)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RpcError(f"the request is not what it takes: {error}") from error
+        raise RpcError(f"the request has the wrong type: {error}") from error
 
 
 def _one_line(text: str) -> str:

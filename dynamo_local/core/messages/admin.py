@@ -52,7 +52,7 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int
     """Output tokens accepted so far."""
     age_s: float
-    moving_to: str | None = None
+    destination: str | None = None
     """Lease of the destination, while the request is being migrated."""
     stays: str | None = None
     """Why the request cannot be migrated; None if it can."""
@@ -66,7 +66,7 @@ class RequestsAnswer(msgspec.Struct, frozen=True):
     v: int = VERSION
 
 
-class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="move"):
+class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="migrate"):
     """Order to migrate these requests, or all on `source` (a lease), to `destination` (a lease), or to the worker with
     the most room. Requests that the frontend does not have are ignored. `cold`: without their KV, which is computed
     anew. `frozen`: stop them first, then pull their KV, as other systems do; for comparison.

@@ -42,7 +42,7 @@ class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
     v: int = VERSION
 
 
-class CancelReservation(msgspec.Struct, frozen=True, tag="give_back"):
+class CancelReservation(msgspec.Struct, frozen=True, tag="cancel_reservation"):
     """Order to end a reservation: the request does not come. Unknown requests are ignored."""
 
     request_id: str

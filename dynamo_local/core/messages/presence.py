@@ -43,18 +43,18 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """KV cache that the first waiting request needs to begin, in tokens; 0: no request waits."""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class EndedMigrations(msgspec.Struct, frozen=True, array_like=True):
     """Number of migrations that began for one reason and ended with one outcome (core/migration/protocol.py)."""
 
     reason: str
     outcome: str
-    moves: int
+    number: int
 
 
 class MigrationCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The migrations of a frontend since it started."""
 
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedMigrations, ...] = ()
     pulled_bytes: int = 0
     """KV read by destinations, in bytes. Engines that do not report the size of a block are not counted."""
     gap_s: float | None = None
@@ -63,14 +63,14 @@ class MigrationCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same gap in decode steps of the request."""
 
     @property
-    def moved(self) -> int:
+    def completed(self) -> int:
         """Number of migrations that were completed."""
-        return sum(each.moves for each in self.ended if each.outcome == "moved")
+        return sum(each.number for each in self.ended if each.outcome == "moved")
 
     @property
-    def not_moved(self) -> int:
+    def not_completed(self) -> int:
         """Number of migrations that were not completed."""
-        return sum(each.moves for each in self.ended) - self.moved
+        return sum(each.number for each in self.ended) - self.completed
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,7 +88,7 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests for which the router has found a worker."""
     unassigned: int | None = None
     """Requests for which the router has found no worker."""
-    moves: MigrationCounts | None = None
+    migrations: MigrationCounts | None = None
     """Migrations of a frontend."""
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core import codec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -28,8 +27,7 @@ async def change_role(paths: StatePaths, watcher: str, role: str, *, even_the_la
     bus = await Bus.connect(address, name="role", deadline_s=_CONNECT_WITHIN_S)
     try:
         subject = Subjects(paths.namespace).role(lease)
-        answer = await bus.request(subject, codec.encode(RoleQuestion(role)), timeout_s=_ANSWER_WITHIN_S)
-        return codec.decode(answer, RoleAnswer)
+        return await bus.ask(subject, RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
     finally:
         await bus.close()
 

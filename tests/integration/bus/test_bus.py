@@ -314,7 +314,7 @@ async def test_after_a_restart_of_the_server_subscriptions_are_back(
     await bus.publish(subjects.probe, b"afterwards")
     assert (await received.next()).data == b"afterwards"
     assert "reconnecting" in caplog.text
-    assert "connected again" in caplog.text
+    assert "the connection to NATS is restored" in caplog.text
     await bus.close()
 
 
@@ -348,7 +348,7 @@ async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
     asked = asyncio.Event()
 
     async def swallow(*_: object, **__: object) -> Msg:
-        """As asyncio.wait_for does when what it waits for is there already."""
+        """Swallow a cancellation, as asyncio.wait_for does when its result is there already."""
         asked.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

@@ -42,11 +42,11 @@ class FakePrefillWorker(FakeWorker):
 
     def __init__(self, bus: Bus, subjects: Subjects, lease: str) -> None:
         super().__init__(bus, subjects, lease, role=PREFILL_ROLE)
-        self.taker = PrefillConsumer(bus, subjects)
+        self.consumer = PrefillConsumer(bus, subjects)
 
     async def job(self) -> TakenJob:
         """The next one from the queue."""
-        (job,) = await self.taker.take(1, DEADLINE_S)
+        (job,) = await self.consumer.take(1, DEADLINE_S)
         return job
 
     async def claim(self, job: TakenJob, delivery: int | None = None) -> Submit | None:
@@ -130,7 +130,7 @@ class Disaggregated:
         await self.frontend.close()
         for worker in self.workers:
             if isinstance(worker, FakePrefillWorker):
-                await worker.taker.close()
+                await worker.consumer.close()
 
 
 def remote_prefill(

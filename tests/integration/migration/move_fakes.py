@@ -30,7 +30,7 @@ class HospitableWorker(FakeWorker):
 
     async def start(self, state: ProcessState = "ready") -> HospitableWorker:
         if not self._deaf:
-            await self._bus.serve(self._subjects.moves(self.lease), MigrationRequest, self._on_request)
+            await self._bus.serve(self._subjects.migrations(self.lease), MigrationRequest, self._on_request)
         await super().start(state)
         return self
 

@@ -44,7 +44,7 @@ class Asker:
         return self
 
     async def ask(self, word: Reserve | Warm) -> MigrationAnswer:
-        return await self._bus.ask(self._subjects.moves("w"), word, MigrationAnswer, timeout_s=DEADLINE_S)
+        return await self._bus.ask(self._subjects.migrations("w"), word, MigrationAnswer, timeout_s=DEADLINE_S)
 
     async def reserve(
         self, request_id: str = "r1", tokens: int = 20, until: float = LATER, floor: float | None = None
@@ -56,7 +56,7 @@ class Asker:
         return asyncio.create_task(self.ask(question))
 
     async def say(self, word: MigrationRequest) -> None:
-        await self._bus.send(self._subjects.moves("w"), word)
+        await self._bus.send(self._subjects.migrations("w"), word)
 
     async def tell(self, work: Work) -> None:
         await self._bus.send(self._subjects.work("w"), work)
@@ -189,9 +189,9 @@ async def test_a_guest_is_taken_in_only_if_all_that_are_promised_room_leave_it_a
 ) -> None:
     # 400 tokens of cache; half of them are used.
     worker.context.announcer.note(load=Load(1, 0, 0.5, at=time.monotonic()))
-    assert await asker.reserve("a", tokens=40, floor=81.0) == "it would be too full"
+    assert await asker.reserve("a", tokens=40, floor=81.0) == "the worker would be too full"
     assert await asker.reserve("a", tokens=40, floor=80.0) is None
-    assert await asker.reserve("b", tokens=40, floor=39.0) == "it would be too full"
+    assert await asker.reserve("b", tokens=40, floor=39.0) == "the worker would be too full"
     assert await asker.reserve("b", tokens=40, floor=38.0) is None
     assert await asker.reserve("c", tokens=40) is None
 
@@ -202,7 +202,7 @@ async def test_nobody_is_taken_in_while_the_load_is_not_known(
     await asker.tell(arrival("busy"))
     await taken(engine)
     worker.context.announcer.note(load=Load())
-    assert await asker.reserve() == "its load is not known yet"
+    assert await asker.reserve() == "the load of the worker is not known yet"
 
 
 async def test_a_draining_worker_takes_nobody_in(asker: Asker, worker: Worker) -> None:
@@ -211,16 +211,16 @@ async def test_a_draining_worker_takes_nobody_in(asker: Asker, worker: Worker) -
 
 
 async def test_nothing_is_warmed_without_room(asker: Asker, worker: Worker, engine: ScriptedEngine) -> None:
-    assert (await asker.warm()).refused == "no room is kept for it"
+    assert (await asker.warm()).refused == "there is no reservation for the request"
     assert engine.submitted.empty()
 
 
 @pytest.mark.parametrize(
     ("lends", "prefix", "refused"),
     [
-        (PinAnswer(0, refused="busy"), PREFIX, "the source does not lend its KV"),
-        (PinAnswer(2, until=1e9), PREFIX, "the source does not lend its KV"),
-        (LENT, None, "the engine pulls nothing"),
+        (PinAnswer(0, refused="busy"), PREFIX, "too little of its KV can be pulled from the source"),
+        (PinAnswer(2, until=1e9), PREFIX, "too little of its KV can be pulled from the source"),
+        (LENT, None, "the engine cannot pull KV"),
     ],
 )
 async def test_what_is_not_lent_is_not_computed(
@@ -239,7 +239,7 @@ async def test_an_engine_that_takes_no_warm_request_is_a_refusal(
     engine.submit_raises = EngineError("it is dying")
     assert (await asker.warm()).refused == "it is dying"
     engine.submit_raises = ValueError("?")
-    assert (await asker.warm()).refused == "the worker could not do it"
+    assert (await asker.warm()).refused == "the warm request failed"
 
 
 async def test_a_warm_request_that_takes_too_long_is_dropped(

@@ -87,7 +87,7 @@ class Stage:
     async def _has_all_its_room(self, worker: Presence) -> bool:
         """Whether none is kept for guests: all that there is can be promised."""
         assert worker.engine is not None
-        subject, tokens = SUBJECTS.moves(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
+        subject, tokens = SUBJECTS.migrations(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
         question = Reserve("probe", "nobody", tokens, time.monotonic() + DEADLINE_S)
         answer = await self.bus.ask(subject, question, MigrationAnswer, timeout_s=DEADLINE_S)
         await self.bus.send(subject, CancelReservation("probe"))

@@ -75,7 +75,7 @@ class Fleet:
         return self.front.fleet.view.routable(ENGINE_ROLES)
 
     async def ready(self, without: str = "") -> None:
-        """All workers are, and that lease is none of theirs."""
+        """Wait until all workers are ready, none of them with the lease `without`."""
         await until(lambda: len(self.workers()) == 4 and all(worker.lease != without for worker in self.workers()))
 
     async def ask(self, number: int, prompt_tokens: int = 50, tokens: int = 200) -> None:
@@ -89,12 +89,12 @@ class Fleet:
         return {name: right(asked) for name, asked in self.asked.items()}
 
     def at(self, request_id: str) -> Presence | None:
-        """Who works on the request."""
+        """The worker that has the request."""
         live = self.front.dispatcher.table.requests.get(request_id)
         return None if live is None or live.log.worker is None else self.front.fleet.view.get(live.log.worker)
 
     def lost(self, worker: Presence) -> list[bool]:
-        """Of each time that the worker left: whether it had failed."""
+        """For each time that the worker left the fleet, whether it had failed."""
         return [c.failed for c in self.front.changes if c.what is Happened.LEFT and c.presence.lease == worker.lease]
 
 

@@ -38,7 +38,7 @@ PREFILL_SERVICE = ResolvedService("PrefillWorker", "m:P", PREFILL_ROLE, 1, 0, 0.
 
 
 class Statefile:
-    """What a process writes its role to."""
+    """Stands for the statefile to which a process writes its role."""
 
     def __init__(self) -> None:
         self.roles: list[str] = []
@@ -114,13 +114,13 @@ async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(
     assert await ask(bus, subjects, "decode") == RoleAnswer("decode")
     assert not takes_jobs(worker)
     await publish(queue, "second")
-    taker = PrefillConsumer(bus, subjects)
+    consumer = PrefillConsumer(bus, subjects)
     left: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         while "second" not in left:
             # The first one too, if the worker had not begun it: then it was given back.
-            left += [job.job.request_id for job in await taker.take(1, DEADLINE_S)]
-    await taker.close()
+            left += [job.job.request_id for job in await consumer.take(1, DEADLINE_S)]
+    await consumer.close()
     assert statefile.roles == [PREFILL_ROLE, "decode"]
 
 

@@ -45,7 +45,7 @@ def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str
 
 @dataclass
 class Part:
-    """Something that is announced and has tasks."""
+    """A service that announces itself and has tasks."""
 
     context: ServiceContext
 
@@ -58,7 +58,7 @@ class Part:
         await self.context.announcer.announce()
 
     async def close(self) -> None:
-        """Nothing may have gone wrong unnoticed."""
+        """End all tasks. Fails if one of them has failed, or does not end."""
         failed = asyncio.create_task(self.context.tasks.failed())
         await asyncio.sleep(0)
         assert not failed.done(), failed.exception()
@@ -116,14 +116,14 @@ class ScriptedEngine:
 
     submitted: asyncio.Queue[Submit] = field(default_factory=asyncio.Queue)
     pulled: asyncio.Queue[PulledPrefix | None] = field(default_factory=asyncio.Queue)
-    """What came with the submissions."""
+    """The pulled prefixes that came with submissions."""
     cancelled: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
     steps: asyncio.Queue[Step] = field(default_factory=asyncio.Queue)
     asked_to_pin: asyncio.Queue[PinQuestion] = field(default_factory=asyncio.Queue)
     unpinned: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     pulls: Prefix | None = None
     has: int = 0
-    """Blocks that are cached, of any prefix."""
+    """Number of cached blocks of any prefix."""
     lends: PinAnswer = field(default_factory=lambda: PinAnswer(0, refused="this engine lends nothing"))
     submit_raises: Exception | None = None
     pin_raises: Exception | None = None

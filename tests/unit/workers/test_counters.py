@@ -1,4 +1,4 @@
-"""What a worker has counted."""
+"""The counters of a worker."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ASK = AskExclusive("r", "f")
 
 @dataclass
 class Announced:
-    """What is announced, without a bus."""
+    """An announcer without a bus, which keeps the presence."""
 
     presence: Presence = Presence("w", "w", "decode", "lease", 1, "ready")  # noqa: RUF009  # frozen
 
