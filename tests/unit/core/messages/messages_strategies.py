@@ -111,7 +111,7 @@ loads = st.builds(
     at=st.none() | finite,
     head_tokens=st.none() | counts,
 )
-told_moves = st.builds(
+told_migrations = st.builds(
     MigrationCounts,
     ended=st.lists(st.builds(EndedMigrations, reason=text, outcome=text, number=counts), max_size=3).map(tuple),
     pulled_bytes=counts,
@@ -119,7 +119,7 @@ told_moves = st.builds(
     gap_steps=st.none() | st.floats(0, 1e3),
 )
 told_counts = st.builds(
-    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "moves": st.none() | told_moves}
+    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "migrations": st.none() | told_migrations}
 )
 presences = st.builds(
     Presence,
