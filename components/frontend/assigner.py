@@ -17,8 +17,7 @@ from dynamo_local.core.names import Subjects
 _log = logging.getLogger(__name__)
 
 _ROUTER_TIMEOUT_S = 1.0
-
-_TELL_CHARGES_EVERY_S = 5.0
+_REPORT_CHARGES_EVERY_S = 5.0
 
 
 class Assigner(Protocol):
@@ -63,7 +62,7 @@ class LocalAssigner:
         return
 
     def knows(self, worker: str) -> bool:
-        """Whether the worker is there, as far as this process has heard."""
+        """Return whether the worker is in this frontend's view of the fleet."""
         return self._fleet.view.get(worker) is not None
 
     def _on_change(self, change: Change) -> None:
@@ -72,7 +71,8 @@ class LocalAssigner:
 
 
 class RouterAssigner:
-    """Asks the router. While there is none (it is restarting), decides by itself rather than let requests wait."""
+    """Asks the router. If the router does not answer (while it restarts), `fallback` decides, so that no request
+    waits."""
 
     def __init__(self, bus: Bus, subjects: Subjects, frontend: str, fallback: LocalAssigner) -> None:
         self._bus = bus
@@ -92,7 +92,7 @@ class RouterAssigner:
         if worker is None:
             return None
         if not self._fallback.knows(worker):
-            # The router's view is older than ours: it has just started, or come back from a hang.
+            # The router's view of the fleet is older than this one: it has just started, or has hung.
             return await self._fallback.assign(request)
         self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens)
         return worker
@@ -102,24 +102,24 @@ class RouterAssigner:
         try:
             await self._bus.send(self._subjects.released, Released(request_id=request_id, frontend=self._frontend))
         except BusError as error:
-            _log.warning("the router is not told that %s left its worker: %s", request_id, error)
+            _log.warning("the router could not be told that request %s has left its worker: %s", request_id, error)
 
     async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
         await self._fallback.reassign(request_id, worker, tokens)
-        await self._tell_charges()
+        await self._report_charges()
 
     async def run(self) -> None:
-        """Tell the router now and then what is charged: it may have missed something, or be another one."""
+        """Report all charges to the router from time to time: it may have missed messages, or have restarted."""
         while True:
-            await asyncio.sleep(_TELL_CHARGES_EVERY_S)
-            await self._tell_charges()
+            await asyncio.sleep(_REPORT_CHARGES_EVERY_S)
+            await self._report_charges()
 
-    async def _tell_charges(self) -> None:
+    async def _report_charges(self) -> None:
         charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
         try:
             await self._bus.send(self._subjects.charges, charges)
         except BusError as error:
-            _log.warning("the router is not told what is charged: %s", error)
+            _log.warning("the charges could not be reported to the router: %s", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

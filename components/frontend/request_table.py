@@ -96,7 +96,7 @@ class RequestTable:
         await self._link.cancel(worker, RequestEpoch(live.request_id, epoch))
         why = verdict_after_loss(live.log.position, live.request.survival, recovery.fruitless, self._deadlines)
         if recovery.standing.guilty:
-            await self.fail(live, recovery.standing.charge, "deaths")
+            await self.fail(live, recovery.standing.guilt, "deaths")
         elif why is None:
             await self.place(live, decode_worker)
         else:

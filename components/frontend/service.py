@@ -1,4 +1,4 @@
-"""The frontend service: vLLM's OpenAI server with all the workers behind it. It owns the log of every request."""
+"""The frontend service: vLLM's OpenAI server in front of all workers. It keeps the log of every request."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
 _UNREAD_MS = 60_000
-"""How long a client may leave unread what it is sent."""
+"""How long data sent to a client may remain unacknowledged, in milliseconds."""
 
 
 @dataclass(frozen=True)
 class FrontendSettings(AdmissionLimits):
-    """Keys of the frontend itself; those of vLLM's server and engine come beside them."""
+    """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(
         default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
@@ -73,7 +73,7 @@ class Frontend(Service):
     workers = depends(VllmWorker)
     prefill_workers = depends(PrefillWorker)
     planner = depends(Planner)
-    """Not called: part of what runs behind the API, so that a graph starts it."""
+    """The frontend does not call the planner; with the dependency, a graph starts it."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -82,7 +82,7 @@ class Frontend(Service):
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
         self._live_settings = LiveSettingsWatch(context.bus, context.subjects, context.settings(LiveSettings))
-        self._prefill_jobs = self._prefill_jobs_or_none()
+        self._prefill_jobs = self._make_prefill_jobs()
         self._dispatcher = BusDispatcher(
             context.bus,
             context.subjects,
@@ -99,7 +99,7 @@ class Frontend(Service):
 
     @async_on_start
     async def start(self) -> None:
-        """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
+        """Serve HTTP. The process is ready then, and /health reports whether a worker is."""
         from dynamo_local.engine.vllm.frontend.server import OpenAIServer
 
         listener = bind()
@@ -141,19 +141,19 @@ class Frontend(Service):
             return local
         return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
 
-    def _prefill_jobs_or_none(self) -> PrefillJobs | None:
+    def _make_prefill_jobs(self) -> PrefillJobs | None:
         context = self._context
         if not context.has(PrefillWorker.__name__):
             return None
         return PrefillJobs(context.bus, context.subjects, context.lease, self._fleet, self._prefill_limits)
 
     def _prefill_limits(self) -> disaggregation.PrefillLimits:
-        """As they are now: `dynamo config set` may have changed them."""
+        """Return the limits that hold now: `dynamo config set` may have changed them."""
         settings = self._live_settings.current
         return disaggregation.PrefillLimits(settings.max_local_prefill_length, settings.max_prefill_queue_size)
 
     def _rebalancing(self) -> rebalancing.RebalancingLimits | None:
-        """As they are now; None: it is off."""
+        """Return the limits that hold now; None: rebalancing is off."""
         settings = self._live_settings.current
         if not settings.rebalance:
             return None
@@ -165,7 +165,7 @@ class Frontend(Service):
         return [service.role for service in self._context.graph.services]
 
     def _samples(self) -> Iterator[Sample]:
-        """What /metrics shows beside vLLM's own."""
+        """Return the samples that /metrics shows beside vLLM's own."""
         prefills = None if self._prefill_jobs is None else self._prefill_jobs.outcomes
         migrations = self._dispatcher.migrations.statistics
         state = FrontendState(
@@ -190,14 +190,14 @@ class Frontend(Service):
 
 
 def _with_max_logprobs(limits: AdmissionLimits, config: Mapping[str, Any]) -> AdmissionLimits:
-    """The limits; who has set vLLM's max-logprobs and no max-candidates of ours means both."""
+    """Return the limits. vLLM's max-logprobs also sets max-candidates, if that is not set itself."""
     if "max-candidates" in config or config.get("max-logprobs") is None:
         return limits
     return replace(limits, max_candidates=config["max-logprobs"])
 
 
 def bind() -> socket.socket:
-    """The listening address that `dynamo serve` chose and has checked to be free."""
+    """Return a socket bound to the address that `dynamo serve` has chosen and found free. Raises PortInUseError."""
     host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
     port = int(os.environ.get(HTTP_PORT_ENV, "0"))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -205,7 +205,7 @@ def bind() -> socket.socket:
     # first token of every stream waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # A client that does not read its answer is given up: its requests would be under way for ever.
+    # A client that does not read its answer is disconnected: its requests would never end.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
     try:
         listener.bind((host, port))
@@ -229,12 +229,12 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
         raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
     if not keys:
         # An empty file must not open the server to everybody.
-        raise ConfigError(f"{path} holds no API key", "write one key a line, or leave api-key-file out")
+        raise ConfigError(f"{path} holds no API key", "write one key per line, or leave api-key-file out")
     return keys
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:
-    """The HTTP server's life as a guarded task: if it ends by itself, the process ends."""
+    """Wait for the HTTP server's end. Raises PortInUseError if the server ends by itself, which ends the process."""
     await asyncio.shield(serving)
     if not is_draining():
         raise PortInUseError("the HTTP server ended by itself")

@@ -37,5 +37,5 @@ class Unacknowledged:
     async def look(self, now: float) -> None:
         """Send again, or drop, the deltas whose time has come."""
         await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
-        for frontend, end in self._outbox.tell_again(now, now - self._resend_after_s, _MAX_RESENT):
+        for frontend, end in self._outbox.resend_ends(now, now - self._resend_after_s, _MAX_RESENT):
             await self._publish(frontend, now, (end,))

@@ -9,7 +9,7 @@ from typing import Literal
 from dynamo_local.core.fleet.readings import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
-from dynamo_local.core.migration.counts import moves_of
+from dynamo_local.core.migration.counts import migrations_of
 
 Standing = Literal["starting", "routable", "retiring"]
 """starting: claimed, and not ready (yet, or again). retiring: drains, or its lease is revoked."""
@@ -97,7 +97,7 @@ def observe(
         queue=queue,
         templates=dict(templates),
         inventory=inventory,
-        moves=moves_of(members),
+        moves=migrations_of(members),
     )
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a request whose worker is lost, fails it, or has gone quiet. Pure: deadlines and verdicts."""
+"""What becomes of a request whose worker is lost, fails it, or falls silent: deadlines, records and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _AVOIDED = 3
 
 @dataclass(frozen=True)
 class RecoveryDeadlines:
-    """How long a frontend waits for what, in seconds, and how often it tries."""
+    """How long a frontend waits for the events in a request's life, in seconds, and how often it tries."""
 
     placement_s: float = 10.0
-    """For a worker to take a request that no worker has had yet."""
+    """Until a worker takes a request that no worker has had yet."""
     recovery_s: float = 120.0
-    """For a worker to take a request that lost its worker: a new one may have to load the model first."""
+    """Until a worker takes a request that lost its worker: a new one may have to load the model first."""
     request_s: float = 600.0
-    """For a whole request, from its arrival to its last token."""
+    """From a request's arrival to its last token."""
     silence_s: float = 1.5
-    """Without news of a request, its worker is asked where it stands. A prefill may well take longer."""
+    """If nothing is heard of a request for so long, its worker is asked. A prefill may well take longer."""
     ask_again_s: float = 0.5
-    """Between two attempts to get a waiting request assigned, though nothing changed here: the router may have heard
-    of more."""
+    """Between two attempts to get a waiting request assigned, though this frontend has seen no change of the fleet: the
+    router may have."""
     gap_s: float = 0.2
-    """Between two questions for the same missing tokens."""
+    """Between two requests for the same missing tokens."""
     fruitless_epochs: int = 8
     """Assignments in a row that brought no token before the request is given up."""
 
@@ -88,12 +88,13 @@ class Recovery:
 
 
 def backoff_s(fruitless: int) -> float:
-    """Pause before the next assignment: none after the first loss, then from 50 ms by half more each time, to 2 s."""
+    """Return the pause before the next assignment, in seconds: none after the first loss, then 50 ms and half as much
+    again each time, to 2 s."""
     return 0.0 if fruitless <= 1 else min(0.05 * 1.5 ** (fruitless - 2), 2.0)
 
 
 def verdict_after_loss(position: int, survival: Survival, fruitless: int, deadlines: RecoveryDeadlines) -> str | None:
-    """Why the request cannot go on elsewhere; None if it can.
+    """Return why the request cannot continue on another worker; None if it can.
 
     `position` is the number of tokens accepted, `fruitless` the number of epochs in a row without a new one.
     """

@@ -1,4 +1,4 @@
-"""A frontend and mockers between which requests move: no answer changes, and nothing is left behind."""
+"""A frontend and mockers between which requests migrate: no answer changes, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def knows(front: FakeFrontend, workers: int) -> None:
     await until(lambda: all(p.engine is not None for p in front.fleet.view.routable()))
 
 
-async def test_a_stream_moves_in_the_middle(frontend: FakeFrontend, mocked: StartMocker) -> None:
+async def test_a_stream_migrates_in_the_middle(frontend: FakeFrontend, mocked: StartMocker) -> None:
     source = await mocked("a")
     await knows(frontend, 1)
     asked = {"r": long_one("r")}
@@ -89,7 +89,7 @@ async def test_a_draining_worker_is_left_by_all_its_streams(frontend: FakeFronte
     await asyncio.wait_for(draining, DEADLINE_S)
     assert not reading.done(), "the streams were to be longer than the drain"
     assert await reading == all_right(asked)
-    # A move that could not be begun is tried again.
+    # A migration that could not be begun is tried again.
     outcomes = frontend.dispatcher.migrations.statistics.outcomes
     assert outcomes["moved", "drain"] == 16, outcomes
     assert outcomes.keys() <= {("moved", "drain"), ("stayed", "drain")}

@@ -1,4 +1,4 @@
-"""Frontends whose workers are unevenly full: what moves, what does not, and that no answer changes."""
+"""Frontends whose workers are unevenly full: which requests migrate, which do not, and that no answer changes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_others_make_way_for_a_request_that_does_not_fit(frontend: FakeFro
     ("limits", "survival"),
     [(None, Survival()), (LIMITS, Survival(Fidelity.NONE, "seed")), (replace(LIMITS, below=0), Survival())],
 )
-async def test_nothing_moves_if_it_is_off_or_cannot_be_moved_or_all_is_well(
+async def test_nothing_migrates_if_it_is_off_or_impossible_or_all_is_well(
     frontend: FakeFrontend, mocked: StartMocker, limits: RebalancingLimits | None, survival: Survival
 ) -> None:
     a = await mocked("a")

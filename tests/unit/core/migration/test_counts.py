@@ -1,9 +1,9 @@
-"""What several frontends tell of their moves."""
+"""The sum of what several frontends report of their migrations."""
 
 from __future__ import annotations
 
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, MigrationCounts, Presence
-from dynamo_local.core.migration.counts import moves_of
+from dynamo_local.core.migration.counts import migrations_of
 
 
 def frontend(lease: str, counts: Counts | None) -> Presence:
@@ -15,7 +15,7 @@ def test_those_of_all_frontends_are_added_up() -> None:
         (EndedMigrations("drain", "moved", 3), EndedMigrations("hand", "stayed", 1)), 100, 0.02, 2.0
     )
     second = MigrationCounts((EndedMigrations("drain", "moved", 4),), 50, 0.01, 1.0)
-    found = moves_of(
+    found = migrations_of(
         [frontend("a", Counts(migrations=first)), frontend("b", Counts(migrations=second)), frontend("c", None)]
     )
     assert found == MigrationCounts(
@@ -25,4 +25,4 @@ def test_those_of_all_frontends_are_added_up() -> None:
 
 
 def test_where_nobody_tells_nothing_is_known() -> None:
-    assert moves_of([frontend("a", Counts(assigned=1)), frontend("b", None)]) is None
+    assert migrations_of([frontend("a", Counts(assigned=1)), frontend("b", None)]) is None
