@@ -47,14 +47,14 @@ class LiveSettings:
     rebalance_period_s: int = _declare(30, "Minimum time between two migrations of a request, in s.")
 
     def changed(self, values: Mapping[str, int]) -> LiveSettings:
-        """These settings with the values of some replaced, by name. Raises UsageError for an unknown name."""
+        """A copy with some values replaced, by the names of the settings. Raises UsageError for an unknown name."""
         fields: dict[str, Any] = {setting(name).field: SETTINGS[name].convert(value) for name, value in values.items()}
         return dataclasses.replace(self, **fields)
 
 
 @dataclass(frozen=True)
 class LiveSetting:
-    """One of the live settings, as `dynamo config` knows it: `name` in kebab-case, values as whole numbers."""
+    """A live setting for `dynamo config`: `name` in kebab-case, values as whole numbers (0 and 1 for a switch)."""
 
     name: str
     help: str
@@ -101,7 +101,7 @@ def _setting_of(known: dataclasses.Field[Any]) -> LiveSetting:
 SETTINGS: Mapping[str, LiveSetting] = MappingProxyType(
     {known.name: known for known in map(_setting_of, dataclasses.fields(LiveSettings))}
 )
-"""All live settings by name."""
+"""The live settings by name."""
 
 
 def setting(name: str) -> LiveSetting:

@@ -111,11 +111,11 @@ class Subjects:
         return f"{self._root}.revoked"
 
     def work(self, lease: str) -> str:
-        """What frontends send to a worker: submissions, acknowledgements, cancellations."""
+        """From frontends to a worker: submissions, acknowledgements, cancellations."""
         return f"{self._root}.work.{lease}"
 
     def tokens(self, lease: str) -> str:
-        """What workers send to a frontend: tokens."""
+        """From workers to a frontend: tokens."""
         return f"{self._root}.tokens.{lease}"
 
     @property
@@ -192,5 +192,5 @@ class Subjects:
         return f"{self._root}.call.{service}.{endpoint}"
 
     def call_control(self, call_id: str) -> str:
-        """What a caller sends to the instance that serves its call: credit, hang-up."""
+        """From a caller to the instance that serves its call: credit, hang-up."""
         return f"{self._root}.callctl.{call_id}"

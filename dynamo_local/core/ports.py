@@ -91,7 +91,7 @@ class Engine(Protocol):
         ones are ignored."""
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
-        """What there is to be pulled of a context. None: this engine pulls nothing, or does not have the adapter."""
+        """The part of a context that could be pulled. None: this engine pulls no KV, or does not have the adapter."""
 
     async def cached(self, prefix: Prefix) -> int:
         """Number of leading full blocks that are cached. Raises EngineError if the engine does not answer."""
