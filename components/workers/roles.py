@@ -40,7 +40,7 @@ class Roles:
         if self.role == PREFILL_ROLE:
             if (why := self._no_transfer()) is not None:
                 remedy = "mend that, or serve a graph without prefill workers"
-                raise EngineError(f"no worker could pull the KV that this one prefills: {why}", remedy)
+                raise EngineError(f"nobody could read what this worker prefills: {why}", remedy)
             self._prefill.start()
         await self._context.bus.serve(self._context.subjects.role(self._context.lease), RoleQuestion, self._on_question)
 

@@ -272,10 +272,10 @@ class Bus:
 
     async def _on_disconnect(self) -> None:
         if not self._closing:
-            _log.warning("the connection to NATS is lost; reconnecting")
+            _log.warning("bus: connection lost, reconnecting")
 
     async def _on_reconnect(self) -> None:
-        _log.warning("the connection to NATS is restored")
+        _log.warning("bus: connected again")
 
     async def _on_closed(self) -> None:
         if not self._closing:

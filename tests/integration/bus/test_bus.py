@@ -314,7 +314,7 @@ async def test_after_a_restart_of_the_server_subscriptions_are_back(
     await bus.publish(subjects.probe, b"afterwards")
     assert (await received.next()).data == b"afterwards"
     assert "reconnecting" in caplog.text
-    assert "the connection to NATS is restored" in caplog.text
+    assert "bus: connected again" in caplog.text
     await bus.close()
 
 
