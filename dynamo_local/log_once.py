@@ -1,4 +1,4 @@
-"""Trouble that lasts: told once, and again when it changes."""
+"""Logging for loops that meet the same trouble again and again."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import logging
 
 
 class LogOnce:
-    """What is wrong now, for a loop that meets it again and again."""
+    """Logs a warning when it begins or changes, and not each time it is met."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told = ""
+        self._logged = ""
 
-    def note(self, text: str) -> None:
-        """It is this now: a warning, unless it was this already."""
-        if text != self._told:
+    def warn(self, text: str) -> None:
+        """Log `text` once until it changes, or until `clear`."""
+        if text != self._logged:
             self._log.warning("%s", text)
-        self._told = text
+        self._logged = text
 
-    def over(self) -> None:
-        """There is none now."""
-        self._told = ""
+    def clear(self) -> None:
+        """The trouble is over: the next warning is logged, whatever it says."""
+        self._logged = ""

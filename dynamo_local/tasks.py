@@ -1,4 +1,4 @@
-"""Named, guarded tasks: a side task that dies is noticed at once and ends its process."""
+"""Named tasks with a guard: the failure of a background task is noticed at once, and ends its process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 
 class TaskGuard:
-    """Owns the tasks of one process.
+    """Owns the background tasks of one process.
 
-    A task that returns is done; one that raises makes `failed()` raise the same. Nothing else may create tasks that
-    nobody awaits.
+    A task that raises makes `failed()` raise the same exception. All tasks that nobody awaits are created here.
     """
 
     def __init__(self) -> None:
@@ -20,7 +19,7 @@ class TaskGuard:
         self._listeners: list[Callable[[BaseException], None]] = []
 
     def spawn(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run `coro` as a task called `name`. Call from within the event loop."""
+        """Run `coro` as a task called `name`. To be called in the event loop."""
         task = asyncio.get_running_loop().create_task(coro, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -31,12 +30,12 @@ class TaskGuard:
         await asyncio.shield(self._outcome())
 
     def on_failure(self, listener: Callable[[BaseException], None]) -> None:
-        """Have `listener` called with the exception as soon as the first task fails."""
+        """Call `listener` with the exception as soon as the first task fails."""
         self._listeners.append(listener)
 
     async def close(self, deadline_s: float = 5.0) -> list[str]:
-        """Cancel all tasks and wait for them; nobody is told of failures any more. Returns the names of those that did
-        not end in time."""
+        """Cancel all tasks and wait for them. Failures are not reported any more. Returns the names of the tasks that
+        have not ended after `deadline_s`."""
         self._listeners.clear()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
@@ -59,7 +58,7 @@ class TaskGuard:
         outcome = self._outcome()
         if error is not None and not outcome.done():
             outcome.set_exception(error)
-            # Retrieved here so that a failure nobody waits for (a process already ending) is not reported twice.
+            # Retrieved, or asyncio reports the failure as well where nobody awaits it (in a process that is ending).
             outcome.exception()
             for listener in self._listeners:
                 listener(error)

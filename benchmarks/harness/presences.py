@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError
-from dynamo_local.bus.nats import Bus, BusAddress, Message, Subscription
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch
 from dynamo_local.core.names import Subjects
@@ -42,7 +42,7 @@ class PresenceLog:
                 raise ServerError(f"{self._server.name} has no bus:\n{self._server.last_lines()}")
             await asyncio.sleep(_POLL_S)
         self._bus = await Bus.connect(BusAddress.load(self._bus_file), name="benchmark", deadline_s=60.0)
-        await self._bus.subscribe(self._subjects.presences, self._hear)
+        await self._bus.listen(self._subjects.presences, Presence, self._hear)
         await self._bus.publish(self._subjects.probe, b"")
         return self
 
@@ -78,12 +78,11 @@ class PresenceLog:
         """Have `take` called for every message of tokens that any worker sends."""
         assert self._bus is not None
 
-        async def on_tokens(message: Message) -> None:
-            take(codec.decode(message.data, TokenBatch))
+        async def on_tokens(batch: TokenBatch) -> None:
+            take(batch)
 
-        return await self._bus.subscribe(self._subjects.tokens("*"), on_tokens)
+        return await self._bus.listen(self._subjects.tokens("*"), TokenBatch, on_tokens)
 
-    async def _hear(self, message: Message) -> None:
-        presence = codec.decode(message.data, Presence)
+    async def _hear(self, presence: Presence) -> None:
         self._heard.append((time.clock_gettime(time.CLOCK_BOOTTIME), presence))
         self._news.set()

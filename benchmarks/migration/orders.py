@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from benchmarks.harness.load import LETTERS
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.messages.admin import (
     MigrationOrder,
@@ -25,6 +24,7 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
 from state.paths import StatePaths
 
+_Reply = TypeVar("_Reply")
 _ANSWER_S = 60.0
 _POLL_S = 0.005
 
@@ -65,7 +65,7 @@ class Orders:
 
     async def requests(self) -> tuple[RequestRow, ...]:
         """All that are under way."""
-        return codec.decode(await self._ask(RequestsQuestion(2000)), RequestsAnswer).requests
+        return (await self._ask(RequestsQuestion(2000), RequestsAnswer)).requests
 
     async def find(self, prompt_tokens: int) -> str:
         """The one request with a prompt of this length."""
@@ -94,12 +94,12 @@ class Orders:
             await self._results(MigrationOrder((request_id,)))
 
     async def _results(self, order: MigrationOrder) -> tuple[MigrationResult, ...]:
-        return codec.decode(await self._ask(order), MigrationReport).results
+        return (await self._ask(order, MigrationReport)).results
 
-    async def _ask(self, inquiry: RequestsQuestion | MigrationOrder) -> bytes:
+    async def _ask(self, inquiry: RequestsQuestion | MigrationOrder, reply: type[_Reply]) -> _Reply:
         assert self._bus is not None
         assert self._fleet is not None
         # On a machine that is too busy it may be unheard for a moment.
         while not (found := [p.lease for p in self._fleet.view.members() if p.role == "frontend"]):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        return await self._bus.request(self._subjects.requests(found[0]), codec.encode(inquiry), timeout_s=_ANSWER_S)
+        return await self._bus.ask(self._subjects.requests(found[0]), inquiry, reply, timeout_s=_ANSWER_S)

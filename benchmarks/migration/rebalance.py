@@ -35,7 +35,6 @@ from benchmarks.harness.servers import (
 )
 from benchmarks.migration.rebalance_report import PREEMPTIONS, Arm, Turn, report, told
 from benchmarks.planner.fleet import PROFILE
-from dynamo_local.core.live_settings import REBALANCE
 from dynamo_local.load.workload.arrivals import Gamma
 from dynamo_local.load.workload.lengths import PowerLaw, Uniform
 from dynamo_local.load.workload.workload import Lengthwise, drawn
@@ -99,7 +98,7 @@ def _start(folder: Path, more: dict[str, str]) -> Server:
 async def _turn(server: Server, arm: Arm, rate: float, seconds: float, seed: int) -> Turn:
     """The requests that the seed draws, each at its time, and all their answers."""
     assert server.state_root is not None
-    await set_value(StatePaths(server.state_root, NAMESPACE), REBALANCE.name, str(int(arm == "on")))
+    await set_value(StatePaths(server.state_root, NAMESPACE), "rebalance", str(int(arm == "on")))
     await _idle(server)
     await _scale(server, FEW)
     before, busy = await _counters(server), usage(())

@@ -7,13 +7,10 @@ import itertools
 import logging
 import time
 
-import msgspec
-
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.requests import LiveRequest
-from dynamo_local.bus.nats import Bus, Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.messages.admin import (
     AdminRequest,
     MigrationOrder,
@@ -50,20 +47,15 @@ class FrontendAdmin:
 
     async def start(self) -> None:
         """Begin to answer."""
-        await self._bus.subscribe(self._subject, self._on_question)
+        await self._bus.serve(self._subject, AdminRequest, self._on_question)
 
-    async def _on_question(self, message: Message) -> None:
-        try:
-            question: AdminRequest = codec.decode(message.data, AdminRequest)
-        except DecodeError as error:
-            _log.warning("question of an operator ignored: %s", error)
-            return
+    async def _on_question(self, question: AdminRequest, answer: Answer) -> None:
         match question:
             case RequestsQuestion():
-                await self._answer(message.reply, self._rows(question.limit))
+                await answer.send(self._rows(question.limit))
             case MigrationOrder():
                 # Not awaited: a migration takes a while, and other questions come meanwhile.
-                self._tasks.spawn("ordered migrations", self._migrate(question, message.reply))
+                self._tasks.spawn("ordered migrations", self._migrate(question, answer))
 
     def _rows(self, limit: int) -> RequestsAnswer:
         now = time.monotonic()
@@ -84,7 +76,7 @@ class FrontendAdmin:
             self._scheduler.why_not(live),
         )
 
-    async def _migrate(self, order: MigrationOrder, reply: str) -> None:
+    async def _migrate(self, order: MigrationOrder, answer: Answer) -> None:
         wanted = frozenset(order.request_ids)
         chosen = [
             live
@@ -93,10 +85,4 @@ class FrontendAdmin:
         ]
         orders = [self._scheduler.order(live, order.destination, cold=order.cold) for live in chosen]
         results = await asyncio.gather(*orders)
-        await self._answer(reply, MigrationReport(tuple(results)))
-
-    async def _answer(self, reply: str, answer: msgspec.Struct) -> None:
-        try:
-            await self._bus.publish(reply, codec.encode(answer))
-        except BusError as error:
-            _log.warning("an operator's question could not be answered: %s", error)
+        await answer.send(MigrationReport(tuple(results)))

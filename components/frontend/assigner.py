@@ -8,7 +8,6 @@ from typing import Protocol
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
@@ -84,8 +83,7 @@ class RouterAssigner:
 
     async def assign(self, request: AssignRequest) -> str | None:
         try:
-            answer = await self._bus.request(self._subjects.assign, codec.encode(request), timeout_s=_ROUTER_TIMEOUT_S)
-            assignment = codec.decode(answer, Assignment)
+            assignment = await self._bus.ask(self._subjects.assign, request, Assignment, timeout_s=_ROUTER_TIMEOUT_S)
         except (BusError, DecodeError) as error:
             self._note_router(False, str(error))
             return await self._fallback.assign(request)
@@ -101,9 +99,8 @@ class RouterAssigner:
 
     async def release(self, request_id: str) -> None:
         await self._fallback.release(request_id)
-        message = codec.encode(Released(request_id=request_id, frontend=self._frontend))
         try:
-            await self._bus.publish(self._subjects.released, message)
+            await self._bus.send(self._subjects.released, Released(request_id=request_id, frontend=self._frontend))
         except BusError as error:
             _log.warning("the router could not be told that request %s has left its worker: %s", request_id, error)
 
@@ -120,7 +117,7 @@ class RouterAssigner:
     async def _report_charges(self) -> None:
         charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
         try:
-            await self._bus.publish(self._subjects.charges, codec.encode(charges))
+            await self._bus.send(self._subjects.charges, charges)
         except BusError as error:
             _log.warning("the charges could not be reported to the router: %s", error)
 

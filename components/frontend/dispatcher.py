@@ -23,10 +23,8 @@ from components.frontend.request_table import RequestTable
 from components.frontend.requests import LiveRequest
 from components.frontend.retransmit import Retransmitter
 from components.frontend.worker_link import WorkerLink
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
@@ -77,7 +75,7 @@ class BusDispatcher:
 
     async def start(self) -> None:
         """Begin to listen. Call once, before the first request."""
-        await self._bus.subscribe(self._subjects.tokens(self._lease), self._on_batch)
+        await self._bus.listen(self._subjects.tokens(self._lease), TokenBatch, self._on_batch)
         await self.table.remote_prefill.start()
         self.migrations.start()
         self.table.trials.start()
@@ -108,12 +106,7 @@ class BusDispatcher:
 
     # Tokens
 
-    async def _on_batch(self, message: Message) -> None:
-        try:
-            batch = codec.decode(message.data, TokenBatch)
-        except DecodeError as error:
-            _log.warning("tokens ignored: %s", error)
-            return
+    async def _on_batch(self, batch: TokenBatch) -> None:
         now = time.monotonic()
         accepted = [delta for delta in (self._take(batch.worker, delta, now) for delta in batch.deltas) if delta]
         if accepted:

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import PrefillQueue
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
-from dynamo_local.core.messages.prefill import PrefillGrant, PrefillJob
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillJob
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
@@ -149,23 +149,15 @@ class PrefillJobs:
             PrefillJob(job.id, request.request_id, self._lease, len(request.prompt_token_ids), job.deadline)
         )
 
-    async def answer_claims(self, handler: Callable[[Message], Awaitable[PrefillGrant | None]]) -> None:
-        """Answer claims of this frontend's requests with what `handler` returns; None: no answer."""
-
-        async def answer(message: Message) -> None:
-            grant = await handler(message)
-            if grant is not None:
-                await self._bus.publish(message.reply, codec.encode(grant))
-
-        await self._bus.subscribe(self._subjects.claims(self._lease), answer)
+    async def answer_claims(self, handler: Callable[[PrefillClaim, Answer], Awaitable[None]]) -> None:
+        """Have `handler` answer each claim of this frontend's requests."""
+        await self._bus.serve(self._subjects.claims(self._lease), PrefillClaim, handler)
 
     async def _cached(self, request: Request, decode: str) -> int | None:
         question = CachedQuestion(list(request.prompt_token_ids), request.cache_salt, request.adapter)
         try:
-            answer = await self._bus.request(
-                self._subjects.cached(decode), codec.encode(question), timeout_s=_CACHED_TIMEOUT_S
-            )
-            return codec.decode(answer, CachedAnswer).tokens
+            subject = self._subjects.cached(decode)
+            return (await self._bus.ask(subject, question, CachedAnswer, timeout_s=_CACHED_TIMEOUT_S)).tokens
         except (BusError, DecodeError) as error:
             _log.warning("how much of a prompt worker %s has cached is unknown: %s", decode, error)
             return None

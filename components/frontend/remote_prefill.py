@@ -25,9 +25,8 @@ import msgspec
 from components.frontend.prefill_jobs import HOLD_S, Held, Job, PrefillDeadlines, PrefillJobs
 from components.frontend.requests import LiveRequest
 from components.frontend.worker_link import WorkerLink
-from dynamo_local.bus.nats import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
@@ -144,13 +143,8 @@ class RemotePrefill:
 
     # Claims
 
-    async def _on_claim(self, message: Message) -> PrefillGrant | None:
-        try:
-            claim = codec.decode(message.data, PrefillClaim)
-        except DecodeError as error:
-            _log.warning("claim ignored: %s", error)
-            return None
-        return PrefillGrant(self._grant(claim))
+    async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
+        await answer.send(PrefillGrant(self._grant(claim)))
 
     def _grant(self, claim: PrefillClaim) -> Submit | None:
         live = self._requests.get(claim.request_id)

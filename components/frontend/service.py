@@ -18,19 +18,12 @@ from components.frontend.prefill_jobs import PrefillJobs
 from components.planner import Planner
 from components.router import Router
 from components.workers import PrefillWorker, VllmWorker
-from dynamo_local.bus.live_settings import LiveSettings
+from dynamo_local.bus.live_settings import LiveSettingsWatch
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import ConfigError, PortInUseError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.core.live_settings import (
-    MAX_LOCAL_PREFILL_LENGTH,
-    MAX_PREFILL_QUEUE_SIZE,
-    REBALANCE,
-    REBALANCE_ABOVE,
-    REBALANCE_BELOW,
-    REBALANCE_PERIOD_S,
-)
+from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.migration import rebalancing
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -64,32 +57,12 @@ class FrontendSettings(AdmissionLimits):
     drain_timeout_s: float = field(
         default=15.0, metadata={"help": "How long requests in flight may take to finish when the server stops, in s."}
     )
-    max_local_prefill_length: int = field(
-        default=MAX_LOCAL_PREFILL_LENGTH.default, metadata={"help": MAX_LOCAL_PREFILL_LENGTH.help}
-    )
-    max_prefill_queue_size: int = field(
-        default=MAX_PREFILL_QUEUE_SIZE.default, metadata={"help": MAX_PREFILL_QUEUE_SIZE.help}
-    )
-    rebalance: bool = field(default=bool(REBALANCE.default), metadata={"help": REBALANCE.help})
-    rebalance_below: int = field(default=REBALANCE_BELOW.default, metadata={"help": REBALANCE_BELOW.help})
-    rebalance_above: int = field(default=REBALANCE_ABOVE.default, metadata={"help": REBALANCE_ABOVE.help})
-    rebalance_period_s: int = field(default=REBALANCE_PERIOD_S.default, metadata={"help": REBALANCE_PERIOD_S.help})
-
-    @property
-    def live(self) -> dict[str, int]:
-        """The configured values of the settings that `dynamo config set` may change."""
-        return {
-            MAX_LOCAL_PREFILL_LENGTH.name: self.max_local_prefill_length,
-            MAX_PREFILL_QUEUE_SIZE.name: self.max_prefill_queue_size,
-            REBALANCE.name: int(self.rebalance),
-            REBALANCE_BELOW.name: self.rebalance_below,
-            REBALANCE_ABOVE.name: self.rebalance_above,
-            REBALANCE_PERIOD_S.name: self.rebalance_period_s,
-        }
 
 
 @service(
-    config=combine(schema_of(FrontendSettings), engine_schema(), server_schema(), adapter_schema()),
+    config=combine(
+        schema_of(FrontendSettings), schema_of(LiveSettings), engine_schema(), server_schema(), adapter_schema()
+    ),
     role="frontend",
     preload=VLLM_PRELOAD,
 )
@@ -108,7 +81,7 @@ class Frontend(Service):
         self._limits = _with_max_logprobs(self._settings, context.config)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
-        self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
+        self._live_settings = LiveSettingsWatch(context.bus, context.subjects, context.settings(LiveSettings))
         self._prefill_jobs = self._make_prefill_jobs()
         self._dispatcher = BusDispatcher(
             context.bus,
@@ -148,7 +121,7 @@ class Frontend(Service):
 
         serving = await self._server.start(listener, progress)
         migrations = self._dispatcher.migrations.statistics
-        migrations.subscribe(lambda counts: announcer.note(counts=Counts(moves=counts)))
+        migrations.subscribe(lambda counts: announcer.note(counts=Counts(migrations=counts)))
         expose(self._samples, {MOVE_GAP_SECONDS: migrations.gap_s, MOVE_GAP_STEPS: migrations.gap_steps})
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
@@ -176,20 +149,16 @@ class Frontend(Service):
 
     def _prefill_limits(self) -> disaggregation.PrefillLimits:
         """Return the limits that hold now: `dynamo config set` may have changed them."""
-        settings = self._live_settings
-        return disaggregation.PrefillLimits(
-            settings.get(MAX_LOCAL_PREFILL_LENGTH.name), settings.get(MAX_PREFILL_QUEUE_SIZE.name)
-        )
+        settings = self._live_settings.current
+        return disaggregation.PrefillLimits(settings.max_local_prefill_length, settings.max_prefill_queue_size)
 
     def _rebalancing(self) -> rebalancing.RebalancingLimits | None:
         """Return the limits that hold now; None: rebalancing is off."""
-        settings = self._live_settings
-        if not settings.get(REBALANCE.name):
+        settings = self._live_settings.current
+        if not settings.rebalance:
             return None
         return rebalancing.RebalancingLimits(
-            below=settings.get(REBALANCE_BELOW.name),
-            above=settings.get(REBALANCE_ABOVE.name),
-            period_s=settings.get(REBALANCE_PERIOD_S.name),
+            below=settings.rebalance_below, above=settings.rebalance_above, period_s=settings.rebalance_period_s
         )
 
     def _roles(self) -> list[str]:

@@ -7,7 +7,6 @@ import logging
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.work import (
@@ -40,7 +39,7 @@ class WorkerLink:
 
     async def submit(self, worker: str, work: Submit) -> None:
         """Give the worker a request under a new epoch. Raises BusError."""
-        await self._bus.publish(self._subjects.work(worker), codec.encode(work))
+        await self._bus.send(self._subjects.work(worker), work)
 
     async def cancel(self, worker: str, request: RequestEpoch) -> None:
         """Have the worker stop this epoch, free its KV blocks and forget its tokens."""
@@ -64,15 +63,14 @@ class WorkerLink:
 
     async def ask_migration_target(self, worker: str, question: Reserve | Warm, timeout_s: float) -> MigrationAnswer:
         """Ask the worker to reserve room for a request, or to get its KV. Raises BusError, DecodeError."""
-        answer = await self._bus.request(self._subjects.moves(worker), codec.encode(question), timeout_s=timeout_s)
-        return codec.decode(answer, MigrationAnswer)
+        return await self._bus.ask(self._subjects.migrations(worker), question, MigrationAnswer, timeout_s=timeout_s)
 
     async def cancel_reservation(self, worker: str, request_id: str) -> None:
         """Have the worker give up the room and the KV that it keeps for the request."""
-        await self._send(self._subjects.moves(worker), worker, CancelReservation(request_id))
+        await self._send(self._subjects.migrations(worker), worker, CancelReservation(request_id))
 
     async def _send(self, subject: str, worker: str, message: msgspec.Struct) -> None:
         try:
-            await self._bus.publish(subject, codec.encode(message))
+            await self._bus.send(subject, message)
         except BusError as error:
             _log.warning("%s could not be sent to worker %s: %s", type(message).__name__, worker, error)

@@ -1,4 +1,4 @@
-"""The router: one place that knows what every worker has been given, for any number of frontends."""
+"""The router: a service that assigns the requests of all frontends to workers, and keeps account of their load."""
 
 from components.router.router import Router
 

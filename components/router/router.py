@@ -1,15 +1,12 @@
-"""The router service: answers "which worker?" by a policy over its view of the fleet and its ledger."""
+"""The router service: assigns requests to workers by a routing policy (core/fleet/routing.py)."""
 
 from __future__ import annotations
 
-import logging
 import time
 
 from components.workers import VllmWorker
-from dynamo_local.bus.nats import Message
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Counts
@@ -17,16 +14,13 @@ from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
-_log = logging.getLogger(__name__)
-
-
 UNDER_WAY_S = 3.0
-"""An assignment younger than this may not have reached its frontend when that told of its charges."""
+"""A frontend's charges may not contain assignments younger than this: they had not reached it when it sent them."""
 
 
 @service(role="router")
 class Router(Service):
-    """Assigns requests to workers, and remembers until they are released."""
+    """Assigns requests to workers, and counts them as their load until they are released."""
 
     workers = depends(VllmWorker)
 
@@ -39,51 +33,37 @@ class Router(Service):
 
     @async_on_start
     async def start(self) -> None:
-        """Listen. A restarted router starts with an empty ledger and learns the load as requests come and go."""
+        """Listen. A restarted router starts with an empty ledger, and learns the load from the charges of frontends."""
         subjects = self._context.subjects
         self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
         self._fleet.subscribe(self._on_change)
         await self._fleet.start()
         self._context.tasks.spawn("fleet", self._fleet.run())
-        await self._context.bus.subscribe(subjects.assign, self._on_assign, queue="router")
-        await self._context.bus.subscribe(subjects.released, self._on_released)
-        await self._context.bus.subscribe(subjects.charges, self._on_charges)
+        bus = self._context.bus
+        await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue="router")
+        await bus.listen(subjects.released, Released, self._on_released)
+        await bus.listen(subjects.charges, Charges, self._on_charges)
 
-    async def _on_assign(self, message: Message) -> None:
-        try:
-            request = codec.decode(message.data, AssignRequest)
-        except DecodeError as error:
-            _log.warning("assignment refused: %s", error)
-            return
+    async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
         worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
         if worker is not None:
             self._ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
         self._count(found=worker is not None)
-        await self._context.bus.publish(message.reply, codec.encode(Assignment(worker=worker)))
+        await answer.send(Assignment(worker=worker))
 
     def _count(self, *, found: bool) -> None:
         self._assigned += found
         self._unassigned += not found
         self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
 
-    async def _on_released(self, message: Message) -> None:
-        try:
-            released = codec.decode(message.data, Released)
-        except DecodeError as error:
-            _log.warning("release ignored: %s", error)
-            return
+    async def _on_released(self, released: Released) -> None:
         self._ledger.release(released.frontend, released.request_id)
 
-    async def _on_charges(self, message: Message) -> None:
-        try:
-            told = codec.decode(message.data, Charges)
-        except DecodeError as error:
-            _log.warning("charges ignored: %s", error)
-            return
-        # Of workers that are gone, nothing is kept.
-        charges = [charge for charge in told.charges if self._fleet.view.get(charge.worker) is not None]
+    async def _on_charges(self, message: Charges) -> None:
+        # Charges of workers that are gone would never be released.
+        charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]
         now = time.monotonic()
-        self._ledger.settle(told.frontend, charges, now - UNDER_WAY_S, now)
+        self._ledger.settle(message.frontend, charges, now - UNDER_WAY_S, now)
 
     def _on_change(self, change: Change) -> None:
         if change.what in (Happened.LEFT, Happened.REVOKED):

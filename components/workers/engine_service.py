@@ -1,8 +1,8 @@
-"""A worker's duty: take submissions from the bus, put them to the engine, send every step's tokens back.
+"""Serves an engine on the bus: requests are submitted to the engine, and the tokens of each step sent to frontends.
 
-Each step makes one message for each frontend concerned. A worker knows nothing of a request but its engine state, who
-asked for it, and the tokens that the frontend has not acknowledged yet. What it sends is stamped with request, epoch
-and position, and the frontend judges it.
+Each step makes one message for each frontend concerned. A worker keeps nothing of a request but its engine state, its
+frontend, and the tokens that the frontend has not acknowledged yet. Tokens carry request, epoch and position; the
+frontend decides by these which of them it accepts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ from components.workers.requests.epoch_events import EpochEvents, EpochListener
 from components.workers.requests.frontend_liveness import GRACE_S, FrontendLiveness
 from components.workers.requests.queue_head import QueueHead
 from components.workers.requests.sender import TokenSender, error_delta
-from components.workers.requests.unacknowledged import TELL_AGAIN_S, Unacknowledged
+from components.workers.requests.unacknowledged import RESEND_AFTER_S, Unacknowledged
 from components.workers.stalls import StallWatch
-from dynamo_local.bus.nats import Message
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.kv import Unpin
 from dynamo_local.core.messages.presence import Load
@@ -44,14 +41,15 @@ from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 2.0
-"""How long a worker that has drained waits for its last tokens to be acknowledged."""
+_ACKNOWLEDGED_WITHIN_S = 2.0
+"""How long a drained worker waits for frontends to acknowledge the last tokens."""
 
 _LOOK_EVERY_S = 1.0
+"""Interval of the checks for stalls and for expired requests."""
 
 
 class EngineService:
-    """Joins one engine to the bus."""
+    """Serves one engine: submissions, migrations, KV pulls, and the load that the worker announces."""
 
     def __init__(
         self,
@@ -60,89 +58,85 @@ class EngineService:
         *,
         stall_s: float = 120.0,
         frontend_grace_s: float = GRACE_S,
-        tell_again_s: float = TELL_AGAIN_S,
+        resend_after_s: float = RESEND_AFTER_S,
     ) -> None:
         self._context = context
         self._engine = engine
         self._stalls = StallWatch(context.announcer, engine, stall_s)
-        self._absences = FrontendLiveness(context.tasks, frontend_grace_s, self._forget_frontend)
+        self._frontend_liveness = FrontendLiveness(context.tasks, frontend_grace_s, self._forget_frontend)
         self._outbox = Outbox()
-        self._unacknowledged = Unacknowledged(self._outbox, self._drop, self._publish, tell_again_s)
-        self._tally = Counters()
+        self._unacknowledged = Unacknowledged(self._outbox, self._drop, self._publish, resend_after_s)
+        self._counters = Counters()
         self._queue_head = QueueHead()
         self._sender = TokenSender(context)
-        self._puller = KvPuller(context, engine)
-        self._lender = KvSource(context, engine)
-        self._intake = Admission(context.tasks, engine, self._puller, self._is_open, self._reject)
-        self._watches = EpochEvents()
-        self._reception = MigrationTarget(
-            context, engine, self._puller, self._watches, lambda: len(self._outbox.running())
+        self._kv_puller = KvPuller(context, engine)
+        self._kv_source = KvSource(context, engine)
+        self._admission = Admission(context.tasks, engine, self._kv_puller, self._is_open, self._reject)
+        self._epoch_events = EpochEvents()
+        self._migration_target = MigrationTarget(
+            context, engine, self._kv_puller, self._epoch_events, lambda: len(self._outbox.running())
         )
-        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._reception.is_warming)
+        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._migration_target.is_warming)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self.abandoned = False
-        """The engine, or what serves it, has failed: nothing under way can finish."""
-        self._on_duty: list[asyncio.Task[None]] = []
-        """What serves the engine, from its start to its end."""
+        """The engine or one of this service's tasks has failed: no request under way can finish."""
+        self._engine_tasks: list[asyncio.Task[None]] = []
+        """The tasks that need a running engine."""
         self._stepped_at = time.monotonic()
         self._changed = asyncio.Event()
-        """Something has finished or been forgotten."""
+        """Set whenever a request has finished or been forgotten; `drain` waits for it."""
 
     async def start(self) -> None:
-        """Take work from now on."""
+        """Begin to take work. The engine must have been started."""
         context = self._context
         context.tasks.on_failure(lambda _: self._abandon())
         self._fleet.subscribe(self._on_fleet_change)
         await self._fleet.start()
         context.tasks.spawn("fleet", self._fleet.run())
-        context.announcer.note(counts=self._tally.counts)
-        self._tell_idle()
-        self._on_duty = [
-            context.tasks.spawn("steps", self._pump()),
-            context.tasks.spawn("stalls", self._watch()),
-            context.tasks.spawn("ends", self._tidy()),
+        context.announcer.note(counts=self._counters.counts)
+        self._report_idle()
+        self._engine_tasks = [
+            context.tasks.spawn("steps", self._relay_steps()),
+            context.tasks.spawn("stalls", self._watch_engine()),
+            context.tasks.spawn("ends", self._expire()),
         ]
-        await self._lender.start()
-        await self._reception.start()
-        await context.bus.subscribe(context.subjects.work(context.lease), self._on_work)
+        await self._kv_source.start()
+        await self._migration_target.start()
+        await context.bus.listen(context.subjects.work(context.lease), Work, self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
-        """Refuse new work and let the requests under way finish; those that do not may continue elsewhere. What has
-        been prefilled for others is kept until they have it."""
+        """Refuse new work, and let the requests under way finish. Those unfinished after `deadline_s` are refused, so
+        that their frontends continue them elsewhere. Finished prefills are kept until a decode worker has fetched
+        them."""
         self._draining = True
-        self._reception.close()
+        self._migration_target.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
         left = self._outbox.running()
         if left:
             _log.warning("%d requests were still under way after %g s", len(left), deadline_s)
         if held := self._outbox.held():
-            _log.warning("%d prefills had not been fetched after %g s", len(held), deadline_s)
+            _log.warning("%d finished prefills had not been fetched after %g s", len(held), deadline_s)
         await self._drop(list(left))
         for request, frontend in left.items():
-            await self._answer(request, frontend, "the worker was shut down", refused=True)
-        await self._until(lambda: len(self._outbox) == 0, _LAST_WORDS_S)
+            await self._send_error(request, frontend, "the worker was shut down", refused=True)
+        await self._until(lambda: len(self._outbox) == 0, _ACKNOWLEDGED_WITHIN_S)
 
     def stop(self) -> None:
-        """Leave the engine alone: it is about to be closed."""
-        for task in self._on_duty:
+        """Stop using the engine, which is about to be closed."""
+        for task in self._engine_tasks:
             task.cancel()
 
     def _abandon(self) -> None:
-        """Know of no request any more. Frontends have them go on elsewhere as soon as they hear that this worker has
-        failed; who does not hear of it asks, and is refused."""
+        """Forget all requests. Frontends continue them elsewhere when they hear that this worker has failed; a frontend
+        that misses the news asks for its tokens, and is refused."""
         self.abandoned = self._draining = True
-        self._reception.close()
+        self._migration_target.close()
         self._forget(self._outbox.all())
 
     # Work
 
-    async def _on_work(self, message: Message) -> None:
-        try:
-            work: Work = codec.decode(message.data, Work)
-        except DecodeError as error:
-            _log.warning("work refused: %s", error)
-            return
+    async def _on_work(self, work: Work) -> None:
         match work:
             case Submit():
                 await self._take(work)
@@ -160,36 +154,36 @@ class EngineService:
                 self._exclusivity.end(work)
 
     async def take(self, work: Submit) -> EpochListener:
-        """Take a request that did not come over the bus. Tells what becomes of it."""
+        """Take a request that came by another way than the bus, and report its events."""
         request = RequestEpoch(work.request_id, work.epoch)
-        watch = self._watches.add(request)
+        events = self._epoch_events.add(request)
         await self._take(work)
         if self._outbox.get(request) is None:
-            self._watches.forgotten([request])
-        return watch
+            self._epoch_events.forgotten([request])
+        return events
 
     async def _take(self, work: Submit) -> None:
         request = RequestEpoch(work.request_id, work.epoch)
         why_not = "the worker is draining" if self._draining else self._exclusivity.refuses(work)
         if why_not is not None:
-            await self._answer(request, work.frontend, why_not, refused=True)
+            await self._send_error(request, work.frontend, why_not, refused=True)
             return
         if not self._outbox.open(request, work.frontend, work.position, held=work.hold_s > 0):
             return
-        self._tally.taken(request, len(work.token_ids))
+        self._counters.taken(request, len(work.token_ids))
         self._queue_head.taken(work)
-        warm = self._reception.arrived(work)
+        warm = self._migration_target.arrived(work)
         if len(self._outbox.running()) == 1:
-            # A stall is counted from the moment at which there is something to do.
+            # An idle engine makes no steps: a stall is counted from the first request on.
             self._stepped_at = time.monotonic()
-        await self._intake.take(work, warm)
+        await self._admission.take(work, warm)
 
     async def _reject(
         self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
     ) -> None:
         self._forget([request])
-        await self._puller.done([request])
-        await self._answer(request, frontend, why, refused=refused, fault=fault)
+        await self._kv_puller.done([request])
+        await self._send_error(request, frontend, why, refused=refused, fault=fault)
 
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None
@@ -209,14 +203,14 @@ class EngineService:
         left = self._forget(requests)
         if left:
             await self._engine.cancel(left)
-        await self._puller.done(requests)
+        await self._kv_puller.done(requests)
 
     def _forget(self, requests: list[RequestEpoch]) -> list[RequestEpoch]:
-        """Returns those of which the engine still has something."""
+        """Drop all that is kept of these requests. Returns those that the engine must be told to cancel."""
         left = self._outbox.forget(requests)
-        self._tally.forgotten(requests)
+        self._counters.forgotten(requests)
         self._queue_head.forgotten(requests)
-        self._watches.forgotten(requests)
+        self._epoch_events.forgotten(requests)
         self._exclusivity.look()
         self._changed.set()
         return left
@@ -225,38 +219,39 @@ class EngineService:
 
     def _on_fleet_change(self, change: Change) -> None:
         lease = change.presence.lease
-        concerned = self._outbox.of_frontend(lease) or self._reception.has_guests_of(lease)
+        concerned = self._outbox.of_frontend(lease) or self._migration_target.has_reservations_of(lease)
         if change.what is Happened.LEFT:
-            self._puller.lost(lease)
+            self._kv_puller.lost(lease)
             if concerned:
-                self._absences.begin(lease)
+                self._frontend_liveness.lost(lease)
         elif change.what is Happened.APPEARED:
-            self._absences.end(lease)
+            self._frontend_liveness.heard(lease)
 
     async def _forget_frontend(self, frontend: str) -> None:
-        """A frontend that is gone wants nothing any more; one that was only unheard asks, and is refused then."""
+        """Drop the requests of a frontend that is gone. One that was only unheard asks for its tokens later, and is
+        refused, so that it continues the requests elsewhere."""
         orphans = self._outbox.of_frontend(frontend)
-        _log.warning("dropping %d requests of a frontend that is gone", len(orphans))
+        _log.warning("%d requests of a frontend that is gone are dropped", len(orphans))
         await self._drop(orphans)
-        await self._reception.forget(frontend)
+        await self._migration_target.forget_frontend(frontend)
         self._sender.forget(frontend)
 
     # Tokens
 
-    async def _pump(self) -> None:
+    async def _relay_steps(self) -> None:
         while True:
             step = await self._engine.step()
             self._stepped_at = time.monotonic()
-            self._tally.computed(step.deltas)
+            self._counters.computed(step.deltas)
             self._queue_head.stepped(step.deltas)
-            self._context.announcer.note(load=self._load(step), counts=self._tally.counts)
+            self._context.announcer.note(load=self._load(step), counts=self._counters.counts)
             await self._send(step)
 
     def _load(self, step: Step) -> Load | None:
-        """As the worker tells it, if the step came with one."""
+        """The load to announce: the engine's, without warm requests; None if the step came without one."""
         if step.load is None:
             return None
-        load = self._reception.without_guests(step.load)
+        load = self._migration_target.without_warm_requests(step.load)
         return msgspec.structs.replace(load, at=step.timestamp, head_tokens=self._queue_head.tokens(load.waiting))
 
     async def _send(self, step: Step) -> None:
@@ -270,16 +265,16 @@ class EngineService:
                 kept.add(delta, self._stepped_at)
                 by_frontend[kept.frontend].append(delta)
             if delta.finish is not None:
-                self._watches.computed(request)
+                self._epoch_events.computed(request)
         for frontend, theirs in by_frontend.items():
             await self._publish(frontend, step.timestamp, tuple(theirs))
-        # With its first token, a request has read what it wanted to.
-        await self._puller.done(begun)
-        await self._reception.begun(begun)
+        # A request computes its first token only when the blocks that it pulls have been read.
+        await self._kv_puller.done(begun)
+        await self._migration_target.begun(begun)
         self._exclusivity.look()
         self._changed.set()
 
-    async def _answer(
+    async def _send_error(
         self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
     ) -> None:
         await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused, fault=fault),))
@@ -289,32 +284,32 @@ class EngineService:
         if too_large:
             await self._drop(too_large)
 
-    # Time
+    # Upkeep
 
-    async def _tidy(self) -> None:
-        """Forget requests whose end nobody wants to hear, and guests that do not come. It may have to wait for the
-        engine."""
+    async def _expire(self) -> None:
+        """Expire unacknowledged requests and reservations, until cancelled. A task of its own, because the engine may
+        have to be waited for."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             now = time.monotonic()
             await self._unacknowledged.look(now)
-            await self._reception.expire(now)
+            await self._migration_target.expire(now)
 
-    async def _watch(self) -> None:
-        """Notice an engine that hangs, and one with nothing to do. Raises EngineError."""
+    async def _watch_engine(self) -> None:
+        """Look after the engine until cancelled. Raises EngineError when it hangs."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
             await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
-            self._tell_idle()
+            self._report_idle()
             self._exclusivity.look()
 
-    def _tell_idle(self) -> None:
-        """An engine without requests makes no steps, and so tells no load; that it has none is known here."""
+    def _report_idle(self) -> None:
+        """Announce an empty load if no request is left: an engine without requests makes no steps, and reports none."""
         if self._outbox.running():
             return
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:
-            # It has never told any, or makes no step for requests that were cancelled.
+            # Either no step has been made yet, or the last requests were cancelled, for which no step is made.
             load = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0)
         self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
 

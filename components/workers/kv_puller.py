@@ -1,6 +1,6 @@
-"""Pulling a prefix: ask a worker that has it to keep the blocks this engine lacks, and say when they have been read.
+"""Pulls KV from other workers: asks the source to pin the blocks that this engine lacks, and unpins them once read.
 
-Whatever goes wrong here costs time, never a request: what is not pulled is computed.
+A failure costs time, never a request: blocks that are not pulled are computed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from uuid import uuid4
 
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.work import RequestEpoch, Submit
@@ -21,64 +20,63 @@ from dynamo_local.process.context import ServiceContext
 _log = logging.getLogger(__name__)
 
 PIN_S = 20.0
-"""How long blocks are asked to be kept. What has not been read by then is computed."""
+"""How long blocks are asked to be pinned. Blocks not read by then are computed."""
 
 _ANSWER_S = 5.0
-"""For the source's answer, which waits for the engine steps that are under way there."""
+"""Deadline of the source's answer, which waits for the engine steps under way there."""
 
-_MAX_HASHES = 16_384
-"""Blocks pulled at once: more than half a million tokens."""
+_MAX_BLOCKS = 16_384
+"""Blocks pulled for one request at most: more than half a million tokens."""
 
 
 class KvPuller:
-    """Has blocks pinned for the requests of one engine, and unpins them."""
+    """Pins at other workers for the requests of one engine."""
 
     def __init__(self, context: ServiceContext, engine: Engine, *, answer_s: float = _ANSWER_S) -> None:
         self._context = context
         self._engine = engine
         self._answer_s = answer_s
-        self._asking: dict[asyncio.Future[bytes], str] = {}
-        """Questions under way, and the sources that they were put to."""
+        self._asking: dict[asyncio.Future[PinAnswer], str] = {}
+        """Pin requests without an answer yet, each with its source."""
         self._pins: dict[RequestEpoch, tuple[str, str]] = {}
-        """(source, pin) of requests whose blocks are being read."""
+        """(source, pin) of each request whose blocks are being read."""
 
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
-        """What `source` keeps for this request until `done`; None if there is nothing to be had."""
+        """Have `source` pin the prefix of this request until `done`. None if nothing can be pulled. Never raises."""
         try:
             prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
             if prefix is None or not prefix.hashes:
                 return None
             return await self._ask(RequestEpoch(work.request_id, work.epoch), source, prefix)
         except (BusError, DecodeError, EngineError) as error:
-            _log.warning("the prefix of %s is computed, not pulled: %s", work.request_id, error)
+            _log.warning("the prefix of request %s is computed, not pulled: %s", work.request_id, error)
         except Exception:  # noqa: BLE001
             # The boundary of a pull, which no request depends on.
-            _log.exception("the prefix of %s is computed, not pulled", work.request_id)
+            _log.exception("the prefix of request %s is computed, not pulled", work.request_id)
         return None
 
     async def _ask(self, request: RequestEpoch, source: str, prefix: Prefix) -> PulledPrefix | None:
-        hashes = prefix.hashes[:_MAX_HASHES]
+        hashes = prefix.hashes[:_MAX_BLOCKS]
         pin = uuid4().hex
         pulled: PulledPrefix | None = None
         question = PinQuestion(pin, prefix.fingerprint, hashes, time.monotonic() + PIN_S, prefix.rest)
         try:
-            # Both at the same time: either engine answers when its step under way has ended.
+            # Concurrently: each of the two engines answers only when its step under way has ended.
             answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
             if answer.refused is not None:
-                _log.warning("%s keeps nothing for %s: %s", source, request, answer.refused)
+                _log.warning("worker %s pins no blocks for request %s: %s", source, request, answer.refused)
             if answer.blocks > cached:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
         finally:
             if pulled is None:
-                # An answer that is lost leaves a pin behind as well.
+                # Also without an answer: if only that was lost, the source has pinned the blocks.
                 await self._unpin(source, pin)
         return pulled
 
     async def _pinned(self, source: str, question: PinQuestion) -> PinAnswer:
         subject = self._context.subjects.pin(source)
-        bus = self._context.bus
-        asking = asyncio.ensure_future(bus.request(subject, codec.encode(question), timeout_s=self._answer_s))
+        asking = asyncio.ensure_future(self._context.bus.ask(subject, question, PinAnswer, timeout_s=self._answer_s))
         self._asking[asking] = source
         try:
             await asyncio.wait((asking,))
@@ -86,22 +84,22 @@ class KvPuller:
             del self._asking[asking]
             asking.cancel()
         if asking.cancelled():
-            raise BusError(f"{source} is gone")
-        return codec.decode(asking.result(), PinAnswer)
+            raise BusError(f"worker {source} is gone")
+        return asking.result()
 
     def lost(self, source: str) -> None:
-        """That worker is gone: no answer is expected of it any more."""
+        """The source is gone: fail the pin requests that wait for it."""
         for asking in [asking for asking, asked in self._asking.items() if asked == source]:
             asking.cancel()
 
     async def done(self, requests: Iterable[RequestEpoch]) -> None:
-        """These have been read, or are not wanted any more. Requests that pulled nothing are ignored."""
+        """Unpin the blocks of requests that have read them or do not need them. Others are ignored."""
         for request in requests:
             if (pinned := self._pins.pop(request, None)) is not None:
                 await self._unpin(*pinned)
 
     async def _unpin(self, source: str, pin: str) -> None:
         try:
-            await self._context.bus.publish(self._context.subjects.work(source), codec.encode(Unpin((pin,))))
+            await self._context.bus.send(self._context.subjects.work(source), Unpin((pin,)))
         except BusError as error:
-            _log.warning("%s keeps blocks that nobody reads until their time is over: %s", source, error)
+            _log.warning("blocks stay pinned at worker %s until their time is over: %s", source, error)

@@ -1,9 +1,10 @@
-"""Taking in requests that move here: keep room for them, and have their KV in the cache before they come.
+"""The destination's side of migrations: reserves room for requests, and brings their KV into the cache beforehand.
 
-The KV comes by a *warm request*: the context so far as a prompt, for one token that nobody wants. It pulls the full
-blocks from the worker that the request still runs on, computes the rest, and all that stays here when it ends. A later
-warm request, and in the end the request itself, grow from it: only the tokens that have come since are computed. Warm
-requests are the worker's own: no frontend hears of them, and they are no part of the load that it tells of.
+The KV comes by a *warm request*: the context so far as a prompt, for one token that is thrown away. It pulls the full
+blocks from the worker that the request still runs on (the source), computes the rest, and its blocks are held when it
+has finished. A later warm request, and in the end the request itself, grow from these blocks: only the tokens that have
+come since are computed. Warm requests belong to the worker: frontends do not hear of them, and they are not counted in
+the load that the worker announces.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ import msgspec
 
 from components.workers.kv_puller import KvPuller
 from components.workers.requests.epoch_events import EpochEvents
-from dynamo_local.bus.nats import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import Load
@@ -30,14 +30,14 @@ from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
 
-MOST_WARMING = 8
-"""Warm requests at the same time."""
+MAX_WARMING = 8
+"""Warm requests computed at the same time."""
 
-LONGEST_ROOM_S = 120.0
-"""However long a frontend asks for: it may die and never tell."""
+MAX_RESERVATION_S = 120.0
+"""Longest time for which room is reserved, whatever a frontend asks for: it may die without cancelling."""
 
-_MOST_COMPUTED_BLOCKS = 2
-"""Of a warm request. What is not pulled is better left to the source."""
+_MAX_COMPUTED_BLOCKS = 2
+"""Full blocks computed for a warm request. A request with more that cannot be pulled is better left at the source."""
 
 _SET_APART = "the worker is set apart for one request"
 
@@ -45,7 +45,7 @@ _ONE_TOKEN = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature":
 
 
 class MigrationTarget:
-    """Of one worker. `running` tells how many requests it has that have not finished."""
+    """The destination's side on one worker. `running` returns its number of unfinished requests."""
 
     def __init__(
         self,
@@ -57,79 +57,77 @@ class MigrationTarget:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._puller = puller
-        self._watches = watches
+        self._kv_puller = puller
+        self._epoch_events = watches
         self._running = running
-        self._guests = Reservations()
+        self._reservations = Reservations()
         self._warmed = 0
-        """Warm requests so far, which they are numbered by."""
+        """Number of warm requests so far; the epoch of the last one."""
         self._warming = 0
+        """Orders to warm that are being carried out."""
         self._in_engine: set[RequestEpoch] = set()
+        """Warm requests that the engine runs."""
         self._closed = False
 
     async def start(self) -> None:
-        """Answer from now on."""
-        await self._context.bus.subscribe(self._context.subjects.moves(self._context.lease), self._on_word)
+        """Begin to answer frontends."""
+        subject = self._context.subjects.migrations(self._context.lease)
+        await self._context.bus.serve(subject, MigrationRequest, self._on_request)
 
     def is_warming(self) -> bool:
-        """Whether the engine computes for guests."""
+        """Whether the engine runs warm requests."""
         return bool(self._in_engine)
 
     def close(self) -> None:
-        """Take nobody in any more: the worker drains."""
+        """Reserve no more room: the worker drains."""
         self._closed = True
 
     def arrived(self, work: Submit) -> RequestEpoch | None:
-        """A request has been submitted. Returns the warm request that it can grow from, if there is one."""
-        self._guests.arrive(work.request_id)
-        warmed = self._guests.warmed(work.request_id, work.token_ids, work.cache_salt, work.adapter)
+        """Note that a request has been submitted. Returns the warm request that it can grow from, if there is one."""
+        self._reservations.arrive(work.request_id)
+        warmed = self._reservations.warmed(work.request_id, work.token_ids, work.cache_salt, work.adapter)
         return None if warmed is None else warmed.request
 
     async def begun(self, requests: Iterable[RequestEpoch]) -> None:
-        """These have brought a token: who was a guest among them has what was held for it."""
+        """First tokens arrived: release the KV held for these requests. Requests without a reservation are ignored."""
         for request in requests:
-            if self._guests.expects(request.request_id):
-                await self._let_go(self._guests.leave(request.request_id))
+            if self._reservations.expects(request.request_id):
+                await self._cancel(self._reservations.leave(request.request_id))
 
     async def expire(self, now: float) -> None:
-        """Forget guests that have not come in time."""
-        await self._let_go(self._guests.expire(now))
+        """Cancel the reservations whose time is over."""
+        await self._cancel(self._reservations.expire(now))
 
-    def has_guests_of(self, frontend: str) -> bool:
-        return bool(self._guests.of_frontend(frontend))
+    def has_reservations_of(self, frontend: str) -> bool:
+        return bool(self._reservations.of_frontend(frontend))
 
-    async def forget(self, frontend: str) -> None:
-        """It is gone, and nobody of its comes any more."""
-        for request_id in self._guests.of_frontend(frontend):
-            await self._let_go(self._guests.leave(request_id))
+    async def forget_frontend(self, frontend: str) -> None:
+        """Cancel the reservations of a frontend that is gone."""
+        for request_id in self._reservations.of_frontend(frontend):
+            await self._cancel(self._reservations.leave(request_id))
 
-    def without_guests(self, load: Load) -> Load:
-        """The load without warm requests."""
+    def without_warm_requests(self, load: Load) -> Load:
+        """The load of the engine less its warm requests."""
         if not self._in_engine or load.running is None or load.waiting is None:
             return load
-        # Most of their time they wait for blocks to be read.
+        # Which of the two they count for is not known; most of their time they wait for blocks to be read.
         warm = len(self._in_engine)
         waiting = max(load.waiting - warm, 0)
         running = max(load.running - (warm - (load.waiting - waiting)), 0)
         return msgspec.structs.replace(load, running=running, waiting=waiting)
 
-    async def _on_word(self, message: Message) -> None:
-        try:
-            word: MigrationRequest = codec.decode(message.data, MigrationRequest)
-        except DecodeError as error:
-            _log.warning("nobody is taken in: %s", error)
-            return
-        match word:
+    async def _on_request(self, request: MigrationRequest, answer: Answer) -> None:
+        match request:
             case Reserve():
-                await self._answer(message.reply, MigrationAnswer(self._reserve(word)))
+                await answer.send(MigrationAnswer(self._reserve(request)))
             case Warm():
-                # Not awaited: others are not to wait for its steps.
-                self._context.tasks.spawn(f"warm {word.request_id}", self._warm_and_answer(word, message.reply))
+                # Not awaited: other requests are not to wait for the steps of this one.
+                self._context.tasks.spawn(f"warm {request.request_id}", self._warm_and_answer(request, answer))
             case CancelReservation():
-                await self._let_go(self._guests.leave(word.request_id))
+                await self._cancel(self._reservations.leave(request.request_id))
 
-    def _reserve(self, word: Reserve) -> str | None:
-        """Why there is no room, or None."""
+    def _reserve(self, request: Reserve) -> str | None:
+        """Reserve room. Returns why this is refused, or None."""
         if self._closed:
             return "the worker is draining"
         presence = self._context.announcer.presence
@@ -137,117 +135,117 @@ class MigrationTarget:
             return _SET_APART
         engine, load, running = presence.engine, presence.load, self._running()
         if engine is None or load is None or load.kv_usage is None:
-            return "its load is not known yet"
-        if word.floor is not None and not self._stays_free(word.tokens, word.floor):
-            return "it would be too full"
-        # An engine whose KV nobody reads tells of no pins.
+            return "the load of the worker is not known yet"
+        if request.floor is not None and not self._stays_free(request.tokens, request.floor):
+            return "the worker would be too full"
+        # Engines without KV transfer report no pins.
         used = load.kv_usage + (load.kv_pinned or 0.0)
-        return self._guests.reserve(
-            word.request_id,
-            word.frontend,
-            blocks=-(-(word.tokens + 1) // engine.block_size),
-            until=min(word.until, time.monotonic() + LONGEST_ROOM_S),
+        return self._reservations.reserve(
+            request.request_id,
+            request.frontend,
+            blocks=-(-(request.tokens + 1) // engine.block_size),
+            until=min(request.until, time.monotonic() + MAX_RESERVATION_S),
             free_slots=engine.max_num_seqs - running,
             free_blocks=int(engine.kv_blocks * (1 - used)),
         )
 
     def _stays_free(self, tokens: int, floor: float) -> bool:
-        """Whether its freeness is at least that with all its guests and this one."""
-        presence, guests = self._context.announcer.presence, self._guests
-        assert presence.engine is not None, "only workers that know themselves are asked"
-        taken = guests.awaited_blocks * presence.engine.block_size + tokens
-        instance = instance_of(presence, time.monotonic(), Usage(taken, requests=guests.awaited + 1))
+        """Whether the worker's freeness, in steps, is at least `floor` with all reservations and `tokens` more."""
+        presence, reservations = self._context.announcer.presence, self._reservations
+        assert presence.engine is not None, "checked by the caller"
+        taken = reservations.awaited_blocks * presence.engine.block_size + tokens
+        instance = instance_of(presence, time.monotonic(), Usage(taken, requests=reservations.awaited + 1))
         return instance is not None and freeness(instance) >= floor
 
-    async def _warm_and_answer(self, word: Warm, reply: str) -> None:
+    async def _warm_and_answer(self, request: Warm, answer: Answer) -> None:
         self._warming += 1
         try:
-            answer = await self._warm(word)
+            outcome = await self._warm(request)
         except Exception:  # noqa: BLE001
             # The boundary of a warm request, which no request depends on.
-            _log.exception("%s could not be warmed", word.request_id)
-            answer = MigrationAnswer("the worker could not do it")
+            _log.exception("the warm request of %s failed", request.request_id)
+            outcome = MigrationAnswer("the warm request failed")
         finally:
             self._warming -= 1
-        await self._answer(reply, answer)
+        await answer.send(outcome)
 
-    async def _warm(self, word: Warm) -> MigrationAnswer:
-        if not self._guests.expects(word.request_id):
-            return MigrationAnswer("no room is kept for it")
-        if self._warming > MOST_WARMING:
-            return MigrationAnswer("enough requests are moving there")
+    async def _warm(self, request: Warm) -> MigrationAnswer:
+        if not self._reservations.expects(request.request_id):
+            return MigrationAnswer("there is no reservation for the request")
+        if self._warming > MAX_WARMING:
+            return MigrationAnswer("too many warm requests are running there")
         if self._context.announcer.presence.exclusive is not None:
             return MigrationAnswer(_SET_APART)
         self._warmed += 1
         work = Submit(
-            f"warm {word.request_id}",
+            f"warm {request.request_id}",
             self._warmed,
             frontend="",
-            token_ids=word.token_ids,
+            token_ids=request.token_ids,
             sampling=_ONE_TOKEN,
-            priority=word.priority,
-            cache_salt=word.cache_salt,
-            adapter=word.adapter,
-            hold_s=max(self._guests.until(word.request_id) - time.monotonic(), 0.0),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            adapter=request.adapter,
+            hold_s=max(self._reservations.until(request.request_id) - time.monotonic(), 0.0),
         )
-        request = RequestEpoch(work.request_id, work.epoch)
-        answer = await self._compute(request, work, word)
-        if answer.refused is not None:
-            await self._let_go([request])
+        warm = RequestEpoch(work.request_id, work.epoch)
+        outcome = await self._compute(request, work, warm)
+        if outcome.refused is not None:
+            await self._cancel([warm])
         else:
-            warmed = Warmed(request, word.token_ids, word.cache_salt, word.adapter)
-            await self._let_go(self._guests.hold(word.request_id, warmed))
-        return answer
+            warmed = Warmed(warm, request.token_ids, request.cache_salt, request.adapter)
+            await self._cancel(self._reservations.hold(request.request_id, warmed))
+        return outcome
 
-    async def _compute(self, request: RequestEpoch, work: Submit, word: Warm) -> MigrationAnswer:
-        """Have the warm request run."""
-        watch = self._watches.add(request)
+    async def _compute(self, request: Warm, work: Submit, warm: RequestEpoch) -> MigrationAnswer:
+        """Run the warm request in the engine, until it has finished."""
+        events = self._epoch_events.add(warm)
         try:
-            answer = await self._put(request, work, word)
-            if answer.refused is None:
-                async with asyncio.timeout(word.until - time.monotonic()):
-                    await watch.computed.wait()
+            outcome = await self._submit(request, work, warm)
+            if outcome.refused is None:
+                async with asyncio.timeout(request.until - time.monotonic()):
+                    await events.computed.wait()
         except (RequestError, EngineError) as error:
             return MigrationAnswer(str(error))
         except TimeoutError:
             return MigrationAnswer("the worker is too busy")
         else:
-            return answer
+            return outcome
         finally:
-            self._in_engine.discard(request)
-            self._watches.forgotten([request])
-            await self._puller.done([request])
+            self._in_engine.discard(warm)
+            self._epoch_events.forgotten([warm])
+            await self._kv_puller.done([warm])
 
-    async def _put(self, request: RequestEpoch, work: Submit, word: Warm) -> MigrationAnswer:
-        """Give the warm request to the engine, or say why not."""
-        earlier = self._guests.warmed(word.request_id, work.token_ids, work.cache_salt, work.adapter)
-        if earlier is not None and len(work.token_ids) - len(earlier.token_ids) <= self._most_computed():
-            self._in_engine.add(request)
+    async def _submit(self, request: Warm, work: Submit, warm: RequestEpoch) -> MigrationAnswer:
+        """Submit the warm request to the engine, unless too much of it would have to be computed here."""
+        earlier = self._reservations.warmed(request.request_id, work.token_ids, work.cache_salt, work.adapter)
+        if earlier is not None and len(work.token_ids) - len(earlier.token_ids) <= self._max_computed_tokens():
+            self._in_engine.add(warm)
             if await self._engine.grow(work, earlier.request, warm=True):
                 return MigrationAnswer()
-            self._in_engine.discard(request)
-        pulled = await self._puller.pull(work, word.source)
-        refused = await self._why_not(work, pulled)
+            self._in_engine.discard(warm)
+        pulled = await self._kv_puller.pull(work, request.source)
+        refused = await self._refusal(work, pulled)
         if refused is not None:
             return MigrationAnswer(refused)
-        self._in_engine.add(request)
+        self._in_engine.add(warm)
         await self._engine.warm(work, pulled)
         return self._pulled(pulled)
 
-    async def _why_not(self, work: Submit, pulled: PulledPrefix | None) -> str | None:
-        """Whether too much of the context would have to be computed here."""
+    async def _refusal(self, work: Submit, pulled: PulledPrefix | None) -> str | None:
+        """Why the warm request is not run, or None: too much of its context would have to be computed here."""
         if pulled is not None:
             lacking = len(pulled.hashes) - pulled.answer.blocks
         else:
             prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
             if prefix is None:
-                return "the engine pulls nothing"
+                return "the engine cannot pull KV"
             lacking = len(prefix.hashes) - await self._engine.cached(prefix)
-        return "the source does not lend its KV" if lacking > _MOST_COMPUTED_BLOCKS else None
+        return "too little of its KV can be pulled from the source" if lacking > _MAX_COMPUTED_BLOCKS else None
 
-    def _most_computed(self) -> int:
+    def _max_computed_tokens(self) -> int:
         engine = self._context.announcer.presence.engine
-        return 0 if engine is None else _MOST_COMPUTED_BLOCKS * engine.block_size
+        return 0 if engine is None else _MAX_COMPUTED_BLOCKS * engine.block_size
 
     def _pulled(self, pulled: PulledPrefix | None) -> MigrationAnswer:
         engine = self._context.announcer.presence.engine
@@ -257,14 +255,7 @@ class MigrationTarget:
         tokens = blocks * engine.block_size + rest
         return MigrationAnswer(None, tokens, None if size is None else (blocks + (rest > 0)) * size)
 
-    async def _let_go(self, warm: list[RequestEpoch]) -> None:
-        """End these warm requests, or what is held of them."""
+    async def _cancel(self, warm: list[RequestEpoch]) -> None:
+        """Cancel warm requests in the engine, and release the KV held for them."""
         if warm:
             await self._engine.cancel(warm)
-
-    async def _answer(self, reply: str, answer: MigrationAnswer) -> None:
-        try:
-            await self._context.bus.publish(reply, codec.encode(answer))
-        except BusError as error:
-            # The frontend gives up waiting, and the request stays where it is.
-            _log.warning("a frontend is not told of its guest: %s", error)

@@ -1,4 +1,4 @@
-"""Which role a worker has, and taking up another one while it runs."""
+"""The role of a worker, and changing it while the worker runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import logging
 
 from components.workers.prefill_service import PrefillService
-from dynamo_local.bus.nats import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, DynamoError, EngineError
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import DynamoError, EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.process.context import ServiceContext
@@ -19,10 +18,11 @@ DECODE_ROLE = "decode"
 
 
 class Roles:
-    """Holds a worker to the role that it announces. Engine, connections and requests in hand are not touched:
+    """Makes a worker act in the role that it announces. A change touches neither engine nor connections nor requests:
 
-    leaving "prefill", it takes no more jobs, and keeps what it has prefilled until that is fetched;
-    leaving "decode", the router stops giving it requests, and frontends move those it has; the others are finished.
+    leaving "prefill", the worker takes no more jobs, and keeps finished prefills until they are fetched;
+    leaving "decode", the router assigns it no more requests, and frontends migrate those that can be; the worker
+    finishes the others.
     """
 
     def __init__(self, context: ServiceContext, prefill: PrefillService) -> None:
@@ -36,22 +36,22 @@ class Roles:
         return self._context.announcer.presence.role
 
     async def start(self) -> None:
-        """Take up the role that this process was started in. Raises EngineError if its engine is not fit for it."""
+        """Act in the role that this process was started in. Raises EngineError if its engine cannot."""
         if self.role == PREFILL_ROLE:
             if (why := self._no_transfer()) is not None:
                 remedy = "mend that, or serve a graph without prefill workers"
                 raise EngineError(f"nobody could read what this worker prefills: {why}", remedy)
             self._prefill.start()
-        await self._context.bus.subscribe(self._context.subjects.role(self._context.lease), self._on_question)
+        await self._context.bus.serve(self._context.subjects.role(self._context.lease), RoleQuestion, self._on_question)
 
     async def stop(self) -> None:
-        """Take no more jobs, and no other role: the worker ends."""
+        """Take no more jobs, and refuse further changes of the role: the worker ends."""
         async with self._changing:
             self._ended = True
             await self._prefill.stop()
 
     async def take_up(self, role: str) -> RoleAnswer:
-        """Change the role, unless it cannot be had here."""
+        """Change the role; the answer says why not where this is not possible."""
         async with self._changing:
             if role == self.role:
                 return RoleAnswer(role)
@@ -79,17 +79,12 @@ class Roles:
         if self._ended:
             return "the worker is ending"
         if role == PREFILL_ROLE and (why := self._no_transfer()) is not None:
-            return f"nobody could read what it prefills: {why}"
+            return f"no worker could pull the KV that this one prefills: {why}"
         return None
 
     def _no_transfer(self) -> str | None:
         engine = self._context.announcer.presence.engine
         return None if engine is None else engine.no_transfer
 
-    async def _on_question(self, message: Message) -> None:
-        try:
-            question = codec.decode(message.data, RoleQuestion)
-        except DecodeError as error:
-            _log.warning("question ignored: %s", error)
-            return
-        await self._context.bus.publish(message.reply, codec.encode(await self.take_up(question.role)))
+    async def _on_question(self, question: RoleQuestion, answer: Answer) -> None:
+        await answer.send(await self.take_up(question.role))

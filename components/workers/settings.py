@@ -1,4 +1,4 @@
-"""What a worker can be configured with: its own keys, and those of the engine it holds."""
+"""The configuration keys of a worker: its own, and those of its engine."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def worker_schema() -> SchemaTable:
 
 
 def preload_of(config: Mapping[str, Any]) -> str | None:
-    """What to import before a worker with this configuration starts."""
+    """The module that the fork server imports before a worker with this configuration starts."""
     return VLLM_PRELOAD if config.get("engine", WorkerSettings.engine) == "vllm" else None
 
 
 def devices_of(config: Mapping[str, Any]) -> DeviceUse:
-    """What a worker with this configuration does with its devices: vLLM has a rank on each, a mocker is on none."""
+    """How a worker with this configuration uses its devices: vLLM runs a rank on each, the mocker uses none."""
     if config.get("engine", WorkerSettings.engine) == "mocker":
         return DeviceUse(virtual=True)
     return DeviceUse(ranks=ranks_of(config))
 
 
 def make_engine(context: ServiceContext) -> Engine:
-    """The engine that the configuration asks for, not started yet."""
+    """The engine that the configuration names, not started yet."""
     if context.settings(WorkerSettings).engine == "mocker":
         from dynamo_local.engine.mocker.engine import MockerEngine
 

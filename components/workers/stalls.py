@@ -1,4 +1,4 @@
-"""A worker watches over its engine: one that hangs ends the worker, one that is starved of CPU time is told of."""
+"""Watches for stalls of an engine: a hung engine ends its worker, an engine starved of CPU time is reported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _log = logging.getLogger(__name__)
 
 STARVED = "its engine waits for CPU time that other processes have"
 _LOOKED_AT_AFTER_S = 2.0
-"""Engines that have made a step lately are well."""
+"""No engine is suspected that has made a step within this time."""
 _LONGEST_LOOK_S = 2.0
+"""Time counted between two looks at most. If more has passed, this process was starved, as the engine may have been."""
 
 
 class StallWatch:
-    """`limit_s`: an engine with requests that makes no step for so long, though it could, hangs."""
+    """Watches one engine. It hangs if it has requests and a core, and makes no step for `limit_s`."""
 
     def __init__(self, announcer: Announcer, engine: Engine, limit_s: float) -> None:
         self._announcer = announcer
@@ -28,7 +29,7 @@ class StallWatch:
         self._starved = False
 
     async def look(self, now: float, stepped_at: float, *, running: bool) -> None:
-        """To be called about once a second. Raises EngineError if the engine hangs."""
+        """Judge the engine. To be called about once a second. Raises EngineError if the engine hangs."""
         verdict = Verdict.WELL
         if running and now - stepped_at > min(_LOOKED_AT_AFTER_S, self._limit_s):
             verdict = self._clock.look(now, stepped_at, await self._engine.waited_s())

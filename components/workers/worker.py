@@ -2,9 +2,9 @@
 
     aggregated   takes requests from the router, prefills and decodes them
     decode       the same, in a graph that has prefill workers: long prompts come with their KV
-    prefill      takes jobs from the prefill queue, and lends the KV of what it has prefilled
+    prefill      takes jobs from the prefill queue, and keeps their KV for decode workers to pull
 
-A worker may take up another role while it runs. Its engine stays as it is, and what it has in hand it finishes.
+A worker may change its role while it runs (roles.py): it keeps its engine, and finishes the requests that it has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 
 ENGINE_END_S = 5.0
+"""How long the engine's processes may take to end before they are killed."""
 
 
 @service(
@@ -37,8 +38,8 @@ class VllmWorker(Service):
         self._context = context
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
-        self._duty = EngineService(context, self._engine, stall_s=self._settings.stall_timeout_s)
-        self._roles = Roles(context, PrefillService(context, self._duty, self._settings.prefill_batch))
+        self._engine_service = EngineService(context, self._engine, stall_s=self._settings.stall_timeout_s)
+        self._roles = Roles(context, PrefillService(context, self._engine_service, self._settings.prefill_batch))
 
     @async_on_start
     async def start(self) -> None:
@@ -51,19 +52,19 @@ class VllmWorker(Service):
 
         info = await self._engine.start(progress)
         announcer.update(engine=info)
-        await self._duty.start()
+        await self._engine_service.start()
         await self._roles.start()
 
     @async_on_shutdown
     async def stop(self) -> None:
-        """Finish what is under way, then end the engine's processes. Of an engine that has failed, there is nothing to
-        finish, and its processes may not listen."""
+        """Finish the requests under way, then end the engine's processes. Those of a failed engine are killed at once:
+        they may no longer react."""
         await self._roles.stop()
-        await self._duty.drain(self._settings.drain_timeout_s)
-        self._duty.stop()
-        await self._engine.close(0.0 if self._duty.abandoned else ENGINE_END_S)
+        await self._engine_service.drain(self._settings.drain_timeout_s)
+        self._engine_service.stop()
+        await self._engine.close(0.0 if self._engine_service.abandoned else ENGINE_END_S)
 
 
 @service(resources={"gpu": 1}, devices=devices_of, config=worker_schema(), role=PREFILL_ROLE, preload=preload_of)
 class PrefillWorker(VllmWorker):
-    """Prefills long prompts for the decode workers, on an engine of its own."""
+    """Prefills long prompts for decode workers."""

@@ -1,1 +1,6 @@
-"""The bus between processes: NATS, JetStream, presence, the prefill queue, live settings."""
+"""The bus: NATS for messages between the processes of a server, JetStream for what is kept.
+
+`nats.Bus` is the one way to talk: `send` and `listen` for messages, `ask` and `serve` for requests and their answers.
+Calls of `@endpoint`s (rpc/), presence, the prefill queue and the live settings are built on it. Subjects are named in
+core/names.py, messages are in core/messages.
+"""

@@ -1,6 +1,6 @@
-"""JetStream behind a narrow port: streams kept on disk by the server, for the queue and the live settings.
+"""Streams and key-value buckets of JetStream, which NATS keeps on disk: for the prefill queue and the live settings.
 
-Only an owner creates a stream; whoever else finds none is told so (StreamAbsentError). Each operation fails within a
+Only an owner creates a stream; all others raise StreamAbsentError where there is none. Each operation fails within a
 deadline, and at once while the connection is down.
 """
 
@@ -28,20 +28,22 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 
 DONE, PROGRESS, AGAIN, NEVER = Msg.Ack.Ack, Msg.Ack.Progress, Msg.Ack.Nak, Msg.Ack.Term
-"""What the taker of a message tells the server: it is done, still at it, others may try, nobody shall."""
+"""Acknowledgements of a message: processed, still being processed, deliver it again, never deliver it again."""
 
 _OWNED = {"dynamo-local": "1"}
-"""Metadata of streams that we have created, and thus may delete."""
+"""Metadata of the streams that this program has created, and may delete."""
 _STORE_FAILED = 10077
-"""The server's code for a message that a full stream does not take."""
+"""NATS error code: the stream is full and does not take the message."""
 _STREAM_FORM = "KV_{}"
-"""Name of the stream that is a bucket."""
+"""Name of the stream behind a bucket."""
 _SHORT_ACK_PARTS = 9
+"""Parts of an acknowledgement subject without domain and account."""
 _VALUE_BYTES = 1024
+"""Size of the largest value in a bucket."""
 
 
 class StreamAbsentError(BusError):
-    """There is no such stream, consumer or bucket."""
+    """The stream, consumer or bucket does not exist."""
 
 
 class StreamFullError(BusError):
@@ -50,7 +52,7 @@ class StreamFullError(BusError):
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of a work queue. `ack_wait_s`: a message taken and not heard of for so long is delivered again."""
+    """Bounds of a work queue. `ack_wait_s`: a message delivered and not acknowledged for so long is delivered again."""
 
     messages: int
     message_bytes: int
@@ -60,8 +62,8 @@ class QueueLimits:
 
 @dataclass(frozen=True)
 class ConsumerState:
-    """`waiting` messages were never delivered, `in_hand` were and are not ended. All sequences up to `delivered` were
-    delivered once or more often."""
+    """Progress of a queue. `waiting`: messages never delivered; `in_hand`: delivered and not acknowledged. All messages
+    up to the sequence number `delivered` were delivered at least once."""
 
     waiting: int
     in_hand: int
@@ -82,7 +84,7 @@ class _Purged(msgspec.Struct):
 
 
 def delivery_count(reply: str) -> int:
-    """How often a message was delivered, 1 for the first time, by the subject on which it is to be acknowledged."""
+    """The number of this delivery of a message, from 1, as told by the subject for its acknowledgement (`reply`)."""
     parts = reply.split(".")
     try:
         return int(parts[4 if len(parts) == _SHORT_ACK_PARTS else 6])
@@ -101,8 +103,8 @@ class JetStream:
     # For owners
 
     async def create_queue(self, name: str, subject: str, consumer: str, limits: QueueLimits) -> None:
-        """A new, empty work queue of what is published on `subject`. One of the same name that we have left is
-        replaced; raises BusError if somebody else has made it."""
+        """Create an empty work queue of the messages published on `subject`. Replaces a queue of that name that this
+        program has made; raises BusError if somebody else has made it."""
         await self.delete(name)
         stream = api.StreamConfig(
             name=name,
@@ -115,7 +117,7 @@ class JetStream:
             max_age=limits.age_s,
             metadata=_OWNED,
         )
-        takers = api.ConsumerConfig(
+        workers = api.ConsumerConfig(
             name=consumer,
             durable_name=consumer,
             ack_policy=api.AckPolicy.EXPLICIT,
@@ -124,15 +126,15 @@ class JetStream:
         )
         with self._errors_of(f"stream {name}"):
             await self._context.add_stream(stream)
-            await self._context.add_consumer(name, takers)
+            await self._context.add_consumer(name, workers)
 
     async def create_bucket(self, name: str, changes: str) -> None:
-        """A new, empty bucket. Changes, once they are stored, are published on `changes`, which ends in ".>", with the
-        key in that place. Replaces and refuses like `create_queue`."""
+        """Create an empty bucket. Stored changes are published on `changes`, a subject that ends in ".>", with the key
+        in that place. Replaces and refuses like `create_queue`."""
         stream = _STREAM_FORM.format(name)
         await self.delete(stream)
         with self._errors_of(f"bucket {name}"):
-            # Not the client's own way to make one, which leaves out the metadata.
+            # Not by the client's create_key_value, which cannot set metadata.
             await self._context.add_stream(
                 api.StreamConfig(
                     name=stream,
@@ -149,7 +151,7 @@ class JetStream:
             )
 
     async def delete(self, name: str) -> bool:
-        """Delete a stream that we have made, if it is there. Raises BusError if it is not ours."""
+        """Delete a stream, if it exists. Returns whether it did. Raises BusError if this program has not made it."""
         try:
             with self._errors_of(f"stream {name}"):
                 info = await self._context.stream_info(name)
@@ -163,29 +165,29 @@ class JetStream:
             return False
 
     async def delete_bucket(self, name: str) -> bool:
-        """Delete a bucket that we have made, if it is there."""
+        """Delete a bucket, like `delete`."""
         return await self.delete(_STREAM_FORM.format(name))
 
     # For everybody
 
     async def append(self, stream: str, subject: str, data: bytes) -> None:
-        """Have a message stored. Raises StreamFullError. After a BusError it may be stored nevertheless."""
+        """Store a message. Raises StreamFullError. After another BusError the message may be stored nevertheless."""
         with self._errors_of(f"stream {stream}"):
             await self._context.publish(subject, data, stream=stream)
 
     async def state(self, stream: str, consumer: str) -> ConsumerState:
-        """How far the takers are."""
+        """How many messages wait, and how many have been delivered."""
         with self._errors_of(f"stream {stream}"):
             info = await self._context.consumer_info(stream, consumer)
         return ConsumerState(info.num_pending or 0, info.num_ack_pending or 0, info.delivered.stream_seq)
 
     async def next_message(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
-        """The first message from that sequence on, left where it is; None: there is no more."""
+        """Read the first message from that sequence on, without taking it; None if there is none."""
         with self._errors_of(f"stream {stream}"):
             try:
                 found = await self._context.get_msg(stream, seq=sequence, subject=subject, next=True)
             except NotFoundError:
-                # No more messages, or no stream?
+                # Also raised when there is no stream, for which this call raises.
                 await self._context.stream_info(stream)
                 return None
         stored_at = found.time.timestamp() if found.time is not None else time.time()
@@ -194,7 +196,7 @@ class JetStream:
     async def purge(self, stream: str) -> int:
         """Drop all messages. Returns how many."""
         with self._errors_of(f"stream {stream}"):
-            # The client's own call does not tell how many.
+            # The client's purge_stream does not return how many.
             await self._context.stream_info(stream)
             answer = await self._bus.request(
                 f"{api.DEFAULT_PREFIX}.STREAM.PURGE.{stream}", b"{}", timeout_s=self._timeout_s
@@ -205,7 +207,7 @@ class JetStream:
             raise BusError(f"stream {stream} was not purged: {answer[:200]!r}") from error
 
     async def read(self, bucket: str, keys: tuple[str, ...]) -> dict[str, bytes]:
-        """The values of those of the keys that have one."""
+        """Read the values of these keys; keys that are not set are left out."""
         values: dict[str, bytes] = {}
         with self._errors_of(f"bucket {bucket}"):
             store = await self._context.key_value(bucket)

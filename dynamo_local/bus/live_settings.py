@@ -1,7 +1,7 @@
-"""Settings that change while the server runs: a key-value bucket of JetStream, and what processes read from it.
+"""Live settings on the bus: a key-value bucket of JetStream, written by `dynamo config` and followed by frontends.
 
-The bucket holds only what somebody has set; where it is silent, the graph's configuration holds. It is created by its
-owner, `dynamo serve`, and lasts as long as the server.
+The bucket contains only settings that have been set while the server runs; for all others the graph's configuration
+holds. It is created by its owner, `dynamo serve`, and deleted with the server.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import logging
 from collections.abc import Mapping
 
 from dynamo_local.bus.jetstream import JetStream, StreamAbsentError
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.errors import BusError, UsageError
-from dynamo_local.core.live_settings import SETTINGS, setting
+from dynamo_local.core.live_settings import SETTINGS, LiveSettings, setting
 from dynamo_local.core.names import Subjects
 from dynamo_local.log_once import LogOnce
 
@@ -21,34 +22,31 @@ _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 READ_EVERY_S = 15.0
-"""Changes are told at once; one that was told while the connection was down is read after so long at most."""
+"""Interval of reading all settings. Changes are published at once, but lost to a process whose connection is down."""
 
 
-class LiveSettings:
-    """The settings as one process sees them. `defaults` hold for what is not set.
+class LiveSettingsWatch:
+    """Follows the settings for one process. `configured` are the values of the settings that are not set.
 
-    Without a bucket, or while NATS is down, the values are those last read.
+    Without a bucket, these hold for all settings. While NATS is down, the values last read hold.
     """
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, defaults: Mapping[str, int], *, read_every_s: float = READ_EVERY_S
+        self, bus: Bus, subjects: Subjects, configured: LiveSettings, *, read_every_s: float = READ_EVERY_S
     ) -> None:
+        self.current = configured
+        """The values that hold now."""
         self._bus = bus
         self._bucket = subjects.settings_bucket
         self._changes = subjects.setting_changes
         self._stream = JetStream(bus, timeout_s=_TIMEOUT_S)
-        self._defaults = {name: defaults.get(name, known.default) for name, known in SETTINGS.items()}
-        self._set: dict[str, int] = {}
+        self._configured = configured
         self._read_every_s = read_every_s
         self._changed = asyncio.Event()
-        self._trouble = LogOnce(_log)
-
-    def get(self, name: str) -> int:
-        """The value that holds now. Raises UsageError for an unknown setting."""
-        return self._set.get(name, self._defaults[setting(name).name])
+        self._log_once = LogOnce(_log)
 
     async def start(self) -> None:
-        """Have changes told, and read what is set already. Trouble is a warning, not an error."""
+        """Listen to changes, and read the settings. A failure is logged, not raised."""
 
         async def on_change(_: Message) -> None:
             self._changed.set()
@@ -71,49 +69,49 @@ class LiveSettings:
         try:
             stored = await self._stream.read(self._bucket, tuple(SETTINGS))
         except StreamAbsentError:
-            self._trouble.note("there are no live settings, the graph's configuration holds")
+            self._log_once.warn("there are no live settings: the graph's configuration holds")
             self._adopt({})
         except BusError as error:
-            self._trouble.note(f"live settings cannot be read, the last known hold: {error}")
+            self._log_once.warn(f"live settings cannot be read, those last read hold: {error}")
         else:
-            self._trouble.over()
-            self._adopt(understood(stored))
+            self._log_once.clear()
+            self._adopt(decoded(stored))
 
     def _adopt(self, values: dict[str, int]) -> None:
-        for name in SETTINGS:
-            before, now = self.get(name), values.get(name, self._defaults[name])
-            if before != now:
-                _log.warning("%s is %d now, was %d", name, now, before)
-        self._set = values
+        before, self.current = self.current, self._configured.changed(values)
+        for known in SETTINGS.values():
+            was, now = getattr(before, known.field), getattr(self.current, known.field)
+            if was != now:
+                _log.warning("%s is %d now, was %d", known.name, now, was)
 
 
 async def read_settings(bus: Bus, subjects: Subjects) -> dict[str, int]:
-    """What is set, by name; nothing for settings that are not. Raises BusError."""
-    return understood(await JetStream(bus, timeout_s=_TIMEOUT_S).read(subjects.settings_bucket, tuple(SETTINGS)))
+    """Read the settings that have been set, by name. Raises BusError."""
+    return decoded(await JetStream(bus, timeout_s=_TIMEOUT_S).read(subjects.settings_bucket, tuple(SETTINGS)))
 
 
 async def write_setting(bus: Bus, subjects: Subjects, name: str, value: int) -> None:
-    """Set a setting. Raises UsageError for what is not allowed, before anything is written; BusError."""
+    """Set a setting. Raises UsageError for an unknown name or a value that is not allowed, and BusError."""
     checked = setting(name).parse(str(value))
     await JetStream(bus, timeout_s=_TIMEOUT_S).write(subjects.settings_bucket, name, str(checked).encode())
 
 
-def understood(stored: Mapping[str, bytes]) -> dict[str, int]:
-    """The values among what is stored; with a warning for what is none."""
+def decoded(stored: Mapping[str, bytes]) -> dict[str, int]:
+    """Values of stored settings, by name. Those that are not allowed are left out, with a warning."""
     values: dict[str, int] = {}
     for name, data in stored.items():
         try:
             values[name] = setting(name).parse(data.decode(errors="replace"))
         except UsageError as error:
-            _log.warning("live setting ignored: %s", error)
+            _log.warning("a live setting is ignored: %s", error)
     return values
 
 
 async def create_settings(bus: Bus, subjects: Subjects) -> None:
-    """For the owner alone: a new, empty bucket, instead of one that an earlier owner has left. Raises BusError."""
+    """Create an empty bucket, for the owner alone. Replaces one left by an earlier owner. Raises BusError."""
     await JetStream(bus, timeout_s=_TIMEOUT_S).create_bucket(subjects.settings_bucket, subjects.setting_changes)
 
 
 async def delete_settings(bus: Bus, subjects: Subjects) -> bool:
-    """For the owner alone. False if there was none. Raises BusError."""
+    """Delete the bucket, for the owner alone. Returns False if there was none. Raises BusError."""
     return await JetStream(bus, timeout_s=_TIMEOUT_S).delete_bucket(subjects.settings_bucket)

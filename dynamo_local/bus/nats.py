@@ -1,8 +1,8 @@
-"""The bus: core NATS behind a narrow port. Foreign errors become BusError here.
+"""One connection to NATS: messages (`send`, `listen`), requests (`ask`, `serve`), and both as plain bytes.
 
-Delivery is at most once. While the connection is down, publications are buffered up to a bound and subscriptions
-are restored on reconnection; what others published meanwhile is lost, and the protocols above notice it by
-sequence numbers, positions and leases.
+Delivery is at most once. While the connection is down, publications are buffered up to a bound, and subscriptions are
+restored on reconnection; messages that others published meanwhile are lost. The protocols above notice this by sequence
+numbers, positions and leases. Errors of the NATS client become BusError here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,24 +20,25 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
-from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js import JetStreamContext
-from nats.js.api import Header
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
+from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
+from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 
 _log = logging.getLogger(__name__)
+_M = TypeVar("_M")
 
 _CONNECT_TIMEOUT_S = 2
 _RECONNECT_WAIT_S = 0.2
 _PING_INTERVAL_S = 5
 _PENDING_BYTES = 32 * 1024 * 1024
-"""Publications held back while the connection is down."""
+"""Size of the buffer for publications while the connection is down."""
 
 
 class BusAddress(msgspec.Struct, frozen=True):
-    """Where NATS is and what it asks for. Holds a secret: keep it in files of mode 0600, never in argv or logs."""
+    """URL and token of a NATS server. The token is a secret: keep it in files of mode 0600, never in argv or logs."""
 
     url: str
     token: str | None = None
@@ -51,7 +53,7 @@ class BusAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The URL without the credentials that it may hold, fit to be shown."""
+        """The URL without credentials, fit for logs and errors."""
         try:
             parts = urlsplit(self.url)
         except ValueError:
@@ -62,39 +64,8 @@ class BusAddress(msgspec.Struct, frozen=True):
         return f"BusAddress({self.shown!r}, token={'***' if self.token else None})"
 
 
-@dataclass(frozen=True)
-class Message:
-    """What arrived. `reply` is the subject to answer on, empty if no answer is wanted.
-
-    `status` is not empty when the server says something itself instead of passing on a message, such as "503": nobody
-    listens where an answer was expected.
-    """
-
-    subject: str
-    reply: str
-    data: bytes
-    status: str = ""
-
-
-Handler = Callable[[Message], Awaitable[None]]
-
-
-class Subscription:
-    """A live subscription. Messages are handled one after another, in order."""
-
-    def __init__(self, inner: NatsSubscription) -> None:
-        self._inner = inner
-
-    async def unsubscribe(self) -> None:
-        """Take no more messages. Harmless on a closed bus."""
-        try:
-            await self._inner.unsubscribe()
-        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
-            return
-
-
 class Bus:
-    """One connection of one process to NATS."""
+    """The connection of one process to NATS."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -105,7 +76,7 @@ class Bus:
 
     @classmethod
     async def connect(cls, address: BusAddress, *, name: str, deadline_s: float = 10.0) -> Bus:
-        """Connect, trying for `deadline_s`; afterwards reconnect for ever. Raises BusError.
+        """Connect within `deadline_s`; a connection that is lost later is restored for ever. Raises BusError.
 
         A server that refuses the token is not asked again.
         """
@@ -144,7 +115,7 @@ class Bus:
         )
 
     async def _abandon(self) -> None:
-        """Close what failed attempts to connect have left open. Without a valid address there is nothing."""
+        """Close what failed attempts to connect have left open; nothing if the address was not valid."""
         if self._client.servers:
             await self.close()
 
@@ -154,19 +125,60 @@ class Bus:
 
     @property
     def max_payload(self) -> int:
-        """Largest publication the server takes, in bytes."""
+        """Size of the largest message that the server takes, in bytes."""
         return self._client.max_payload
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
-        """JetStream over this connection, for its adapter (bus/jetstream.py) alone."""
+        """JetStream over this connection, for bus/jetstream.py alone."""
         return self._client.jetstream(timeout=timeout_s)
 
     def inbox(self) -> str:
-        """A subject nobody else uses."""
+        """A new subject that nobody else uses."""
         return self._client.new_inbox()
 
+    async def send(self, subject: str, message: msgspec.Struct) -> None:
+        """Publish a message (core/messages). Raises BusError like `publish`."""
+        await self.publish(subject, codec.encode(message))
+
+    async def ask(self, subject: str, message: msgspec.Struct, reply: type[_M], *, timeout_s: float) -> _M:
+        """Ask with a message, and wait for one answer of type `reply`. Raises BusError like `request`, and DecodeError
+        if the answer is something else."""
+        return codec.decode(await self.request(subject, codec.encode(message), timeout_s=timeout_s), reply)
+
+    async def listen(
+        self, subject: str, kind: type[_M] | UnionType, handler: Callable[[_M], Awaitable[None]]
+    ) -> Subscription:
+        """Have `handler` called for each message of this kind, a message class or a union of tagged ones. What cannot
+        be decoded is logged and dropped. Otherwise as `subscribe`."""
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := decoded(message, kind)) is not None:
+                await handler(content)
+
+        return await self._subscribe(subject, receive)
+
+    async def serve(
+        self,
+        subject: str,
+        kind: type[_M] | UnionType,
+        handler: Callable[[_M, Answer], Awaitable[None]],
+        *,
+        queue: str = "",
+    ) -> Subscription:
+        """Have `handler` called for each request (`ask`), with the means to answer it. Otherwise as `listen`.
+
+        A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
+        `queue` share the requests.
+        """
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := decoded(message, kind)) is not None:
+                await handler(content, Answer(self, message))
+
+        return await self._subscribe(subject, receive, queue)
+
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Send to whoever subscribes. Raises BusError if the message is too large or the buffer is full."""
+        """Send bytes to all who subscribe. Raises BusError if they are too many or the buffer is full."""
         try:
             await self._client.publish(subject, data, reply)
         except nats.errors.MaxPayloadError as error:
@@ -175,14 +187,22 @@ class Bus:
             raise BusError(f"cannot publish on {subject}: {error}") from error
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
-        """Have `handler` called for each message. Subscribers with the same `queue` share the messages.
+        """Have `handler` called for each message, one after another. Subscribers with the same `queue` share them.
 
-        A handler that raises is reported and loses only its message.
+        A handler that raises is logged, and only that message is lost. Raises BusError.
         """
 
+        async def receive(message: NatsMsg) -> None:
+            await handler(Message.of(message))
+
+        return await self._subscribe(subject, receive, queue)
+
+    async def _subscribe(
+        self, subject: str, receive: Callable[[NatsMsg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
         async def deliver(message: NatsMsg) -> None:
             try:
-                await handler(Message(message.subject, message.reply, message.data, _status(message)))
+                await receive(message)
             except Exception:  # noqa: BLE001
                 # The boundary of a message: one that cannot be handled must not end the subscription.
                 _log.exception("message on %s could not be handled", message.subject)
@@ -195,13 +215,13 @@ class Bus:
     async def failed(self) -> None:
         """Wait until the connection has ended for good (the server refuses this client), then raise BusError.
 
-        Never returns. A connection that is only lost is not over: it is restored.
+        Never returns. A connection that is only lost has not ended: it is restored.
         """
         await self._ended.wait()
         raise BusError(f"NATS ended the connection: {self._client.last_error or 'closed'}")
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
+        """Send bytes and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
@@ -215,14 +235,14 @@ class Bus:
         finally:
             if task is not None and task.cancelling() > cancelled:
                 # The client waits by asyncio.wait_for, which swallows a cancellation that comes together with the
-                # answer, or with the word that there is none (python/cpython#86296, mended in 3.12).
+                # answer, or with the notice that there is none (python/cpython#86296, fixed in Python 3.12).
                 raise asyncio.CancelledError
 
     async def flush(self, *, timeout_s: float = 2.0) -> None:
         """Wait until the server has seen everything published so far. Raises BusError."""
         try:
-            # Twice: the client sends its ping ahead of what it has buffered, so the first only sees to it that the
-            # buffer has been written when the second is sent.
+            # Twice: the client sends its ping ahead of its buffer, so that the first answer says nothing about the
+            # buffer. But the buffer has been written when the second ping is sent.
             await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
             await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
         except (nats.errors.Error, OSError) as error:
@@ -241,14 +261,14 @@ class Bus:
         except TimeoutError:
             _log.warning("the connection to NATS did not close within %g s", deadline_s)
         except (OSError, nats.errors.Error) as error:
-            _log.warning("what was pending for NATS is lost: %s", error)
+            _log.warning("messages that were not sent yet are lost: %s", error)
 
     async def _on_error(self, error: Exception) -> None:
         if not self._was_connected and _REFUSED in str(error).lower():
-            # Out of the client's loop of attempts: no other attempt would fare better. (At this stage the
-            # client has no exception class for it, only the server's words.)
+            # Raised to leave the client's loop of attempts: another attempt would be refused as well. (At this stage
+            # the client has no exception class for it, only the server's text.)
             raise nats.errors.AuthorizationError from error
-        _log.warning("bus: %s", str(error) or type(error).__name__)
+        _log.warning("error of the NATS client: %s", str(error) or type(error).__name__)
 
     async def _on_disconnect(self) -> None:
         if not self._closing:
@@ -260,7 +280,3 @@ class Bus:
     async def _on_closed(self) -> None:
         if not self._closing:
             self._ended.set()
-
-
-def _status(message: NatsMsg) -> str:
-    return "" if message.headers is None else message.headers.get(Header.STATUS, "")

@@ -1,8 +1,8 @@
-"""Taking jobs from the prefill queue.
+"""Takes jobs from the prefill queue for a worker.
 
-A job taken is in hand: nobody else gets it for as long as it is kept alive. It leaves the queue when its taker says
-so, and comes again, to whoever pulls, when nothing is heard of it for `ACK_WAIT_S`. So a job may be delivered more
-than once, also to a taker that has done it and whose word was lost; claiming it at its frontend decides.
+No other worker gets a job for as long as it is kept alive. A job leaves the queue when its worker acknowledges it, and
+is delivered again, to any worker, when nothing is heard of it for `ACK_WAIT_S`. So a job may be delivered more than
+once, also to a worker that has done it and whose acknowledgement was lost: its frontend decides, by the claim.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from nats.js import api
 
 from dynamo_local.bus.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMER, PrefillQueue
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob
@@ -30,22 +31,24 @@ from dynamo_local.log_once import LogOnce
 _log = logging.getLogger(__name__)
 
 _CONFIRM_S = 2.0
+"""Deadline of the server's confirmation that it has got an acknowledgement."""
 _PULL_S = 1.0
-"""How long one pull waits at the server. A server that restarts forgets it, so it is short."""
+"""How long one pull request waits at the server. Short, because a server that restarts forgets it."""
 _GRACE_S = 0.5
-"""How long after its end the server's word that a pull has ended is waited for."""
+"""How long the server's notice that a pull request has expired may be late."""
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+"""Pauses between pull requests that fail at once grow from the first to the longest."""
 _FRESH_S = ACK_WAIT_S * 0.6
-"""A job that has lain here for longer unseen may soon be somebody else's."""
+"""A job that has lain here for longer, not kept alive, is about to be delivered again, and dropped here."""
 _NANO = 1_000_000_000
 
 
 class TakenJob:
-    """A job in hand. `delivery` is 1 when it is delivered for the first time.
+    """A job that this worker has taken. `delivery` is 1 for the first delivery of the job.
 
-    None of the calls raises: where the server does not confirm, the job may come again, which its taker is ready for
-    in any case.
+    None of the calls raises: if the server does not confirm, the job may be delivered again, for which workers must be
+    prepared in any case.
     """
 
     def __init__(self, bus: Bus, job: PrefillJob, reply: str, arrived_at: float) -> None:
@@ -57,7 +60,7 @@ class TakenJob:
         self._settled = False
 
     async def keep_alive(self) -> None:
-        """Still at it. To be said every `KEEP_ALIVE_S`; nothing after the job's end."""
+        """Tell the queue that the job is being worked on. To be called every `KEEP_ALIVE_S`."""
         if self._settled:
             return
         try:
@@ -66,29 +69,29 @@ class TakenJob:
             _log.debug("job %s not kept alive: %s", self.job.job, error)
 
     async def done(self) -> None:
-        """It has been worked off."""
+        """Remove the job from the queue: it is done."""
         await self._settle(DONE, "done")
 
     async def end(self, reason: str) -> None:
-        """It is not to be done, by nobody: the reason is for the log."""
+        """Terminate the job: it is not redelivered. `reason` is for the log."""
         await self._settle(NEVER, f"ended ({reason})")
 
     async def give_back(self) -> None:
-        """Somebody else may have it, at once."""
+        """Return the job to the queue, to be delivered again at once."""
         await self._settle(AGAIN, "given back")
 
-    async def _settle(self, word: bytes, what: str) -> None:
+    async def _settle(self, acknowledgement: bytes, what: str) -> None:
         self._settled = True
         _log.debug("job %s of request %s: %s", self.job.job, self.job.request_id, what)
         try:
-            await self._bus.request(self._reply, word, timeout_s=_CONFIRM_S)
+            await self._bus.request(self._reply, acknowledgement, timeout_s=_CONFIRM_S)
         except BusError as error:
-            _log.warning("job %s: that it is %s is not confirmed, it may come again: %s", self.job.job, what, error)
+            _log.warning("job %s is %s, which NATS has not confirmed; it may come again: %s", self.job.job, what, error)
 
 
 @dataclass
 class _Pull:
-    """A request for jobs. The server tells its end, if jobs do not end it, on `subject`; `ended` is what it said."""
+    """A pull request. If it ends otherwise than by messages, the server says so on `subject`; `ended` is the status."""
 
     subject: str
     ended: str | None = None
@@ -97,28 +100,34 @@ class _Pull:
 class PrefillConsumer:
     """Takes jobs for one worker process. After `close` it may be used again."""
 
+    # Not by nats-py's PullSubscription.fetch (2.16, nats/js/client.py), for three reasons. A fetch that is cancelled
+    # loses the messages that it has collected, which come again only after ACK_WAIT_S instead of being given back.
+    # All fetches share one inbox, so that the status of an abandoned one ends the next. And status 409, for a queue
+    # that is deleted or for too many requests, is raised as a timeout like that of a request that has expired, though
+    # it comes at once: a loop around it would be hot.
+
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self.garbage = 0
-        """Messages that could not be understood, and were ended."""
+        """Number of messages that could not be decoded, and were terminated."""
         self._bus = bus
         self._queue = PrefillQueue(bus, subjects)
         self._next = f"{api.DEFAULT_PREFIX}.CONSUMER.MSG.NEXT.{subjects.prefill_stream}.{CONSUMER}"
         self._inbox = bus.inbox()
-        self._numbers = itertools.count(1)
+        self._pull_numbers = itertools.count(1)
         self._listens = False
         self._closed = False
         self._arrived: deque[TakenJob] = deque()
         self._pull = _Pull("")
         self._heard = 0
-        """Messages that arrived, garbage included: each is an answer to a pull."""
+        """Number of messages that arrived, undecodable ones included: each counts for a pull request."""
         self._news = asyncio.Event()
-        self._trouble = LogOnce(_log)
+        self._log_once = LogOnce(_log)
 
     async def take(self, batch: int, timeout_s: float) -> list[TakenJob]:
-        """Jobs, as soon as there is one, at most `batch`; none if none came in time or NATS is down.
+        """Wait for a job; return all that are there then, at most `batch`. Empty if none came in time or NATS is down.
 
-        Raises QueueAbsentError if there is still no queue at the end of the time, never sooner, so that a loop around
-        this is not hot. For one caller at a time. Whoever cancels it calls `close`, or takes again.
+        Raises QueueAbsentError if there is no queue, and not before `timeout_s` has passed, so that a loop around this
+        call is not hot. One caller at a time. After a cancellation, call `close`, or take again.
         """
         deadline = time.monotonic() + timeout_s
         await self._listen()
@@ -131,7 +140,7 @@ class PrefillConsumer:
             wait_s = min(remaining_s, _PULL_S)
             pulled_at = time.monotonic()
             await self._pull_jobs({"batch": 1, "expires": int(wait_s * _NANO)}, 1, wait_s + _GRACE_S)
-            # A pull that the server ends before its time has failed: no queue, no server, too many pulls.
+            # A pull request that ends early has failed: there is no queue, no server, or too many requests.
             if self._pull.ended is not None and time.monotonic() - pulled_at < wait_s / 2:
                 await asyncio.sleep(min(next(pauses), max(0.0, deadline - time.monotonic())))
         missing = batch - len(self._arrived)
@@ -140,9 +149,9 @@ class PrefillConsumer:
         return [self._arrived.popleft() for _ in range(min(batch, len(self._arrived)))]
 
     async def close(self) -> None:
-        """Take no more, and give back at once what `take` has not returned."""
-        # The subscription stays: a pull that was cancelled is at the server for up to a second more, which may deliver
-        # to it though nobody listens any more. What it brings is given back, too.
+        """Take no more jobs, and give back those that `take` has not returned."""
+        # The subscription stays: a pull request that was cancelled is at the server for up to _PULL_S more, and jobs
+        # delivered to it must be given back, too.
         self._closed = True
         unseen, self._arrived = self._arrived, deque()
         await asyncio.gather(*(job.give_back() for job in unseen))
@@ -154,8 +163,8 @@ class PrefillConsumer:
             await self._bus.subscribe(f"{self._inbox}.*", self._on_message)
 
     async def _pull_jobs(self, request: dict[str, object], wanted: int, within_s: float) -> None:
-        """Ask for jobs, and wait until `wanted` messages have arrived or the server says that it is over."""
-        pull = self._pull = _Pull(f"{self._inbox}.{next(self._numbers)}")
+        """Send a pull request, and wait until `wanted` messages have arrived or the request has ended."""
+        pull = self._pull = _Pull(f"{self._inbox}.{next(self._pull_numbers)}")
         if not self._bus.connected:
             pull.ended = "not connected"
             return
@@ -185,7 +194,7 @@ class PrefillConsumer:
             job = codec.decode(message.data, PrefillJob)
         except DecodeError as error:
             self.garbage += 1
-            _log.warning("a message in the prefill queue is no job and is dropped: %s", error)
+            _log.warning("a message in the prefill queue is dropped: %s", error)
             await self._bus.publish(message.reply, NEVER)
             return
         taken = TakenJob(self._bus, job, message.reply, time.monotonic())
@@ -195,7 +204,7 @@ class PrefillConsumer:
             self._arrived.append(taken)
 
     def _drop_stale(self) -> bool:
-        """Forget jobs that arrived too long ago, which are delivered again. Returns whether there are others."""
+        """Drop jobs that arrived too long ago; the queue delivers them again. Returns whether any are left."""
         oldest = time.monotonic() - _FRESH_S
         while self._arrived and self._arrived[0].arrived_at < oldest:
             self._arrived.popleft()
@@ -203,14 +212,14 @@ class PrefillConsumer:
 
     async def _fail_if_absent(self) -> None:
         if self._pull.ended in (None, api.StatusCode.REQUEST_TIMEOUT):
-            self._trouble.over()
+            self._log_once.clear()
             return
         try:
             await self._queue.length()
         except QueueAbsentError:
             raise
         except BusError as error:
-            self._trouble.note(f"no prefill jobs can be taken: {error}")
+            self._log_once.warn(f"no prefill jobs can be taken: {error}")
 
 
 def _pauses() -> Iterator[float]:

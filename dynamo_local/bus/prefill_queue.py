@@ -1,7 +1,8 @@
 """The prefill queue: jobs that frontends publish and prefill workers take (bus/prefill_consumer.py).
 
-A work-queue stream of JetStream on disk: a job is kept until its taker says that it is done, whoever dies meanwhile.
-It is created by its owner, `dynamo serve`, and by nobody else: a reader that created it would read a plausible zero.
+The queue is a work-queue stream of JetStream on disk: a job is kept until a worker acknowledges that it is done,
+whichever process dies meanwhile. Only its owner, `dynamo serve`, creates it: a reader that created a missing queue
+would report a plausible length of zero.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.names import Subjects
 
 ACK_WAIT_S = 5.0
-"""A job in hand that its taker has not kept alive for so long is delivered again."""
+"""A job that its worker has not kept alive for so long is delivered again."""
 KEEP_ALIVE_S = ACK_WAIT_S / 4
-"""How often a taker keeps a job alive."""
+"""How often a worker keeps its jobs alive."""
 CONSUMER = "workers"
 """The one durable consumer, which all prefill workers pull from."""
 
 LIMITS = QueueLimits(
-    # Far beyond any sensible max-prefill-queue-size: what is left of jobs whose frontends died must fit as well.
+    # Far beyond any sensible max-prefill-queue-size: jobs whose frontends have died must fit as well.
     messages=10_000,
-    # Ids may come from clients, in a header.
+    # Request ids may come from clients, in a header, and be long.
     message_bytes=64 * 1024,
-    # Jobs have deadlines of seconds to minutes, which their takers see to. This is for jobs that nobody takes.
+    # Workers drop jobs past their deadlines of seconds to minutes. This bound is for jobs that no worker takes.
     age_s=3600.0,
     ack_wait_s=ACK_WAIT_S,
 )
@@ -38,8 +39,8 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class QueueLength:
-    """Jobs not yet delivered, and jobs delivered that are not ended: with a worker, or waiting to be delivered
-    again."""
+    """`waiting`: jobs never delivered; `in_hand`: jobs delivered and not done, which a worker has or which wait to be
+    delivered again."""
 
     waiting: int
     in_hand: int
@@ -47,8 +48,7 @@ class QueueLength:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job as it lies in the queue. `job` is None if it cannot be understood. `taken`: it was delivered, once or more
-    often."""
+    """A job in the queue. `job` is None if it cannot be decoded. `taken`: whether it was delivered before."""
 
     sequence: int
     job: PrefillJob | None
@@ -57,9 +57,9 @@ class QueuedJob:
 
 
 class PrefillQueue:
-    """The queue of one namespace, for all but its takers. Keeps no state.
+    """The queue of one namespace, for publishers and operators (workers use PrefillConsumer). Keeps no state.
 
-    Every call raises QueueAbsentError when there is no queue, BusError when NATS does not answer in time.
+    Each call raises QueueAbsentError when there is no queue, BusError when NATS does not answer in time.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -69,19 +69,19 @@ class PrefillQueue:
         self._namespace = subjects.namespace
 
     async def publish(self, job: PrefillJob) -> None:
-        """Queue a job. Raises QueueFullError. After another BusError the job may be queued nevertheless: be ready to
-        refuse whoever claims it."""
+        """Queue a job. Raises QueueFullError. After another BusError the job may be queued nevertheless: its claim must
+        be refused then."""
         with self._errors():
             await self._stream.append(self._name, self._subject, codec.encode(job))
 
     async def length(self) -> QueueLength:
-        """How many jobs there are."""
+        """The number of jobs."""
         with self._errors():
             state = await self._stream.state(self._name, CONSUMER)
         return QueueLength(state.waiting, state.in_hand)
 
     async def jobs(self, limit: int) -> list[QueuedJob]:
-        """The oldest jobs, left where they are."""
+        """Read the oldest jobs, without taking them."""
         found: list[QueuedJob] = []
         with self._errors():
             state = await self._stream.state(self._name, CONSUMER)
@@ -91,12 +91,12 @@ class PrefillQueue:
                 if message is None:
                     break
                 taken = message.sequence <= state.delivered
-                found.append(QueuedJob(message.sequence, _understood(message.data), message.age_s, taken))
+                found.append(QueuedJob(message.sequence, _decoded(message.data), message.age_s, taken))
                 sequence = message.sequence + 1
         return found
 
     async def purge(self) -> int:
-        """Drop all jobs, those in hand as well: who has one finishes it. Returns how many."""
+        """Drop all jobs and return how many. Workers finish the jobs that they have taken."""
         with self._errors():
             return await self._stream.purge(self._name)
 
@@ -114,17 +114,18 @@ class PrefillQueue:
 
 
 async def create_prefill_queue(bus: Bus, subjects: Subjects, limits: QueueLimits = LIMITS) -> None:
-    """For the owner alone: a new, empty queue. What an earlier owner has left goes, jobs included. Raises BusError."""
+    """Create an empty queue, for the owner alone. Replaces a queue left by an earlier owner, jobs included. Raises
+    BusError."""
     stream = JetStream(bus, timeout_s=_TIMEOUT_S)
     await stream.create_queue(subjects.prefill_stream, subjects.prefill_jobs, CONSUMER, limits)
 
 
 async def delete_prefill_queue(bus: Bus, subjects: Subjects) -> bool:
-    """For the owner alone. False if there was none. Raises BusError."""
+    """Delete the queue, for the owner alone. Returns False if there was none. Raises BusError."""
     return await JetStream(bus, timeout_s=_TIMEOUT_S).delete(subjects.prefill_stream)
 
 
-def _understood(data: bytes) -> PrefillJob | None:
+def _decoded(data: bytes) -> PrefillJob | None:
     try:
         return codec.decode(data, PrefillJob)
     except DecodeError:

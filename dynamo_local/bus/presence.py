@@ -1,8 +1,7 @@
-"""Presence: a process announces itself on the bus, and keeps a view of all others.
+"""Presence: a process announces itself on the bus, and keeps a view of all other processes.
 
-A worker becomes routable by saying that it is ready, leaves routing at once by saying that it drains or by having
-its lease revoked, and leaves it within `fleet.TTL_S` when it says nothing any more. A process that waits for a core to
-say something on is not gone.
+A worker is routable from its announcement "ready" on, until it announces "draining", its lease is revoked, or it has
+been silent for `fleet.TTL_S`. A process that is silent because it waits for CPU time is not taken for gone.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.starvation import Starvation
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
@@ -29,17 +29,17 @@ from dynamo_local.core.names import Subjects
 _log = logging.getLogger(__name__)
 
 TICK_S = BEAT_S / 2
-"""From a look at who is silent to the next one, at least: what has come is read in between."""
+"""Shortest time between two looks for silent processes. Messages that have arrived are read in between."""
 
 _EXPIRED_S = 0.001
-"""After the moment until which nobody is missed."""
+"""Look so much later than the next expiry, so that it has passed then."""
 
 _LOOKED_AT_BEFORE_S = TTL_S / 2
-"""So long before somebody would be missed, it is looked at: whether it waits for a core."""
+"""A silent process is looked at from so long before its expiry: whether it waits for CPU time."""
 
 
 class Announcer:
-    """Publishes this process's presence: at every beat (core/beats.py), on every change, and when probed."""
+    """Publishes the presence of this process: at every beat (core/beats.py), on every change, and when probed."""
 
     def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = BEAT_S) -> None:
         self._bus = bus
@@ -55,7 +55,7 @@ class Announcer:
         return self._presence
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the presence; published as soon as the event loop gets to it."""
+        """Change fields of the presence, and publish it at the next turn of the event loop."""
         updated = msgspec.structs.replace(self._presence, **changes)
         if updated != self._presence:
             self._presence = updated
@@ -63,8 +63,8 @@ class Announcer:
             self._changed.set()
 
     def note(self, *, load: Load | None = None, counts: Counts | None = None) -> None:
-        """Note what changes all the time. Published with the next beat, not at once, unless nothing has changed for
-        long. None: as it was."""
+        """Change load or counts, which change all the time: published with the next beat, or at once if this process
+        was quiet. None leaves a value as it is."""
         was = self._presence
         self._presence = msgspec.structs.replace(
             was,
@@ -77,14 +77,14 @@ class Announcer:
                 self._changed.set()
 
     async def announce(self) -> None:
-        """Publish now. A bus that is down is no error: the next beat comes."""
+        """Publish now. A failure is logged, not raised: the next beat publishes again."""
         try:
-            await self._bus.publish(self._subject, codec.encode(self._presence))
+            await self._bus.send(self._subject, self._presence)
         except BusError as error:
-            _log.warning("presence not published: %s", error)
+            _log.warning("the presence could not be published: %s", error)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish at every beat and change until cancelled."""
 
         async def on_probe(_: Message) -> None:
             await self.announce()
@@ -96,14 +96,14 @@ class Announcer:
             self._presence = msgspec.structs.replace(self._presence, quiet=quiet)
             await self.announce()
             interval_s = max(self._interval_s, QUIET_BEAT_S) if quiet else self._interval_s
-            # (wait_for of Python 3.11 forgets to be cancelled when something has changed at the same time.)
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with a change.
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_beat(time.monotonic(), interval_s)):
                     await self._changed.wait()
 
 
 def _same(one: Presence, other: Presence) -> bool:
-    """Whether they say the same, but for the time at which the load was measured."""
+    """Whether load and counts are equal, apart from the time at which the load was measured."""
     return one.counts == other.counts and _timeless(one.load) == _timeless(other.load)
 
 
@@ -112,7 +112,7 @@ def _timeless(load: Load | None) -> Load | None:
 
 
 class FleetWatch:
-    """Keeps a FleetView fed from the bus and tells listeners of every change."""
+    """Keeps a FleetView up to date from the bus, and calls listeners for every change."""
 
     def __init__(self, bus: Bus, subjects: Subjects, clock: Callable[[], float] = time.monotonic) -> None:
         self.view = FleetView()
@@ -121,34 +121,34 @@ class FleetWatch:
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
         self.due_at = math.inf
-        """When the silent are looked for next."""
-        self._said: dict[str, tuple[bytes, str]] = {}
-        """By subject, what came there last, and of which lease."""
+        """Time of the next look for silent processes."""
+        self._last: dict[str, tuple[bytes, str]] = {}
+        """By subject, the last presence as bytes, and its lease."""
         self._starvation = Starvation()
         self._echo = bus.inbox()
         self._echoed = asyncio.Event()
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
-        """Have `listener` called, on the event loop, for each change of the fleet."""
+        """Call `listener` on the event loop for each change of the fleet."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Subscribe, and ask everybody to report now instead of at their next beat."""
+        """Listen, and ask all processes to publish their presence now instead of at their next beat."""
         await self._bus.subscribe(self._subjects.presences, self._on_presence)
-        await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
         await self._bus.subscribe(self._echo, self._on_echo)
         await self._bus.publish(self._subjects.probe, b"")
 
     async def run(self) -> None:
-        """Expire the silent until cancelled."""
+        """Expire silent processes until cancelled."""
         while True:
-            await self._hear_the_bus()
+            await self._await_echo()
             self.tick()
             await asyncio.sleep(max(0.0, self.due_at - self._clock()))
 
-    async def _hear_the_bus(self) -> None:
-        """While somebody is silent, wait for a sign of the bus: it may be stopped, or wait for a core itself. A tick
-        that is late for it is deafness."""
+    async def _await_echo(self) -> None:
+        """If a process is silent, wait for a message of our own to come back: NATS itself may be stopped, or wait for
+        CPU time. `tick` then counts the wait as deafness of this process."""
         if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_BEFORE_S):
             self._echoed.clear()
             with suppress(BusError, TimeoutError):
@@ -159,11 +159,10 @@ class FleetWatch:
         self._echoed.set()
 
     def tick(self) -> None:
-        """Expire the silent, and see when to look again: with the next beat, or when somebody is to be missed before
-        that. Silence while this process was deaf says nothing about the others.
+        """Expire silent processes, and set the time of the next look: the next beat, or the next expiry before that.
 
-        It is deaf while the bus is down, and while its event loop stands still: what has arrived meanwhile
-        lies unread in the socket.
+        Silence says nothing while this process is deaf: while the bus is down, or its event loop stands still and what
+        has arrived lies unread in the socket. That time is excused.
         """
         now = self._clock()
         late_s = now - self.due_at
@@ -184,24 +183,20 @@ class FleetWatch:
 
     async def _on_presence(self, message: Message) -> None:
         now = self._clock()
-        said = self._said.get(message.subject)
-        if said is not None and said[0] == message.data and self.view.heard_again(said[1], now):
+        # Most announcements repeat the last one. They are compared as bytes: decoding costs far more.
+        last = self._last.get(message.subject)
+        if last is not None and last[0] == message.data and self.view.heard_again(last[1], now):
             return
         try:
             presence = codec.decode(message.data, Presence)
         except DecodeError as error:
-            _log.warning("presence on %s ignored: %s", message.subject, error)
+            _log.warning("a presence on %s is ignored: %s", message.subject, error)
             return
-        self._said[message.subject] = message.data, presence.lease
+        self._last[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))
 
-    async def _on_revoked(self, message: Message) -> None:
-        try:
-            lease = codec.decode(message.data, LeaseRevoked).lease
-        except DecodeError as error:
-            _log.warning("revocation ignored: %s", error)
-            return
-        self._tell(self.view.revoke(lease))
+    async def _on_revoked(self, revoked: LeaseRevoked) -> None:
+        self._tell(self.view.revoke(revoked.lease))
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:

@@ -1,4 +1,4 @@
-"""Which processes say nothing because they wait for a core that others have."""
+"""Tells processes that are silent because they wait for CPU time from processes that are gone or hang."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from state.threads import times_of_all
 _log = logging.getLogger(__name__)
 
 _STARVED = 0.5
-"""A process whose threads have waited for so much of the time, since the last look, could say nothing in it."""
+"""A process is starved if its threads have waited for a core for this share of the time since the last look."""
 _LASTS_S = 1.0
-"""A process counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
+"""A process counts as starved for so long after such a look. After a moment on a core, its next wait shows late."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class _Seen:
 
 
 class Starvation:
-    """Looks at processes again and again as long as they are silent. One that is gone, a zombie, stopped or asleep is
-    not starved, nor is one that has taken over a dead one's pid meanwhile."""
+    """Follows silent processes from look to look. A process that is gone, a zombie, stopped or asleep is not starved,
+    nor is one that has got the pid of a dead process meanwhile."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
 
     def look(self, silent: Iterable[Presence]) -> frozenset[str]:
-        """Returns the leases of the starved. Costs nothing while nobody is silent."""
+        """Return the leases of those that are starved. Costs nothing while no process is silent."""
         looks = ((presence, self._look(presence)) for presence in silent)
         self._seen = {presence.lease: seen for presence, seen in looks if seen is not None}
         return frozenset(lease for lease, seen in self._seen.items() if seen.at <= seen.starved_until)

@@ -1,4 +1,4 @@
-"""Bytes to messages and back: msgpack by msgspec, a version in every message, one error for all garbage."""
+"""Encodes and decodes messages: msgpack by msgspec, with a version in each message, and one error for all garbage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from dynamo_local.core.errors import DecodeError
 
 VERSION = 1
-"""Version of the wire format. A process refuses messages of another version rather than guess."""
+"""Version of the wire format. Messages of another version are refused."""
 
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
@@ -23,7 +23,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Serialise a message."""
+    """A message as bytes."""
     return _encoder.encode(message)
 
 

@@ -1,15 +1,15 @@
-"""The one tree of errors.
+"""The tree of errors.
 
-An error carries two short sentences: its cause, and what the reader can do about it. At the boundary (command
-line, service process, HTTP) they are shown as one line. Errors of foreign libraries become one of these in the
-adapter that called the library, `from` their cause.
+An error has two short sentences: its cause, and what the reader can do about it. At the boundary (command line, service
+process, HTTP) they are shown as one line. The adapter of a foreign library turns the library's errors into these,
+`from` their cause.
 """
 
 from __future__ import annotations
 
 
 class DynamoError(Exception):
-    """Root of the tree. `exit_code` is what a process ends with when the error reaches its boundary."""
+    """Root of the tree. `exit_code` is the exit status of a process that ends with the error."""
 
     exit_code = 1
 
@@ -23,13 +23,13 @@ class DynamoError(Exception):
 
 
 class UsageError(DynamoError):
-    """The user asked for something that cannot be done as asked. Nothing was started or changed."""
+    """The user asks for something impossible. Nothing was started or changed."""
 
     exit_code = 2
 
 
 class GraphError(UsageError):
-    """A graph cannot be loaded or is not well formed: missing module, unknown service, cycle."""
+    """A graph cannot be loaded, or is not well formed: missing module, unknown service, cycle."""
 
 
 class ConfigError(UsageError):
@@ -37,19 +37,19 @@ class ConfigError(UsageError):
 
 
 class DeviceError(UsageError):
-    """The devices asked for are not there or not free."""
+    """The requested devices do not exist or are not free."""
 
 
 class NamespaceBusyError(UsageError):
-    """Another server runs in the namespace."""
+    """Another server is running in the namespace."""
 
 
 class PortInUseError(UsageError):
-    """The address to listen on is taken."""
+    """The address to listen on is in use."""
 
 
 class NotRunningError(UsageError):
-    """No server runs in the namespace, or it has no such service."""
+    """No server is running in the namespace, or it has no such service."""
 
 
 class StateError(DynamoError):
@@ -65,7 +65,7 @@ class BusError(DynamoError):
 
 
 class QueueAbsentError(BusError):
-    """There is no prefill queue: nobody has created it, or it is gone."""
+    """The prefill queue does not exist: it was not created, or has been deleted."""
 
 
 class QueueFullError(BusError):
@@ -73,7 +73,7 @@ class QueueFullError(BusError):
 
 
 class DecodeError(DynamoError):
-    """Bytes from the bus or a file are not the message they should be, or of a version not understood."""
+    """Bytes from the bus or a file are not the expected message, or of another version."""
 
 
 class RpcError(DynamoError):
@@ -85,8 +85,8 @@ class EngineError(DynamoError):
 
 
 class RequestError(DynamoError):
-    """One request cannot be carried on. Never affects another request."""
+    """A request cannot be continued. Other requests are not affected."""
 
 
 class BadRequestError(RequestError):
-    """What the request's client asks for cannot be done, by whichever worker: the fault is its own."""
+    """A request's client asks for something that no worker can do."""

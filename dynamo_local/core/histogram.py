@@ -1,4 +1,4 @@
-"""A histogram as Prometheus has them. Pure."""
+"""A histogram for Prometheus. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """Counts values by upper bounds, which are ascending; those above the last one are counted, too."""
+    """Counts values by ascending upper bounds. Values above the last bound are counted, too."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -15,12 +15,13 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
+        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def cumulative(self) -> list[tuple[str, int]]:
-        """(bound, how many values are not above it), the last bound being "+Inf"."""
+        """Pairs of a bound and the number of values up to it; the last bound is "+Inf"."""
         found: list[tuple[str, int]] = []
         total = 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):

@@ -1,34 +1,77 @@
-"""Settings that change while a server runs: what there is, and which values are allowed.
+"""Live settings: those settings of the frontend that may be changed while a server runs, and their allowed values.
 
-The one registry: commands refuse by it before they write, readers refuse by it what others wrote.
+Each is declared once, as a field of `LiveSettings`. The frontend's configuration keys, `dynamo config`, the values that
+a frontend reads from the bus (bus/live_settings.py) and the reference are made from these fields.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from dynamo_local.core.errors import UsageError
 
 _WHOLE = re.compile(r"[0-9]+")
 
 
+def _declare(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """The values of all live settings: whole numbers from 0, or switches, which `dynamo config` shows as 0 and 1.
+
+    As a configuration, these are the values that hold until a setting is changed.
+    """
+
+    max_local_prefill_length: int = _declare(
+        1000, "Maximum uncached tokens of a prompt that a decode worker prefills itself."
+    )
+    max_prefill_queue_size: int = _declare(
+        2, "Number of waiting prefill jobs from which decode workers prefill all prompts themselves; 0: always."
+    )
+    rebalance: bool = _declare(
+        False, "Whether requests migrate away from workers whose KV cache fills up (live setting: 1 or 0)."
+    )
+    rebalance_below: int = _declare(
+        100, "Freeness (steps until the KV cache is full) below which requests migrate away from a worker."
+    )
+    rebalance_above: int = _declare(
+        400, "Freeness (steps until the KV cache is full) above which a worker takes migrated requests."
+    )
+    rebalance_period_s: int = _declare(30, "Minimum time between two migrations of a request, in s.")
+
+    def changed(self, values: Mapping[str, int]) -> LiveSettings:
+        """A copy with some values replaced, by the names of the settings. Raises UsageError for an unknown name."""
+        fields: dict[str, Any] = {setting(name).field: SETTINGS[name].convert(value) for name, value in values.items()}
+        return dataclasses.replace(self, **fields)
+
+
 @dataclass(frozen=True)
 class LiveSetting:
-    """A setting whose value is a whole number. `default` holds where the graph's configuration says nothing."""
+    """A live setting for `dynamo config`: `name` in kebab-case, values as whole numbers (0 and 1 for a switch)."""
 
     name: str
     help: str
     default: int
+    maximum: int
     minimum: int = 0
-    maximum: int = 2**31 - 1
+    is_switch: bool = False
+
+    @property
+    def field(self) -> str:
+        """Name of the field of `LiveSettings`."""
+        return self.name.replace("-", "_")
 
     def parse(self, text: str) -> int:
-        """The value that a text stands for. Raises UsageError for what is not allowed."""
+        """The value of a text. Raises UsageError for a value that is not allowed."""
         digits = text.strip()
-        # Longer ones are too large in any case, and slow to convert.
+        # More digits are too large a number in any case, and slow to convert.
         value = int(digits) if _WHOLE.fullmatch(digits) and len(digits) <= 20 else None
         if value is None or not self.minimum <= value <= self.maximum:
             shown = text if len(text) <= 40 else f"{text[:40]}..."
@@ -38,56 +81,31 @@ class LiveSetting:
             )
         return value
 
+    def convert(self, value: int) -> int:
+        """The value as the type of its field."""
+        return bool(value) if self.is_switch else value
 
-MAX_LOCAL_PREFILL_LENGTH = LiveSetting(
-    "max-local-prefill-length",
-    "Maximum uncached tokens of a prompt that a decode worker prefills itself.",
-    default=1000,
-)
-MAX_PREFILL_QUEUE_SIZE = LiveSetting(
-    "max-prefill-queue-size",
-    "Number of waiting prefill jobs from which decode workers prefill all prompts themselves; 0: always.",
-    default=2,
-)
-REBALANCE = LiveSetting(
-    "rebalance",
-    "Whether requests migrate away from workers whose KV cache fills up (live setting: 1 or 0).",
-    default=0,
-    maximum=1,
-)
-REBALANCE_BELOW = LiveSetting(
-    "rebalance-below",
-    "Freeness (steps until the KV cache is full) below which requests migrate away from a worker.",
-    default=100,
-)
-REBALANCE_ABOVE = LiveSetting(
-    "rebalance-above",
-    "Freeness (steps until the KV cache is full) above which a worker takes migrated requests.",
-    default=400,
-)
-REBALANCE_PERIOD_S = LiveSetting(
-    "rebalance-period-s",
-    "Minimum time between two migrations of a request, in s.",
-    default=30,
-)
+
+def _setting_of(known: dataclasses.Field[Any]) -> LiveSetting:
+    default: Any = known.default
+    is_switch = type(default) is bool
+    return LiveSetting(
+        name=known.name.replace("_", "-"),
+        help=known.metadata["help"],
+        default=int(default),
+        maximum=1 if is_switch else 2**31 - 1,
+        is_switch=is_switch,
+    )
+
 
 SETTINGS: Mapping[str, LiveSetting] = MappingProxyType(
-    {
-        setting.name: setting
-        for setting in (
-            MAX_LOCAL_PREFILL_LENGTH,
-            MAX_PREFILL_QUEUE_SIZE,
-            REBALANCE,
-            REBALANCE_BELOW,
-            REBALANCE_ABOVE,
-            REBALANCE_PERIOD_S,
-        )
-    }
+    {known.name: known for known in map(_setting_of, dataclasses.fields(LiveSettings))}
 )
+"""The live settings by name."""
 
 
 def setting(name: str) -> LiveSetting:
-    """The setting of that name. Raises UsageError, naming those there are."""
+    """The setting of that name. Raises UsageError, which lists all names."""
     found = SETTINGS.get(name)
     if found is None:
         raise UsageError(f"there is no live setting {name!r}", f"there are {', '.join(sorted(SETTINGS))}")

@@ -1,7 +1,7 @@
-"""Every name that two processes must agree on, spelled once: watchers, subjects, files.
+"""Names that two processes must agree on, each spelled once: watchers, subjects, environment variables.
 
-Builders stand beside their parsers. A subject is `dyn.{namespace}.{what}...`; namespaces and service names
-contain no dot, so that a subject always splits unambiguously.
+Builders stand beside their parsers. A subject is `dyn.{namespace}.{kind}...`. Namespaces and service names contain no
+dot, so that a subject can be split.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BUS_SERVICE = "Nats"
 
 
 FORKSERVER_SERVICE = "ForkServer"
-"""Service name of the fork server's watcher, which services are forked from (process/forkserver). As above."""
+"""Service name of the fork server's watcher (process/forkserver). No service of a graph may take it."""
 
 MACHINERY = frozenset({BUS_SERVICE, FORKSERVER_SERVICE})
-"""Watchers that are no services of the graph: they do not announce themselves."""
+"""Services of a server that belong to no graph. They announce no presence."""
 
 
 def check_namespace(namespace: str) -> str:
@@ -62,7 +62,7 @@ def check_service(service: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class Watcher:
-    """A watcher's name in parts. Index 0 is the unsuffixed entry, the template for more."""
+    """A watcher's name in parts. The watcher with index 0 has no suffix, and is the template for more."""
 
     namespace: str
     service: str
@@ -83,7 +83,7 @@ def parse_watcher(name: str) -> Watcher:
 
 @dataclass(frozen=True)
 class Subjects:
-    """NATS subjects of one namespace."""
+    """The NATS subjects of one namespace, and the names of its streams. `lease` names the process that listens."""
 
     namespace: str
 
@@ -92,104 +92,105 @@ class Subjects:
         return f"dyn.{self.namespace}"
 
     def presence(self, watcher: str) -> str:
-        """A process tells that it is there, what it is and how loaded it is."""
+        """The presence of one watcher's process."""
         return f"{self._root}.presence.{watcher}"
 
     @property
     def presences(self) -> str:
+        """Matches the presences of all processes."""
         return f"{self._root}.presence.*"
 
     @property
     def probe(self) -> str:
-        """Asks every process to publish its presence at once."""
+        """Tells all processes to publish their presence at once."""
         return f"{self._root}.probe"
 
     @property
     def revoked(self) -> str:
-        """Announces leases that are no longer valid."""
+        """Tells all processes of a lease that is void."""
         return f"{self._root}.revoked"
 
     def work(self, lease: str) -> str:
-        """Submissions and cancellations for one worker process."""
+        """From frontends to a worker: submissions, acknowledgements, cancellations."""
         return f"{self._root}.work.{lease}"
 
     def tokens(self, lease: str) -> str:
-        """What workers send back to one frontend process."""
+        """From workers to a frontend: tokens."""
         return f"{self._root}.tokens.{lease}"
 
     @property
     def assign(self) -> str:
-        """Asks the router for a worker (request-reply)."""
+        """Asks the router for a worker (request and answer)."""
         return f"{self._root}.router.assign"
 
     @property
     def released(self) -> str:
-        """Tells the router that a request left its worker."""
+        """Tells the router that a request has left its worker."""
         return f"{self._root}.router.released"
 
     @property
     def charges(self) -> str:
-        """Tells the router everything that a frontend has with workers."""
+        """Tells the router all requests of a frontend that workers have."""
         return f"{self._root}.router.charges"
 
     def cached(self, lease: str) -> str:
-        """Asks a worker what it has cached of a prompt (request-reply)."""
+        """Asks a worker how much of a prompt it has cached (request and answer)."""
         return f"{self._root}.cached.{lease}"
 
     def pin(self, lease: str) -> str:
-        """Asks a worker to keep blocks for another one to read (request-reply)."""
+        """Asks a worker to pin blocks for a reader (request and answer)."""
         return f"{self._root}.pin.{lease}"
 
     def role(self, lease: str) -> str:
-        """Asks a worker to take up a role (request-reply)."""
+        """Tells a worker to change its role (request and answer)."""
         return f"{self._root}.role.{lease}"
 
     @property
     def holds(self) -> str:
-        """Asks the server to hold the devices that are claimed (request-reply)."""
+        """Tells the server to hold the claimed devices (request and answer)."""
         return f"{self._root}.holds"
 
     @property
     def planner(self) -> str:
-        """The planner tells what it sees and decides."""
+        """The planner's reports."""
         return f"{self._root}.planner"
 
-    def moves(self, lease: str) -> str:
-        """Asks a worker to take in a request that moves (request-reply)."""
-        return f"{self._root}.moves.{lease}"
+    def migrations(self, lease: str) -> str:
+        """Tells a worker to prepare a migration to it (request and answer)."""
+        return f"{self._root}.migrations.{lease}"
 
     def requests(self, lease: str) -> str:
-        """Asks a frontend about its requests, or to move some (request-reply)."""
+        """Asks a frontend for its requests, or to migrate some (request and answer)."""
         return f"{self._root}.requests.{lease}"
 
     def claims(self, lease: str) -> str:
-        """Claims a request of a frontend for prefill (request-reply)."""
+        """Asks a frontend for the request of a prefill job (request and answer)."""
         return f"{self._root}.claims.{lease}"
 
     @property
     def prefill_jobs(self) -> str:
-        """The prefill queue's one subject, kept by its stream."""
+        """The subject of prefill jobs, which the prefill stream stores."""
         return f"{self._root}.prefill.jobs"
 
     @property
     def prefill_stream(self) -> str:
-        """The JetStream stream that is the prefill queue. (Names of streams take no dots.)"""
+        """Name of the JetStream stream behind the prefill queue. (Such names contain no dots.)"""
         return f"dyn_{self.namespace}_prefill"
 
     @property
     def settings_bucket(self) -> str:
-        """The JetStream key-value bucket of settings that change while the server runs."""
+        """Name of the JetStream key-value bucket with the live settings."""
         return f"dyn_{self.namespace}_settings"
 
     @property
     def setting_changes(self) -> str:
-        """On subjects that match, NATS tells of changes in that bucket. What stands for `>` is the setting's name."""
+        """Matches the subjects on which NATS publishes changes in that bucket; `>` stands for the setting's name."""
         return f"{self._root}.settings.>"
 
     def call(self, service: str, endpoint: str) -> str:
-        """Starts a call of a service's endpoint; the instances of the service form a queue group."""
+        """Begins a call of a service's endpoint. The instances of the service form a queue group."""
         return f"{self._root}.call.{service}.{endpoint}"
 
     def call_control(self, call_id: str) -> str:
-        """Caller to the instance that serves the call: cancel."""
+        """From a caller to the instance that serves its call: credit, hang-up."""
         return f"{self._root}.callctl.{call_id}"

@@ -1,4 +1,4 @@
-"""Two ports: what an engine offers its worker, and what the OpenAI server needs behind it."""
+"""The ports between packages: an engine for its worker, a dispatcher for the OpenAI server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.request.fidelity import LOST, Survival
 
 Progress = Callable[[str], None]
-"""Told in a few words what a long start-up is doing. May be called from any thread."""
+"""Called with a few words about the stage of a long start-up, from any thread."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The part of a context whose KV engines may have: all but the last token, which is computed in any case.
+    """The part of a context whose KV may be cached: all but the last token, which is computed in any case.
 
-    `hashes` are of its full blocks, in order, by content; `rest` are the tokens behind these. `fingerprint`: what
-    engines must agree on to read each other's.
+    `hashes` are those of its full blocks, in order, by content; `rest` are the tokens behind these. `fingerprint`:
+    engines read KV from each other only if theirs are equal.
     """
 
     fingerprint: str
@@ -40,8 +40,8 @@ class Prefix:
 
 @dataclass(frozen=True)
 class PulledPrefix:
-    """What a source has pinned for this engine to read: `answer.blocks` leading blocks of `hashes`, of which the first
-    `cached` were here already, and `answer.rest` of the `rest` tokens behind them."""
+    """Blocks that a source has pinned for this engine: `answer.blocks` leading blocks of `hashes`, of which this engine
+    has the first `cached`, and `answer.rest` of the `rest` tokens behind them."""
 
     pin: str
     hashes: tuple[bytes, ...]
@@ -51,38 +51,39 @@ class PulledPrefix:
 
 
 class Engine(Protocol):
-    """An engine in the hands of its one worker.
+    """An engine, used by one worker.
 
     Order of calls: start, then the others in any order, then close. `step` has one caller.
 
-    **Prefix pull.** KV blocks move between engines by content: a destination asks a source for the hashes of a context
-    (`prefix`), the source keeps these blocks for a time (`pin`), and the destination reads those that it lacks while it
-    admits the request (`submit` with `pulled`). One-sided reads cannot notice that the blocks they read have been
-    reused. Therefore the source never reuses a pinned block before the pin's end, which is a time of the clock that
-    all processes of a machine share, and what the destination has not read completely before that time it computes.
+    **Prefix pull.** KV blocks are copied between engines by content: a destination asks a source for the hashes of a
+    context (`prefix`), the source keeps these blocks for a time (`pin`), and the destination reads those that it lacks
+    while it admits the request (`submit` with `pulled`). A one-sided read cannot notice that the block has been reused.
+    Therefore the source never reuses a pinned block before the pin's end, a time of the clock that all processes of a
+    machine share; and the destination computes the blocks that it has not read completely before that time.
     """
 
     async def start(self, progress: Progress) -> EngineInfo:
         """Load the model. Raises EngineError."""
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
-        """Take a request. Its tokens come out of `step`, stamped with its epoch and positions.
+        """Take a request. `step` returns its tokens, with its epoch and positions.
 
         With `pulled`, read these blocks first; if that fails in any way, compute them. With `work.hold_s`, keep the
-        full blocks when the request finishes, until it is cancelled or that time is over.
+        full blocks of the finished request until it is cancelled or that time is over.
 
-        Raises RequestError if the engine cannot take this one.
+        Raises RequestError if the engine cannot take the request.
         """
 
     async def warm(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
-        """As `submit`, for a request of one token that nobody wants: its KV stays, and not only that of full blocks if
-        the engine can, for others to `grow` from it, until it is cancelled. `work.hold_s`: it is by then."""
+        """Take a request of one token for the sake of its KV, from which others `grow`; no client gets the token. The
+        KV is kept until the request is cancelled, which happens within `work.hold_s`; that behind the full blocks as
+        well, if the engine can."""
 
     async def grow(self, work: Submit, from_warm: RequestEpoch, *, warm: bool = False) -> bool:
-        """Take a request whose context begins with that of a warm one, and which needs nothing that is not in its
-        tokens. It takes over what is kept of that one, and only the rest is computed. `warm`: it is another warm one.
+        """Take a request whose context begins with that of a warm request, and which depends on nothing but its tokens.
+        It takes over the KV kept for that one, and only the rest is computed. `warm`: it is itself a warm request.
 
-        False: this engine cannot, or has nothing of it. Then nothing was done.
+        Returns False if the engine cannot do this, or has no such KV; then nothing was done.
         """
 
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
@@ -90,25 +91,25 @@ class Engine(Protocol):
         ones are ignored."""
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
-        """What there is to be pulled of a context. None: this engine pulls nothing, or does not have the adapter."""
+        """The part of a context that could be pulled. None: this engine pulls no KV, or does not have the adapter."""
 
     async def cached(self, prefix: Prefix) -> int:
-        """How many of the full blocks are here, from the first one on. Raises EngineError if nobody says."""
+        """Number of leading full blocks that are cached. Raises EngineError if the engine does not answer."""
 
     async def pin(self, question: PinQuestion) -> PinAnswer:
-        """Keep blocks for a reader. Answers when every block that it counts has really been written."""
+        """Keep blocks for a reader. Returns when each block of the answer has really been written."""
 
     async def unpin(self, pins: Sequence[str]) -> None:
-        """Free pins before their time. Unknown ones are ignored."""
+        """End pins before their time. Unknown pins are ignored."""
 
     async def step(self) -> Step:
-        """Wait for the next outcome. Raises EngineError once the engine is dead."""
+        """Wait for the outcome of the next step. Raises EngineError once the engine is dead."""
 
     async def waited_s(self) -> float:
-        """For how long its threads have waited for a core that others had, all together. Grows as long as they wait."""
+        """Total time for which the engine's threads have waited for a core, in seconds. Grows while they wait."""
 
     async def close(self, deadline_s: float) -> None:
-        """End the engine and every process it started. These have so long for it, then they are killed."""
+        """End the engine and all its processes, which are killed if they have not ended within `deadline_s`."""
 
 
 class Sampling(Protocol):
@@ -119,9 +120,9 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A request as the OpenAI server hands it over, ready to be put to work under any epoch.
+    """A request as the OpenAI server hands it over, ready to be submitted under any epoch.
 
-    `sampling(position, at_most)` gives the engine's parameters, in msgpack, for continuing at that output position:
+    `sampling(position, at_most)` returns the engine's parameters, in msgpack, for continuing at that output position:
     token limits are reduced by what has been accepted, and to `at_most` further tokens if that is given.
     """
 
@@ -132,38 +133,38 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
-    """The LoRA adapter that the client has named as its model."""
+    """The LoRA adapter that the client has named as the model."""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: bytes | None = None
     """Arguments of the engine's reasoning parser, in msgpack."""
     session_id: str | None = None
-    """What the client says that several requests belong to."""
+    """The client's name for a group of requests."""
     trace_headers: Mapping[str, str] | None = None
-    """Where the request stands in the client's traces (W3C Trace Context)."""
+    """The request's place in the client's traces (W3C Trace Context)."""
     survival: Survival = LOST
-    """How its output survives a new epoch; unless somebody knows better, not at all."""
+    """How the output survives a new epoch; by default, not at all."""
     max_tokens: int | None = None
-    """Output positions wanted at most. None: as many as there is room for."""
+    """Largest number of output positions. None: as many as there is room for."""
     prefill_elsewhere: bool = True
-    """Whether another worker may compute its prompt. Not if the prompt's own log-probabilities are wanted."""
+    """Whether a prefill worker may compute the prompt. False if log-probabilities of the prompt are wanted."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Accepted tokens on their way to the OpenAI server: every position of a request exactly once, in order."""
+    """Accepted tokens for the OpenAI server: each position of a request exactly once, in order."""
 
     timestamp: float
     deltas: tuple[TokenDelta, ...]
 
 
 class Dispatcher(Protocol):
-    """What stands behind the OpenAI server instead of an engine: all the workers there are."""
+    """Stands behind the OpenAI server in place of an engine, and gives its requests to the workers."""
 
     async def submit(self, request: Request) -> None:
-        """Put a request to work. Whatever becomes of it comes out of `outputs`, failure included."""
+        """Take a request. Its tokens, and its failure, come out of `outputs`."""
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
-        """Forget requests, wherever they are worked on."""
+        """Cancel requests, whichever worker has them."""
 
     async def outputs(self) -> Outputs:
-        """Wait for the next tokens. Never raises for the sake of one request."""
+        """Wait for the next tokens. The failure of a request is an output, not an exception."""

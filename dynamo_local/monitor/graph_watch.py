@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
+from dynamo_local.core.errors import BusError, QueueAbsentError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Presence
@@ -62,7 +61,7 @@ class GraphWatch:
     async def start(self) -> None:
         """Listen. Call before the fleet is started, so that no start is missed."""
         self._fleet.subscribe(self._on_change)
-        await self._bus.subscribe(self._subjects.planner, self._on_report)
+        await self._bus.listen(self._subjects.planner, PlannerReport, self._on_report)
 
     async def follow_queue(self) -> None:
         """Read the length of the prefill queue now and then, until cancelled; return if there is none."""
@@ -101,12 +100,7 @@ class GraphWatch:
         if change.what is Happened.APPEARED:
             self._starts[change.presence.watcher] += 1
 
-    async def _on_report(self, message: Message) -> None:
-        try:
-            report = codec.decode(message.data, PlannerReport)
-        except DecodeError as error:
-            _log.warning("the planner's report is ignored: %s", error)
-            return
+    async def _on_report(self, report: PlannerReport) -> None:
         self._report = self._clock(), report
         for decision in report.decisions:
             if self._decided_until is None or decision.time > self._decided_until:

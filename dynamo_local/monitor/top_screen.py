@@ -65,7 +65,7 @@ def _head(view: TopView) -> Text:
 
 
 def _moves(moves: MigrationCounts) -> str:
-    words = f"moves: {moves.moved} done, {moves.not_moved} not"
+    words = f"moves: {moves.completed} done, {moves.not_completed} not"
     if moves.gap_s is None:
         return words
     steps = "" if moves.gap_steps is None else f" ({moves.gap_steps:.1f} steps)"

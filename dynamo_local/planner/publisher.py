@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.names import Subjects
@@ -100,7 +99,7 @@ class PlannerPublisher:
 
     async def _publish(self, report: PlannerReport) -> None:
         try:
-            await self._bus.publish(self._subject, codec.encode(report))
+            await self._bus.send(self._subject, report)
         except BusError as error:
             _log.warning("the planner's report is not published: %s", error)
 

@@ -66,7 +66,7 @@ def _queue(queue: QueueReading, prefill: Sequence[WorkerSeen]) -> dict[str, floa
 
 
 def _moves(moves: MigrationCounts) -> dict[str, float]:
-    found: dict[str, float] = {f"moves/{each.reason}_{each.outcome}": each.moves for each in moves.ended}
+    found: dict[str, float] = {f"moves/{each.reason}_{each.outcome}": each.number for each in moves.ended}
     found["moves/pulled_mib"] = moves.pulled_bytes / (1 << 20)
     if moves.gap_s is not None:
         found["moves/last_gap_ms"] = moves.gap_s * 1e3

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.bus.rpc.server import CallServer
-from dynamo_local.core import codec
-from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError
+from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.log_once import LogOnce
@@ -131,7 +130,7 @@ class ServiceProcess:
         self._marks = await asyncio.to_thread(occupy, os.environ, state.owner.pid)
         # A process that replaces another keeps its role.
         self._announcer.update(role=state.components[str(startup.watcher)].role)
-        await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
+        await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(startup.service.target)
@@ -194,7 +193,7 @@ class ServiceProcess:
                 )
             except (DiskError, LockTimeoutError) as error:
                 # A full disk, for example, is no reason to end.
-                failure.note(f"the lease is not in the statefile yet: {error}")
+                failure.warn(f"the lease is not in the statefile yet: {error}")
             await asyncio.sleep(_RETRY_S)
 
     async def _take_role(self, role: str) -> None:
@@ -212,12 +211,7 @@ class ServiceProcess:
         except StateError as error:
             _log.warning("the lease stays in the statefile: %s", error)
 
-    async def _on_revoked(self, message: Message) -> None:
-        try:
-            revoked = codec.decode(message.data, LeaseRevoked)
-        except DecodeError as error:
-            _log.warning("revocation ignored: %s", error)
-            return
+    async def _on_revoked(self, revoked: LeaseRevoked) -> None:
         if revoked.lease == self._lease:
             _log.info("the lease was revoked")
             self._told_to_end.set()

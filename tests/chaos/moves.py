@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from components.frontend.migration.scheduler import AtOnce
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import (
     MigrationOrder,
@@ -119,8 +118,8 @@ class RandomMoves:
         """A bus that is away for a while, or a frontend that is killed, brings no answer."""
         outcome = UNFINISHED
         try:
-            answer = await self._bus.request(self._subjects.requests(lease), codec.encode(order), timeout_s=_MOVED_S)
-            outcome = self._outcome(codec.decode(answer, MigrationReport))
+            subject = self._subjects.requests(lease)
+            outcome = self._outcome(await self._bus.ask(subject, order, MigrationReport, timeout_s=_MOVED_S))
         except BusError:
             outcome = UNANSWERED
         finally:
@@ -149,9 +148,9 @@ class RandomMoves:
 
     async def _rows(self, lease: str) -> list[tuple[str, RequestRow]]:
         """One that has been killed does not keep the others from being asked."""
-        question = codec.encode(RequestsQuestion(_MOST_ROWS))
+        subject, question = self._subjects.requests(lease), RequestsQuestion(_MOST_ROWS)
         try:
-            answer = await self._bus.request(self._subjects.requests(lease), question, timeout_s=_ANSWER_S)
+            answer = await self._bus.ask(subject, question, RequestsAnswer, timeout_s=_ANSWER_S)
         except BusError:
             return []
-        return [(lease, row) for row in codec.decode(answer, RequestsAnswer).requests]
+        return [(lease, row) for row in answer.requests]

@@ -7,7 +7,6 @@ import logging
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -43,10 +42,11 @@ class Turning:
         lease = next((each.lease for each in self._fleet.view.members() if each.watcher == watcher), None)
         if lease is None:
             return False
-        question = codec.encode(RoleQuestion(role))
         try:
-            data = await self._bus.request(self._subjects.role(lease), question, timeout_s=_ANSWER_S)
+            answer = await self._bus.ask(
+                self._subjects.role(lease), RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_S
+            )
         except BusError as error:
             _log.info("%s may not be asked to be %s: %s", watcher, role, error)
             return False
-        return codec.decode(data, RoleAnswer).role == role
+        return answer.role == role

@@ -12,11 +12,11 @@ import msgspec
 from components.frontend.assigner import Assigner, LocalAssigner
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.prefill_jobs import PrefillJobs
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, FleetWatch
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.view import Change
-from dynamo_local.core.messages.kv import CachedAnswer
+from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.presence import Exclusive, LeaseRevoked, Presence, ProcessState
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
@@ -79,8 +79,8 @@ class FakeWorker:
         self._seq = 0
 
     async def start(self, state: ProcessState = "ready") -> FakeWorker:
-        await self._bus.subscribe(self._subjects.work(self.lease), self._on_work)
-        self._answering = await self._bus.subscribe(self._subjects.cached(self.lease), self._on_cached)
+        await self._bus.listen(self._subjects.work(self.lease), Work, self._on_work)
+        self._answering = await self._bus.serve(self._subjects.cached(self.lease), CachedQuestion, self._on_cached)
         await self.announce(state)
         return self
 
@@ -93,7 +93,7 @@ class FakeWorker:
         await self._publish(presence)
 
     async def _publish(self, presence: Presence) -> None:
-        await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
+        await self._bus.send(self._subjects.presence(self._watcher), presence)
 
     async def vanish(self) -> None:
         """Let everybody know that this process is gone: its watcher has started another one."""
@@ -135,13 +135,12 @@ class FakeWorker:
     async def send_all(self, frontend: str, *deltas: TokenDelta) -> None:
         self._seq += 1
         batch = TokenBatch(self.lease, self._seq, 1.0, deltas)
-        await self._bus.publish(self._subjects.tokens(frontend), codec.encode(batch))
+        await self._bus.send(self._subjects.tokens(frontend), batch)
 
-    async def _on_cached(self, message: Message) -> None:
-        await self._bus.publish(message.reply, codec.encode(CachedAnswer(self.cached)))
+    async def _on_cached(self, _: CachedQuestion, answer: Answer) -> None:
+        await answer.send(CachedAnswer(self.cached))
 
-    async def _on_work(self, message: Message) -> None:
-        work: Work = codec.decode(message.data, Work)
+    async def _on_work(self, work: Work) -> None:
         if isinstance(work, Submit):
             self._submitted.put_nowait(work)
         elif isinstance(work, Cancel):
@@ -216,7 +215,7 @@ class FakeFrontend:
             self.fleet.tick()
 
     async def revoke(self, worker: FakeWorker) -> None:
-        await self.bus.publish(self.subjects.revoked, codec.encode(LeaseRevoked(lease=worker.lease)))
+        await self.bus.send(self.subjects.revoked, LeaseRevoked(lease=worker.lease))
 
     async def close(self) -> None:
         """Nothing may have gone wrong unnoticed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.admin import MigrationResult
-from dynamo_local.core.messages.presence import Ended, MigrationCounts
+from dynamo_local.core.messages.presence import EndedMigrations, MigrationCounts
 
 _GAPS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _GAPS_STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0)
@@ -35,7 +35,9 @@ class MigrationStatistics:
     def counts(self) -> MigrationCounts:
         """The counts as the frontend's presence reports them."""
         return MigrationCounts(
-            tuple(Ended(reason, outcome, number) for (outcome, reason), number in sorted(self.outcomes.items())),
+            tuple(
+                EndedMigrations(reason, outcome, number) for (outcome, reason), number in sorted(self.outcomes.items())
+            ),
             self.pulled_bytes,
             None if self._last is None else self._last.gap_s,
             None if self._last is None else self._last.gap_steps,

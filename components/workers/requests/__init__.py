@@ -1,1 +1,1 @@
-"""Requests at a worker: their admission, tokens, events and ends."""
+"""The requests of a worker: admission to the engine, sending their tokens, events, counters."""

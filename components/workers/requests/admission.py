@@ -1,4 +1,4 @@
-"""Putting a request to the engine: grown from what was warmed for it, with blocks pulled, or as it is."""
+"""Submits requests to the engine: grown from a warm request, with blocks pulled from another worker, or plain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reject(Protocol):
-    """What becomes of a request that the engine does not take. `refused`: another worker may; `fault`: see
+    """Called for a request that the engine does not take. `refused`: another worker may take it; `fault`: see
     `TokenDelta`."""
 
     async def __call__(
@@ -26,7 +26,7 @@ class Reject(Protocol):
 
 
 class Admission:
-    """`wanted`: whether a request has not been cancelled meanwhile."""
+    """Submits requests to one engine. `wanted` says whether a request has not been cancelled meanwhile."""
 
     def __init__(
         self,
@@ -38,46 +38,46 @@ class Admission:
     ) -> None:
         self._tasks = tasks
         self._engine = engine
-        self._puller = puller
+        self._kv_puller = puller
         self._wanted = wanted
         self._reject = reject
 
     async def take(self, work: Submit, warm: RequestEpoch | None) -> None:
-        """Put it to the engine; `warm` is a warm request that it can grow from."""
+        """Submit a request; `warm` is a warm request that it can grow from (migration_target.py)."""
         request = RequestEpoch(work.request_id, work.epoch)
-        # Not awaited: others are not to wait while the engine or the source is asked.
+        # Not awaited: other requests are not to wait while the engine or the source is asked.
         if warm is not None:
-            self._tasks.spawn(f"grow {request}", self._grow_or_put(request, work, warm))
+            self._tasks.spawn(f"grow {request}", self._grow_or_submit(request, work, warm))
         elif work.source is not None:
-            self._tasks.spawn(f"pull {request}", self._pull_and_put(request, work, work.source))
+            self._tasks.spawn(f"pull {request}", self._pull_and_submit(request, work, work.source))
         else:
-            await self._put(request, work, None)
+            await self._submit(request, work, None)
 
-    async def _grow_or_put(self, request: RequestEpoch, work: Submit, warm: RequestEpoch) -> None:
+    async def _grow_or_submit(self, request: RequestEpoch, work: Submit, warm: RequestEpoch) -> None:
         if not self._wanted(request):
             return
         grown = await self._grow(work, warm)
         if not self._wanted(request):
             await self._engine.cancel([request])
         elif not grown:
-            await self._put(request, work, None)
+            await self._submit(request, work, None)
 
     async def _grow(self, work: Submit, warm: RequestEpoch) -> bool:
         try:
             return await self._engine.grow(work, warm)
         except Exception:  # noqa: BLE001
-            # What was warmed is a gain of time, which no request depends on.
-            _log.exception("%s is computed, not grown from what was warmed", work.request_id)
+            # Warm requests save time; no request depends on them.
+            _log.exception("request %s does not grow from its warm request, and is computed", work.request_id)
             return False
 
-    async def _pull_and_put(self, request: RequestEpoch, work: Submit, source: str) -> None:
-        pulled = await self._puller.pull(work, source)
+    async def _pull_and_submit(self, request: RequestEpoch, work: Submit, source: str) -> None:
+        pulled = await self._kv_puller.pull(work, source)
         if not self._wanted(request):
-            await self._puller.done([request])
+            await self._kv_puller.done([request])
             return
-        await self._put(request, work, pulled)
+        await self._submit(request, work, pulled)
 
-    async def _put(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
+    async def _submit(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
         try:
             await self._engine.submit(work, pulled)
         except BadRequestError as error:
@@ -85,13 +85,13 @@ class Admission:
         except RequestError as error:
             await self._reject(request, work.frontend, str(error))
         except EngineError as error:
-            # This process is about to end for it; another one may take the request.
+            # The engine is dead and this process about to end; another worker may take the request.
             await self._reject(request, work.frontend, str(error), refused=True)
         except Exception:  # noqa: BLE001
             # The boundary of a request: it fails alone, and its client is told.
-            _log.exception("request %s could not be put to the engine", request)
+            _log.exception("request %s could not be submitted to the engine", request)
             await self._reject(request, work.frontend, "the engine could not take the request")
         else:
             if not self._wanted(request):
-                # Cancelled while the engine, which did not know it then, was taking it.
+                # It was cancelled before the engine knew of it, so that the engine ignored that.
                 await self._engine.cancel([request])

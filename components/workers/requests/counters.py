@@ -1,4 +1,4 @@
-"""What a worker has done in its life, for those who watch it."""
+"""Counts what a worker has done since it started, for metrics and the planner."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dynamo_local.core.messages.work import RequestEpoch
 
 
 class Counters:
-    """Counts epochs and tokens. See Counts."""
+    """Counts epochs, tokens and the time spent prefilling; `Counts` says what each figure means."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._requests = self._prompt_tokens = self._output_tokens = 0
         self._prefill_s = 0.0
-        """Up to `_looked_at`."""
+        """Seconds up to `_looked_at`."""
         self._looked_at = clock()
         self._beginnings: dict[RequestEpoch, int] = {}
-        """Of epochs without a token yet: what they begin with, in tokens."""
+        """Epochs without a token yet, each with the length of its context in tokens."""
 
     @property
     def counts(self) -> Counts:
@@ -28,13 +28,13 @@ class Counters:
         return Counts(self._requests, self._prompt_tokens, self._output_tokens, self._prefill_s)
 
     def taken(self, request: RequestEpoch, tokens: int) -> None:
-        """An epoch that begins with so many tokens."""
+        """Count a submission; `tokens` is the length of its context."""
         self._look()
         self._requests += 1
         self._beginnings[request] = tokens
 
     def computed(self, deltas: Iterable[TokenDelta]) -> None:
-        """What a step has brought. It counts also if nobody wants it any more."""
+        """Count the output of a step, that of cancelled requests included: it was computed."""
         self._look()
         for delta in deltas:
             self._output_tokens += len(delta.token_ids)
@@ -43,13 +43,13 @@ class Counters:
                 self._prompt_tokens += max(began_with - delta.cached_tokens, 0)
 
     def forgotten(self, requests: Iterable[RequestEpoch]) -> None:
-        """Nothing of these comes any more."""
+        """Note that these epochs bring no more tokens."""
         self._look()
         for request in requests:
             self._beginnings.pop(request, None)
 
     def _look(self) -> None:
-        """Called before anything begins or ends: the time since the last look was all of a kind."""
+        """Add the time since the last call. Called before every change: the state was the same all that time."""
         now = self._clock()
         if self._beginnings:
             self._prefill_s += now - self._looked_at

@@ -1,4 +1,4 @@
-"""What becomes of single epochs, for whoever has to see to something afterwards."""
+"""Events of single epochs, for code that waits until a request has been computed or forgotten."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from dynamo_local.core.messages.work import RequestEpoch
 
 @dataclass
 class EpochListener:
-    """What becomes of one epoch."""
+    """Events of one epoch, set when they have happened."""
 
     computed: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has finished, one way or another."""
+    """The engine has finished the epoch, or it was cancelled."""
     forgotten: asyncio.Event = field(default_factory=asyncio.Event)
-    """Its frontend is done with it, or gone; nothing of it is left here."""
+    """The worker has nothing left of the epoch: the frontend has acknowledged its end, or is gone."""
 
 
 class EpochEvents:
-    """Those that are wanted. Of all other epochs, nothing is noted."""
+    """The listeners of one worker. Events of epochs that have none are ignored."""
 
     def __init__(self) -> None:
-        self._watches: dict[RequestEpoch, EpochListener] = {}
+        self._listeners: dict[RequestEpoch, EpochListener] = {}
 
     def add(self, request: RequestEpoch) -> EpochListener:
-        """Watch an epoch from now on, until it is forgotten."""
-        watch = self._watches[request] = EpochListener()
-        return watch
+        """Listen to an epoch until it is forgotten."""
+        listener = self._listeners[request] = EpochListener()
+        return listener
 
     def computed(self, request: RequestEpoch) -> None:
-        """It has finished."""
-        if (watch := self._watches.get(request)) is not None:
-            watch.computed.set()
+        """Report that the epoch has finished."""
+        if (listener := self._listeners.get(request)) is not None:
+            listener.computed.set()
 
     def forgotten(self, requests: Iterable[RequestEpoch]) -> None:
-        """Nothing of these is left."""
+        """Report that nothing is left of these epochs."""
         for request in requests:
-            if (watch := self._watches.pop(request, None)) is not None:
-                watch.computed.set()
-                watch.forgotten.set()
+            if (listener := self._listeners.pop(request, None)) is not None:
+                listener.computed.set()
+                listener.forgotten.set()

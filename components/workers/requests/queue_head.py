@@ -1,8 +1,8 @@
-"""What the first request of an engine's queue needs, as far as its worker can tell without asking the engine.
+"""Estimates how many tokens the first request in an engine's queue needs, from what its steps bring.
 
-An engine tells how many requests wait, not which. But every request that runs brings a token with each step, unless
-its prompt is being computed; and engines admit in order. So of those that a step has brought nothing for, the last ones
-in order wait, as many as the engine says.
+An engine reports how many requests wait, not which. But every running request brings a token with each step, unless its
+prompt is being computed; and engines admit in order. So of the requests without a token in the last step, those that
+come last in that order are waiting, as many as the engine says.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 @dataclass
 class _Context:
     order: tuple[int, float]
-    """As engines admit: priority, the lower the earlier, then arrival."""
+    """The order in which engines admit: by priority, the lowest first, then by arrival."""
     tokens: int
     brought_at: int = 0
-    """The last step that has brought a token."""
+    """Number of the last step that brought a token."""
 
 
 class QueueHead:
-    """Of one engine."""
+    """The contexts of one engine's unfinished requests, with their lengths in tokens."""
 
     def __init__(self) -> None:
         self._contexts: dict[RequestEpoch, _Context] = {}
         self._step = 0
 
     def taken(self, work: Submit) -> None:
-        """A request has come."""
+        """Note a submission."""
         context = _Context((work.priority, work.arrival_time), len(work.token_ids))
         self._contexts[RequestEpoch(work.request_id, work.epoch)] = context
 
     def stepped(self, deltas: Iterable[TokenDelta]) -> None:
-        """A step is over, and has brought these."""
+        """Note the output of a step."""
         self._step += 1
         for delta in deltas:
             request = RequestEpoch(delta.request_id, delta.epoch)
@@ -47,12 +47,12 @@ class QueueHead:
                 context.brought_at = self._step
 
     def forgotten(self, requests: Iterable[RequestEpoch]) -> None:
-        """These are not worked on any more."""
+        """Drop requests that the engine does not work on any more."""
         for request in requests:
             self._contexts.pop(request, None)
 
     def tokens(self, waiting: int | None) -> int | None:
-        """What the first of so many waiting requests needs, in tokens; 0 if none waits, None if that is not known."""
+        """Tokens that the first of `waiting` requests needs; 0 if none waits, None if that is not known."""
         if not waiting:
             return waiting
         silent = [context for context in self._contexts.values() if context.brought_at < self._step]

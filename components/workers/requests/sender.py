@@ -1,4 +1,4 @@
-"""Sending tokens to frontends, in messages no larger than the bus takes."""
+"""Sends tokens to frontends, in messages no larger than the bus takes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _log = logging.getLogger(__name__)
 
 
 class TokenSender:
-    """Publishes batches; `seq` counts those of each frontend."""
+    """Publishes token batches, numbered for each frontend (`TokenBatch.seq`)."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._sequence: Counter[str] = Counter()
 
     async def send(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
-        """Publish. Returns requests that had to be failed because one step of theirs is more than the bus takes."""
+        """Publish deltas. Returns requests that were failed, because one delta of theirs is too large for the bus."""
         data = codec.encode(TokenBatch(self._context.lease, self._sequence[frontend] + 1, timestamp, deltas))
         if len(data) > self._context.bus.max_payload:
             return await self._send_parts(frontend, timestamp, deltas)
@@ -30,8 +30,8 @@ class TokenSender:
         try:
             await self._context.bus.publish(self._context.subjects.tokens(frontend), data)
         except BusError as error:
-            # The frontend notices the missing positions and asks for them.
-            _log.warning("tokens for %s not sent: %s", frontend, error)
+            # Not sent again here: the frontend notices the missing positions, and asks for them.
+            _log.warning("tokens for frontend %s could not be sent: %s", frontend, error)
         return []
 
     async def _send_parts(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
@@ -45,10 +45,10 @@ class TokenSender:
         return [request]
 
     def forget(self, frontend: str) -> None:
-        """The frontend is gone."""
+        """Drop the count of a frontend that is gone."""
         self._sequence.pop(frontend, None)
 
 
 def error_delta(request: RequestEpoch, why: str, *, refused: bool = False, fault: Fault | None = None) -> TokenDelta:
-    """The end of an epoch that did not go well, see `TokenDelta`."""
+    """A delta that ends an epoch with an error. For `refused` and `fault` see `TokenDelta`."""
     return TokenDelta(request.request_id, request.epoch, 0, [], finish="error", error=why, refused=refused, fault=fault)

@@ -1,4 +1,4 @@
-"""Ends of requests that their frontends have not acknowledged: told again now and then, forgotten in the end."""
+"""Finished requests that no frontend has acknowledged: their last delta is sent again, and dropped in the end."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.request.outbox import Outbox
 
 UNACKNOWLEDGED_S = 60.0
-"""How long the end of a request is kept for a frontend that is there and does not ask for it."""
+"""How long the last delta of a request is kept for a frontend that is alive and does not acknowledge it."""
 
-TELL_AGAIN_S = 5.0
-"""How often such an end is told again until then: what the frontend answered, `Cancel`, may have been lost, and keeps
-the blocks of a prefill."""
+RESEND_AFTER_S = 5.0
+"""Interval at which such a delta is sent again: the frontend's acknowledgement (`Cancel`) may have been lost, without
+which the blocks of a prefill stay held."""
 
-_TOLD_AT_ONCE = 64
-"""Ends told again at one look."""
+_MAX_RESENT = 64
+"""Deltas sent again in one call of `look`, at most."""
 
 
 class Unacknowledged:
-    """Of one worker. `drop` forgets requests, `publish` sends a frontend what it is to hear at that time."""
+    """Looks after the outbox of one worker. `drop` forgets requests; `publish(frontend, now, deltas)` sends deltas."""
 
     def __init__(
         self,
         outbox: Outbox,
         drop: Callable[[list[RequestEpoch]], Awaitable[None]],
         publish: Callable[[str, float, tuple[TokenDelta, ...]], Awaitable[None]],
-        tell_again_s: float,
+        resend_after_s: float,
     ) -> None:
         self._outbox = outbox
         self._drop = drop
         self._publish = publish
-        self._tell_again_s = tell_again_s
+        self._resend_after_s = resend_after_s
 
     async def look(self, now: float) -> None:
-        """Tell or forget those whose time has come."""
+        """Send again, or drop, the deltas whose time has come."""
         await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
-        for frontend, end in self._outbox.resend_ends(now, now - self._tell_again_s, _TOLD_AT_ONCE):
+        for frontend, end in self._outbox.resend_ends(now, now - self._resend_after_s, _MAX_RESENT):
             await self._publish(frontend, now, (end,))

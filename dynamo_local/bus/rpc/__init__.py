@@ -1,1 +1,1 @@
-"""Calls of service endpoints over the bus, with streamed answers."""
+"""Calls of `@endpoint`s of other services over the bus, with streamed replies."""

@@ -1,6 +1,4 @@
-"""Calls of endpoints over the bus: the caller's end. The server's is `server.py`, the protocol
-`messages.py`.
-"""
+"""The caller's side of endpoint calls. The server's side is in server.py, the protocol in messages.py."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Message, Subscription
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.rpc.messages import (
     BEAT_S,
     SILENT_BEATS,
@@ -31,6 +29,7 @@ from dynamo_local.bus.rpc.messages import (
     Reply,
     Taken,
 )
+from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, RpcError
@@ -44,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 FIND_ATTEMPTS = 20
 FIND_PAUSE_S = 0.1
-"""How often and how long apart an instance is looked for: long enough for one that is being replaced."""
+"""Attempts to find an instance of a service, and the pause between them: time enough to replace its process."""
 
 _OVERHEAD_BYTES = 1024
-"""Room for the envelope and the headers of a message beside its payload."""
+"""Room for the other fields and the headers of a message beside its payload."""
 
 
 class CallClient:
-    """All calls that a process makes. `start()` it, and have `run()` run as long as it is used."""
+    """The calls that one process makes. Call `start()`, and keep `run()` running while calls are made."""
 
     def __init__(self, bus: Bus, subjects: Subjects, *, beat_s: float = BEAT_S) -> None:
         self._bus = bus
@@ -66,7 +65,7 @@ class CallClient:
         self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._on_frame)
 
     async def run(self) -> None:
-        """Tell servers that their callers live, and notice servers that do not, until cancelled."""
+        """Send a beat for each call, and fail calls whose server is silent, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call_id, call in list(self._open.items()):
@@ -75,18 +74,18 @@ class CallClient:
                     await self._control(call_id, Credit(call.read))
 
     async def stop(self) -> None:
-        """Fail the calls that are still open and listen no more."""
+        """Fail the open calls, and stop listening."""
         for call in self._open.values():
-            call.fail(RpcError(f"{call.name} was given up: the process ends"))
+            call.fail(RpcError(f"{call.name} was cancelled: this process ends"))
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
     def service(self, cls: type) -> RemoteService:
-        """The client of a service of the same namespace."""
+        """A client of a service in the same namespace."""
         return RemoteService(self, cls)
 
     async def call(self, service: str, endpoint: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The replies, in msgpack. Raises RpcError."""
+        """Call an endpoint. `request` and the replies are msgpack. Raises RpcError."""
         call_id = uuid.uuid4().hex
         call = self._open[call_id] = _OpenCall(f"{service}.{endpoint}")
         begin = codec.encode(Begin(call_id, request))
@@ -120,38 +119,38 @@ class CallClient:
 
     async def _control(self, call_id: str, message: Control) -> None:
         try:
-            await self._bus.publish(self._subjects.call_control(call_id), codec.encode(message))
+            await self._bus.send(self._subjects.call_control(call_id), message)
         except BusError as error:
-            # The server hears nothing then, and gives the call up by itself.
-            _log.warning("call %s: %s", call_id, error)
+            # The server notices the silence, and ends the call by itself.
+            _log.warning("a control message of call %s could not be sent: %s", call_id, error)
 
     async def _on_frame(self, message: Message) -> None:
         call_id = message.subject.rpartition(".")[2]
         call = self._open.get(call_id)
         if call is None:
-            # Closed here while the server did not know yet, or its control subject was not there yet.
+            # The call was closed here, and the server has not heard of it.
             if message.data:
                 await self._control(call_id, Hangup())
             return
         if not message.data:
-            # What NATS itself answers when nobody subscribes.
+            # NATS itself answers with an empty message when nobody subscribes.
             call.take(Refused("no instance of the service is ready"))
             return
         try:
             call.take(codec.decode(message.data, Frame))
         except DecodeError as error:
-            call.fail(RpcError(f"{call.name} answered in a way not understood: {error}"))
+            call.fail(RpcError(f"{call.name} sent an answer that cannot be understood: {error}"))
 
 
 class _OpenCall:
-    """What is known of one call, and the frames that its reader has not seen yet."""
+    """The state of one call, and its frames that have not been read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.read = 0
         self.taken = False
         self.ended = False
-        """Whether the server has nothing more to do about the call."""
+        """Whether the server has ended its part of the call."""
         self._frames: deque[Taken | Refused | Reply | Done | Failed] = deque()
         self._failure: RpcError | None = None
         self._changed = asyncio.Event()
@@ -159,9 +158,9 @@ class _OpenCall:
         self._silent_beats = 0
 
     def take(self, frame: Frame) -> None:
-        """Note a frame that came in."""
+        """Accept a frame that has arrived."""
         if self._failure is not None:
-            # Whatever follows a loss would look as if nothing were missing.
+            # Frames behind a lost one must not be read as if nothing were missing.
             return
         self._silent_beats = 0
         if isinstance(frame, Reply | Done | Failed | Alive):
@@ -172,19 +171,19 @@ class _OpenCall:
                 return
             self._next_seq += 1
         if len(self._frames) > 2 * WINDOW:
-            self.fail(RpcError(f"{self.name} sends more than it was asked for"))
+            self.fail(RpcError(f"{self.name} sends more replies than it may"))
             return
         self._frames.append(frame)
         self._changed.set()
 
     def beat(self) -> None:
-        """Note that a beat passed; too many without a frame in between mean that the server is dead."""
+        """Count a beat; too many without a frame in between mean that the server is dead."""
         self._silent_beats += 1
         if self._silent_beats > SILENT_BEATS:
             self.fail(RpcError(f"{self.name} fell silent", "its process was probably killed; see `dynamo logs`"))
 
     def fail(self, error: RpcError) -> None:
-        """End the call with an error, after the frames that came before."""
+        """End the call with an error, which is raised after the frames that came before."""
         if not self.ended and self._failure is None:
             self._failure = error
             self._changed.set()
@@ -195,7 +194,7 @@ class _OpenCall:
         if isinstance(frame, Refused):
             return frame.reason
         if not isinstance(frame, Taken):
-            raise RpcError(f"{self.name} answered in a way not understood")
+            raise RpcError(f"{self.name} sent an answer that cannot be understood")
         self.taken = True
         return None
 
@@ -210,7 +209,7 @@ class _OpenCall:
             raise RpcError(f"{self.name} failed: {frame.error}")
         if isinstance(frame, Done):
             return None
-        raise RpcError(f"{self.name} answered in a way not understood")
+        raise RpcError(f"{self.name} sent an answer that cannot be understood")
 
     async def _next(self) -> Taken | Refused | Reply | Done | Failed:
         while not self._frames:
@@ -274,4 +273,4 @@ class _RemoteEndpoint:
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RpcError(f"{self._name} answered with something else than it promises: {error}") from error
+            raise RpcError(f"{self._name} sent a reply of the wrong type: {error}") from error

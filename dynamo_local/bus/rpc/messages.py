@@ -1,14 +1,14 @@
-"""What the two ends of an endpoint call tell each other.
+"""Messages of endpoint calls, between caller and server.
 
     caller -> Subjects.call(service, endpoint)     Begin                     one instance gets it
     server -> the caller's inbox.{call id}         Taken | Refused           then, after Taken:
                                                    Reply* (Done | Failed)    with Alive in between
     caller -> Subjects.call_control(call id)       Credit | Hangup
 
-Frames of a call are numbered: `seq` counts from 0, over Reply, Done and Failed. Alive repeats the number of
-the frame to come, so that a loss shows even when nothing follows it. Both ends send something every beat; an
-end that hears nothing for `SILENT_BEATS` of its own beats takes the other for dead. A server sends at most
-`WINDOW` replies beyond the last credit, which bounds what a slow reader makes its process hold.
+Frames of a call are numbered: `seq` counts from 0, over Reply, Done and Failed. Alive carries the number of the next
+frame, so that a loss shows even when no frame follows. Both sides send something every beat; a side that hears nothing
+for `SILENT_BEATS` of its own beats takes the other for dead. A server sends at most `WINDOW` replies beyond the last
+credit, which bounds what a slow reader makes its process keep.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dynamo_local.core.codec import VERSION
 
 BEAT_S = 1.0
 SILENT_BEATS = 5
-"""Beats, not seconds: a process that was held up itself does not blame the other one."""
+"""Beats, not seconds: a process that was held up has counted few beats, and does not blame the other side."""
 
 WINDOW = 128
-"""Replies under way or waiting for their reader, for each call."""
+"""Replies of a call that are on their way or not read yet, at most."""
 
 MAX_CALLS = 1024
-"""Calls that one process serves at once."""
+"""Calls that one process serves at once, at most."""
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -43,14 +43,14 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Nothing was done about the call; it may be tried again."""
+    """The call was not begun; it may be tried again."""
 
     reason: str
     v: int = VERSION
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """One reply, in msgpack."""
+    """A reply, in msgpack."""
 
     seq: int
     data: bytes
@@ -58,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """There are no more replies."""
+    """The call has ended: no more replies follow."""
 
     seq: int
     v: int = VERSION
@@ -80,7 +80,7 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit"):
-    """The caller is there and has read so many replies."""
+    """The caller is alive, and has read `read` replies."""
 
     read: int
     v: int = VERSION

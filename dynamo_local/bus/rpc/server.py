@@ -1,18 +1,18 @@
-"""Calls of endpoints over the bus: the server's end. Protocol: `messages.py`."""
+"""The server's side of endpoint calls. The protocol is in messages.py."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, Handler, Message, Subscription
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.rpc.messages import (
     BEAT_S,
     MAX_CALLS,
@@ -24,14 +24,13 @@ from dynamo_local.bus.rpc.messages import (
     Credit,
     Done,
     Failed,
-    Frame,
     Refused,
     Reply,
     Taken,
 )
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import BusError, DecodeError, DynamoError, RpcError
+from dynamo_local.core.errors import BusError, DynamoError, RpcError
 from dynamo_local.core.names import Subjects
 from dynamo_local.sdk.service import EndpointSpec, spec_of
 from dynamo_local.sdk.signatures import request_type
@@ -40,6 +39,7 @@ from dynamo_local.tasks import TaskGuard
 _log = logging.getLogger(__name__)
 
 _QUEUE = "instances"
+"""Queue group: each call is delivered to one instance of a service."""
 _OVERHEAD_BYTES = 1024
 _MAX_ERROR_CHARS = 1000
 _CANCEL_DEADLINE_S = 2.0
@@ -47,10 +47,10 @@ _CANCEL_DEADLINE_S = 2.0
 
 @dataclass
 class _ServedCall:
-    """One call under way."""
+    """A call being served. `sent` counts its frames, `replies` the replies among them, `read` the replies read."""
 
     name: str
-    inbox: str
+    caller: Answer
     task: asyncio.Task[None] | None = None
     sent: int = 0
     replies: int = 0
@@ -60,14 +60,14 @@ class _ServedCall:
     credited: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hang_up(self) -> None:
-        """End the work: nobody waits for it any more."""
+        """Cancel the work: the caller does not wait for it any more."""
         self.hung_up = True
         if self.task is not None:
             self.task.cancel()
 
 
 class CallServer:
-    """The endpoints of one service object. `start()` it, have `run()` run, and `stop()` it."""
+    """Serves the endpoints of one service object. Call `start()`, keep `run()` running, and end with `stop()`."""
 
     def __init__(
         self,
@@ -91,34 +91,34 @@ class CallServer:
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """Number of calls being served."""
         return len(self._calls)
 
     async def start(self, instance: object) -> None:
-        """Take calls of the object's endpoints, sharing them with the other instances of its service."""
+        """Take calls of the object's endpoints, which are shared with the other instances of its service."""
         spec = spec_of(type(instance))
         for endpoint in spec.endpoints.values():
             subject = self._subjects.call(spec.name, endpoint.name)
             handler = self._handler(instance, endpoint)
-            self._subscriptions.append(await self._bus.subscribe(subject, handler, queue=_QUEUE))
+            self._subscriptions.append(await self._bus.serve(subject, Begin, handler, queue=_QUEUE))
         await self._bus.flush()
 
     async def run(self) -> None:
-        """Tell callers that their calls go on, and end those whose caller is gone, until cancelled."""
+        """Send a beat for each call, and end calls whose caller is silent, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), self._beat_s))
             for call in list(self._calls.values()):
                 call.silent_beats += 1
                 if call.silent_beats > SILENT_BEATS:
-                    _log.warning("%s: the caller fell silent", call.name)
+                    _log.warning("a call of %s is ended: its caller is silent", call.name)
                     call.hang_up()
                 else:
-                    await self._send(call, Alive(call.sent))
+                    await call.caller.send(Alive(call.sent))
 
     async def stop(self, deadline_s: float) -> None:
-        """Take no more calls; let those under way finish, and cancel the ones that do not in time.
+        """Take no more calls, let those under way finish, and cancel those that have not after `deadline_s`.
 
-        Calls that still come are refused, not ignored, so that their callers turn to another instance.
+        Calls that still come are refused, not ignored, so that their callers try another instance.
         """
         self._stopping = True
         try:
@@ -133,22 +133,17 @@ class CallServer:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
 
-    def _handler(self, instance: object, endpoint: EndpointSpec) -> Handler:
+    def _handler(self, instance: object, endpoint: EndpointSpec) -> Callable[[Begin, Answer], Awaitable[None]]:
         cls = type(instance)
         name = f"{spec_of(cls).name}.{endpoint.name}"
         method = getattr(instance, endpoint.method)
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request_type(cls, endpoint))
 
-        async def on_begin(message: Message) -> None:
-            try:
-                begin = codec.decode(message.data, Begin)
-            except DecodeError as error:
-                _log.warning("%s: call refused: %s", name, error)
-                return
-            call = _ServedCall(name, message.reply)
+        async def on_begin(begin: Begin, caller: Answer) -> None:
             if self._stopping or len(self._calls) >= self._max_calls:
-                await self._send(call, Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
+                await caller.send(Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
                 return
+            call = _ServedCall(name, caller)
             self._calls[begin.call_id] = call
             self._idle.clear()
 
@@ -156,28 +151,28 @@ class CallServer:
                 return method(_decode(decoder, begin.request)) if endpoint.takes_request else method()
 
             call.task = self._tasks.spawn(f"call {name}", self._serve(begin.call_id, call, start, endpoint.streams))
-            # Not at the end of the task's own code, which never runs if the task is cancelled at once.
+            # Not in the task's own code, which never runs if the task is cancelled before its first step.
             call.task.add_done_callback(lambda _: self._forget(begin.call_id))
 
         return on_begin
 
     async def _serve(self, call_id: str, call: _ServedCall, start: Callable[[], Any], streams: bool) -> None:
-        async def on_control(message: Message) -> None:
+        async def on_control(message: Control) -> None:
             self._on_control(call, message)
 
         control: Subscription | None = None
         try:
-            control = await self._bus.subscribe(self._subjects.call_control(call_id), on_control)
-            await self._send(call, Taken())
+            control = await self._bus.listen(self._subjects.call_control(call_id), Control, on_control)
+            await call.caller.send(Taken())
             last = await self._answer(call, start, streams)
-            await self._send(call, last)
+            await call.caller.send(last)
         except asyncio.CancelledError:
             if call.hung_up:
                 return
-            await self._send(call, Failed(call.sent, "its process is stopping"))
+            await call.caller.send(Failed(call.sent, "its process is stopping"))
             raise
         except BusError as error:
-            _log.warning("%s: %s", call.name, error)
+            _log.warning("a call of %s cannot be served: %s", call.name, error)
         finally:
             if control is not None:
                 await control.unsubscribe()
@@ -197,7 +192,7 @@ class CallServer:
         except DynamoError as error:
             return Failed(call.sent, _one_line(str(error)))
         except Exception as error:  # noqa: BLE001
-            # The boundary of an endpoint: whatever it raises belongs to this one call.
+            # The boundary of an endpoint: an error ends this call alone.
             _log.error("%s failed", call.name, exc_info=error)
             return Failed(call.sent, _one_line(f"{type(error).__name__}: {error}"))
         return Done(call.sent)
@@ -219,21 +214,9 @@ class CallServer:
         frame = Reply(call.sent, data)
         call.sent += 1
         call.replies += 1
-        await self._send(call, frame)
+        await call.caller.send(frame)
 
-    async def _send(self, call: _ServedCall, frame: Frame) -> None:
-        try:
-            await self._bus.publish(call.inbox, codec.encode(frame))
-        except BusError as error:
-            # The caller notices the gap, or the silence.
-            _log.warning("%s: %s", call.name, error)
-
-    def _on_control(self, call: _ServedCall, message: Message) -> None:
-        try:
-            control = codec.decode(message.data, Control)
-        except DecodeError as error:
-            _log.warning("%s: control message ignored: %s", call.name, error)
-            return
+    def _on_control(self, call: _ServedCall, control: Control) -> None:
         call.silent_beats = 0
         if isinstance(control, Credit):
             call.read = max(call.read, control.read)
@@ -246,7 +229,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], request: bytes) -> Any:
     try:
         return decoder.decode(request)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RpcError(f"the request is not what it takes: {error}") from error
+        raise RpcError(f"the request has the wrong type: {error}") from error
 
 
 def _one_line(text: str) -> str:

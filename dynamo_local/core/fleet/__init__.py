@@ -1,1 +1,1 @@
-"""The fleet as routers and frontends see it: who is there, how loaded, who gets a request. Pure."""
+"""The fleet as routers and frontends see it: which processes are alive, their load, and who gets a request. Pure."""

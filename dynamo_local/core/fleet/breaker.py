@@ -1,8 +1,8 @@
-"""A breaker for each worker: one that keeps failing requests is avoided for a while. Pure.
+"""Circuit breakers: workers that keep failing requests are avoided for a while. Pure.
 
-Avoided, not ejected: routing takes an avoided worker when there is no other, so the breaker never ejects all. Only
-failures of the worker count, never those of a request (its parameters, its client), nor a refusal while draining.
-Figures: 10 failures in 120 s open it for 60 s, what Envoy-like gateways have settled on.
+Such workers are avoided, not ejected: routing takes them when there is no other worker, so that breakers never leave a
+graph without workers. Only failures of the worker count, not those of a request (its parameters, its client), nor
+refusals while draining. By default, 10 failures in 120 s open a breaker for 60 s, as gateways like Envoy do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BreakerRule:
 
 
 class Breakers:
-    """The breakers of all workers."""
+    """A breaker for each worker, by lease."""
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
@@ -29,7 +29,7 @@ class Breakers:
         self._open_until: dict[str, float] = {}
 
     def failure(self, worker: str, now: float) -> None:
-        """The worker failed a request."""
+        """Count a request that the worker has failed."""
         times = self._failures.setdefault(worker, deque(maxlen=self._rule.failures))
         times.append(now)
         if len(times) == self._rule.failures and now - times[0] <= self._rule.window_s:
@@ -37,11 +37,11 @@ class Breakers:
             times.clear()
 
     def open(self, now: float) -> tuple[str, ...]:
-        """Workers to avoid now, in order of name."""
+        """The workers to avoid now, ordered by lease."""
         self._open_until = {worker: until for worker, until in self._open_until.items() if until > now}
         return tuple(sorted(self._open_until))
 
     def forget(self, worker: str) -> None:
-        """The worker is gone."""
+        """Drop the breaker of a worker that is gone."""
         self._failures.pop(worker, None)
         self._open_until.pop(worker, None)

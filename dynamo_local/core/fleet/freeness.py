@@ -1,15 +1,15 @@
-"""Llumnix's freeness: for how many more steps a worker's batch can run before its KV cache is full.
+"""Freeness after Llumnix: the number of steps that a worker's batch can run before its KV cache is full. Pure.
 
-F = (M - sum V) / B: M the size of the KV cache, V the virtual usage of each request, B the number of running
-requests. What a request counts for (Llumnix, OSDI'24, section 4.4):
+F = (M - sum V) / B, with M the size of the KV cache, V the virtual usage of each request, B the number of running
+requests. The virtual usage (Llumnix, OSDI'24, section 4.4) of a request that is
 
-    running               what it uses, and its share of the headroom of its priority class
-    first in the queue    all that it will need, so that a worker that cannot take it looks full
-    further back          nothing
-    on a worker that ends infinitely much, so that nothing is given to it and everything moves away
+    running               its usage, and its share of the headroom of its priority class
+    first in the queue    all that it will need, so that a worker that cannot admit it looks full
+    further back          0
+    on a worker that ends infinite, so that the worker is assigned no requests and its own migrate
 
-Sizes are in tokens, so that F is in steps. It is negative where requests queue for room that there is not. Routing,
-scaling and rebalancing go by the same figure.
+Sizes are in tokens, so that F is in steps. F is negative where waiting requests need more room than there is. Scaling
+and rebalancing use the same figure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_HEADROOM: Mapping[int, float] = {}
 
 @dataclass(frozen=True)
 class Usage:
-    """One running request, or many of the same priority together: `tokens` of KV cache."""
+    """KV cache used by a running request, or by `requests` of the same priority together, in tokens."""
 
     tokens: float
     priority: int = 0
@@ -36,8 +36,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Instance:
-    """A worker. `kv_tokens`: size of its KV cache. `head_tokens`: what the first request of its queue will need, 0 if
-    none waits. `terminating`: it takes nothing any more."""
+    """A worker. `kv_tokens`: size of its KV cache. `head_tokens`: need of the first waiting request, 0 if none waits.
+    `terminating`: whether the worker is ending, and takes no requests."""
 
     kv_tokens: float
     running: Sequence[Usage] = field(default_factory=tuple)
@@ -46,39 +46,39 @@ class Instance:
 
     @property
     def used(self) -> float:
-        """Tokens of its KV cache that requests use."""
+        """Part of the KV cache that requests use, in tokens."""
         return math.fsum(usage.tokens for usage in self.running)
 
     @property
     def batch(self) -> float:
-        """Requests that run."""
+        """Number of running requests."""
         return math.fsum(usage.requests for usage in self.running)
 
 
 def virtual_usage(instance: Instance, headroom: Mapping[int, float] = NO_HEADROOM) -> float:
-    """Sum of all V, in tokens. `headroom`: by priority, tokens that are kept free for the requests of that class; those
-    of a class share it."""
+    """Sum of V over all requests, in tokens. `headroom`: by priority, tokens kept free for the requests of that class
+    together."""
     if instance.terminating:
         return math.inf
-    # A class whose requests run is given its headroom once, however many they are.
+    # The headroom of a class counts once, however many of its requests run.
     classes = Counter(usage.priority for usage in instance.running if usage.requests > 0)
     kept = math.fsum(headroom.get(priority, 0.0) for priority in classes)
     return math.fsum((instance.used, kept, instance.head_tokens))
 
 
 def freeness(instance: Instance, headroom: Mapping[int, float] = NO_HEADROOM) -> float:
-    """F, in steps. A worker without requests counts as one with a batch of one."""
+    """F, in steps. The batch of a worker without requests counts as 1."""
     return (instance.kv_tokens - virtual_usage(instance, headroom)) / max(instance.batch, 1.0)
 
 
 def measured(kv_tokens: float, kv_usage: float, running: float, head_tokens: float) -> Instance:
-    """A worker of which only totals are known."""
+    """A worker of which only totals are known: `kv_usage` from 0 to 1, the others in tokens and requests."""
     return Instance(kv_tokens, (Usage(kv_usage * kv_tokens, requests=running),), head_tokens)
 
 
 def instance_of(worker: Presence, now: float, change: Usage | None = None) -> Instance | None:
-    """A worker as its presence tells of it; None if its load is not known. `change`: what requests that come there, or
-    leave, will change, and is not in that load yet; negative for those that leave."""
+    """A worker by its presence; None if its load is not known. `change`: usage that this load does not contain yet, of
+    requests about to come; negative for requests about to leave."""
     engine, reading = worker.engine, reading_of(worker.load, now)
     if engine is None or reading is None or reading.head_tokens is None:
         return None
@@ -88,17 +88,17 @@ def instance_of(worker: Presence, now: float, change: Usage | None = None) -> In
 
 
 def with_more(instance: Instance, usage: Usage) -> Instance:
-    """The worker with this besides; with less than before, if it is negative."""
+    """The worker with this usage added; a negative one is subtracted."""
     return replace(instance, running=(*instance.running, usage))
 
 
 def freest(
     candidates: Iterable[Presence], changes: Mapping[str, Usage], now: float, avoid: str | None = None
 ) -> Presence | None:
-    """The freest worker; None if there is none. `changes`: see `instance_of`, by lease.
+    """The worker with the highest freeness; None if there is no candidate. `changes`: see `instance_of`, by lease.
 
-    Those whose load is not known, and `avoid`, a lease, are taken only if there is nobody else. Workers that have not
-    told of their engine are no candidates.
+    Workers of unknown load, and the worker with the lease `avoid`, are chosen only if there is no other. Workers whose
+    engine is not known are no candidates.
     """
 
     def rank(worker: Presence) -> tuple[bool, float, str]:

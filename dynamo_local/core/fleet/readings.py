@@ -1,4 +1,4 @@
-"""What a worker says of its load, if that can be relied on. Pure."""
+"""Validates the load that a worker reports: complete, finite and recent, or unknown. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from dynamo_local.core.messages.presence import Load
 
 STALE_S = 10.0
-"""A worker's reading older than this says nothing any more: its engine may hang. Longer than any sensible step."""
+"""A load older than this is unknown: the engine may hang. Longer than any sensible engine step."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A worker's load. `kv_usage`: share of KV blocks that its requests use, 0 to 1; blocks that are only pinned for
-    readers are not in it. `age_s`: since it was measured. `head_tokens`: see Load, `prefill_s`: see Counts;
-    None is unknown."""
+    """A valid load. `kv_usage`: share of KV blocks that requests use, 0 to 1, without blocks only pinned for readers.
+    `age_s`: time since the measurement. `head_tokens`: see Load, `prefill_s`: see Counts; None is unknown."""
 
     running: int
     waiting: int
@@ -26,15 +25,15 @@ class Reading:
 
 
 def reading_of(load: Load | None, now: float, prefill_s: float | None = None) -> Reading | None:
-    """The load as a reading; None if a part of it was not measured, or it is stale. `prefill_s` was told with it."""
+    """A load as a reading; None if a part is missing, or it is stale. `prefill_s` comes from the same presence."""
     if load is None or load.running is None or load.waiting is None or load.kv_usage is None or load.at is None:
         return None
     if not (math.isfinite(load.kv_usage) and math.isfinite(load.at)):
-        # Every comparison with NaN is false: it would stop all scaling without a word.
+        # Every comparison with NaN is false: one such value would silently stop all scaling.
         return None
     age_s = max(0.0, now - load.at)
     if age_s > STALE_S:
         return None
-    # Where nothing waits, nothing is needed.
+    # Some engines report no head_tokens when no request waits; then it is known to be 0.
     head_tokens = 0 if load.waiting == 0 else load.head_tokens
     return Reading(load.running, load.waiting, load.kv_usage, age_s, head_tokens, prefill_s)

@@ -1,8 +1,8 @@
-"""Which worker takes a request. Pure: a policy sees the routable workers and the ledger, and names a lease.
+"""Routing policies: choose the worker for a request from the routable workers and the ledger. Pure.
 
-Load is counted in *outstanding tokens*: the prompt tokens of all requests that a worker was given and has not
-finished. It is known exactly and at once, where the workers' own reports are always a little old, so that a burst
-of requests between two reports still spreads.
+Load is counted in *outstanding tokens*: the prompt tokens of the requests that a worker has and has not finished. The
+ledger knows them at once, while the workers' own reports are always a little old: a burst of requests between two
+reports is spread as well.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class _Charge:
 
 
 class Ledger:
-    """Who was given what, and is not done with it. Requests are known by (frontend, request id)."""
+    """The unfinished requests of each worker, and their tokens. Requests are identified by (frontend, request id)."""
 
     def __init__(self) -> None:
         self._charges: dict[tuple[str, str], _Charge] = {}
         self._outstanding: Counter[str] = Counter()
-        self._last_given: dict[str, int] = {}
-        self._turn = 0
+        self._last_assigned: dict[str, int] = {}
+        self._assignments = 0
 
     def charge(self, frontend: str, request_id: str, worker: str, tokens: int, now: float = 0.0) -> None:
-        """Note an assignment. One of the same request replaces the former: a request has one owner."""
+        """Enter an assignment. An earlier one of the same request is replaced: a request has one owner."""
         self.release(frontend, request_id)
         self._charges[frontend, request_id] = _Charge(worker, tokens, now)
         self._outstanding[worker] += tokens
-        self._turn += 1
-        self._last_given[worker] = self._turn
+        self._assignments += 1
+        self._last_assigned[worker] = self._assignments
 
     def release(self, frontend: str, request_id: str) -> None:
-        """The request is done, or gone. Unknown ones are ignored."""
+        """Remove a request that has finished or left its worker. Unknown requests are ignored."""
         charge = self._charges.pop((frontend, request_id), None)
         if charge is not None:
             self._outstanding[charge.worker] -= charge.tokens
 
     def of_frontend(self, frontend: str) -> tuple[Charge, ...]:
-        """What a frontend has been charged with."""
+        """All charges of a frontend's requests."""
         return tuple(
             Charge(request_id, charge.worker, charge.tokens)
             for (owner, request_id), charge in self._charges.items()
@@ -55,7 +55,7 @@ class Ledger:
         )
 
     def settle(self, frontend: str, charges: Sequence[Charge], since: float, now: float) -> None:
-        """Take over what a frontend says of itself. What was charged after `since` it may not know yet."""
+        """Replace the charges of a frontend by its own account, which may lack those entered after `since`."""
         told = {charge.request_id for charge in charges}
         for key in [key for key, charge in self._charges.items() if key[0] == frontend and charge.at < since]:
             if key[1] not in told:
@@ -66,37 +66,37 @@ class Ledger:
                 self.charge(frontend, charge.request_id, charge.worker, charge.tokens, now)
 
     def forget_frontend(self, frontend: str) -> None:
-        """Release everything that a frontend, now gone, had assigned."""
+        """Release all requests of a frontend that is gone."""
         for owner, request_id in [key for key in self._charges if key[0] == frontend]:
             self.release(owner, request_id)
 
     def forget_worker(self, worker: str) -> None:
-        """Drop everything about a worker that is gone."""
+        """Drop all charges of a worker that is gone."""
         for key in [key for key, charge in self._charges.items() if charge.worker == worker]:
             del self._charges[key]
         self._outstanding.pop(worker, None)
-        self._last_given.pop(worker, None)
+        self._last_assigned.pop(worker, None)
 
     def outstanding(self, worker: str) -> int:
-        """Tokens of the worker's unfinished requests."""
+        """Outstanding tokens of a worker."""
         return self._outstanding[worker]
 
-    def last_given(self, worker: str) -> int:
-        """The turn at which the worker was last given a request; 0 if it never was."""
-        return self._last_given.get(worker, 0)
+    def last_assigned(self, worker: str) -> int:
+        """Number of the assignment by which the worker was last charged, counted over all workers; 0 if never."""
+        return self._last_assigned.get(worker, 0)
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among `candidates` (all routable). Returns a lease, or None to assign nobody."""
+    """Chooses a worker from `candidates`, which are all routable. Returns a lease, or None to assign none."""
 
     def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None: ...
 
 
 class LeastOutstandingTokens:
-    """Spread by load: the worker with the fewest outstanding tokens, among equals the one longest without a request."""
+    """Chooses the worker with the fewest outstanding tokens; of equals, the one that was assigned longest ago."""
 
     def choose(self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None:
-        """Leases in `request.avoid` are taken only if there is nobody else."""
+        """Workers in `request.avoid` are chosen only if there is no other."""
         if not candidates:
             return None
         avoid = frozenset(request.avoid)
@@ -105,7 +105,7 @@ class LeastOutstandingTokens:
             key=lambda p: (
                 p.lease in avoid,
                 ledger.outstanding(p.lease),
-                ledger.last_given(p.lease),
+                ledger.last_assigned(p.lease),
                 p.watcher,
                 p.lease,
             ),

@@ -1,4 +1,4 @@
-"""Messages of operators and planner to servers, frontends and workers."""
+"""Messages from operators and the planner to servers, frontends and workers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dynamo_local.core.codec import VERSION
 
 
 class RoleQuestion(msgspec.Struct, frozen=True):
-    """Take up this role."""
+    """Order to a worker to change its role."""
 
     role: str
     v: int = VERSION
 
 
 class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The role that the worker has now; `refused` says why it is not the one asked for."""
+    """The role that the worker has now; `refused` says why not the one in the question."""
 
     role: str
     refused: str | None = None
@@ -23,52 +23,53 @@ class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HoldQuestion(msgspec.Struct, frozen=True):
-    """Hold on the machine what the statefile says, and let go of the rest."""
+    """Order to a server to hold the devices that the statefile says are in use, and to release all others."""
 
     v: int = VERSION
 
 
 class Holds(msgspec.Struct, frozen=True):
-    """By device: who holds it on the machine, where that is somebody else."""
+    """`refused`: devices that another program on the machine holds, each with that holder."""
 
     refused: dict[int, str]
     v: int = VERSION
 
 
 class RequestsQuestion(msgspec.Struct, frozen=True, tag="requests"):
-    """Which requests does this frontend have? At most `limit` are told, the oldest first."""
+    """Question for the requests of a frontend; the oldest come first, at most `limit`."""
 
     limit: int
     v: int = VERSION
 
 
 class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request under way. `worker` is a lease; None: it waits for one, or for a prefill worker."""
+    """A request under way. `worker` is a lease; None while the request waits for a worker or a prefill worker."""
 
     request_id: str
     epoch: int
     worker: str | None
     prompt_tokens: int
     tokens: int
-    """Accepted so far."""
+    """Output tokens accepted so far."""
     age_s: float
-    moving_to: str | None = None
-    """Lease of a move's destination."""
+    destination: str | None = None
+    """Lease of the destination, while the request is being migrated."""
     stays: str | None = None
-    """Why it cannot be moved."""
+    """Why the request cannot be migrated; None if it can."""
 
 
 class RequestsAnswer(msgspec.Struct, frozen=True):
-    """`left_out`: how many more there are."""
+    """A frontend's requests; `left_out` is the number of those beyond the limit."""
 
     requests: tuple[RequestRow, ...]
     left_out: int
     v: int = VERSION
 
 
-class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="move"):
-    """Move these requests, or all that `source` (a lease) works on; to `destination` (a lease), or to whoever has most
-    room. Requests that the frontend does not have are passed over. `cold`: without their KV, which is computed there.
+class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="migrate"):
+    """Order to migrate these requests, or all on `source` (a lease), to `destination` (a lease), or to the worker with
+    the most room. Requests that the frontend does not have are ignored. `cold`: without their KV, which is computed
+    anew.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -79,8 +80,9 @@ class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="move"
 
 
 class MigrationResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one request. `outcome` is a `moves.Outcome`; `warm_s` from the beginning to the cut, `gap_s` from
-    the last token before the cut to the first one after it."""
+    """The result for one request. `outcome` is a `MigrationOutcome` (core/migration/protocol.py). `warm_s`: from the
+    beginning to the cut; `gap_s`: from the last token before the cut to the first after it; `gap_steps`: the gap in
+    decode steps of the request."""
 
     request_id: str
     outcome: str
@@ -92,6 +94,8 @@ class MigrationResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MigrationReport(msgspec.Struct, frozen=True):
+    """The results of an order, one for each request."""
+
     results: tuple[MigrationResult, ...]
     v: int = VERSION
 

@@ -1,4 +1,4 @@
-"""Messages about KV blocks: what is cached, and pins between workers."""
+"""Messages about KV blocks: how much is cached, and pins for workers that read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynamo_local.core.codec import VERSION
 
 
 class CachedQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many leading tokens of this prompt need no computing at the worker asked?"""
+    """Question for the number of leading tokens of a prompt that the worker need not compute."""
 
     token_ids: list[int]
     cache_salt: str | None = None
@@ -19,37 +19,39 @@ class CachedQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """So many tokens, a multiple of the block size."""
+    """The number of cached tokens, a multiple of the block size."""
 
     tokens: int
     v: int = VERSION
 
 
 MOST_REST = 4096
-"""Bound on the tokens behind the full blocks of a context: fewer than any block has."""
+"""Bound on the tokens behind the full blocks of a context; no engine has larger blocks."""
 
 
 class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Keep the blocks with these hashes, as many leading ones as there are, until `until` (CLOCK_MONOTONIC, s).
+    """Order to keep those leading blocks with these hashes that are cached until `until` (CLOCK_MONOTONIC, s).
 
-    `fingerprint` is the reader's: KV is read only between engines that agree on everything that gives it its meaning.
+    `fingerprint` is the reader's. KV is read only between engines with the same one, which covers all that gives KV its
+    meaning.
     """
 
     pin: str
-    """Names the pin; unique to the reader's attempt."""
+    """Name of the pin, new for each question."""
     fingerprint: str
     hashes: tuple[bytes, ...]
     until: float
     rest: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_REST)] = ()
-    """Tokens behind these blocks, whose KV is wanted as well if a request that runs there has it."""
+    """Tokens behind these blocks. Their KV is pinned as well if a request that runs at the source has it."""
     v: int = VERSION
 
 
 class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`blocks` leading blocks are written, and will not be reused before `until` unless the reader unpins them.
+    """Confirms that `blocks` leading blocks are written, and are not reused before `until` unless they are unpinned.
 
-    With blocks == 0 nothing is pinned, and `refused` says why. `rest`: of so many tokens behind them, one more block is
-    pinned, which somebody goes on writing to. `handle` is the engine's own word to its like: where and what to read.
+    With blocks == 0 nothing is pinned, and `refused` says why. `rest` > 0: one more block is pinned, with the KV of so
+    many tokens; a running request goes on writing to it. `handle` tells the reader's engine where to read, in a format
+    of the engine's own.
     """
 
     blocks: int
@@ -61,7 +63,7 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
-    """The reader has read, or given up. Unknown pins are ignored."""
+    """Ends pins: the blocks have been read, or are not needed. Unknown pins are ignored."""
 
     pins: tuple[str, ...]
     v: int = VERSION

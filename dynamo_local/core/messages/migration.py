@@ -1,4 +1,4 @@
-"""Messages between frontends and the destinations of migrations (core/migration/protocol.py)."""
+"""Messages from frontends to the destinations of migrations (core/migration/protocol.py)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dynamo_local.core.codec import VERSION
 
 
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
-    """Keep a run slot and blocks for `tokens` tokens until `until` (CLOCK_MONOTONIC, s), or until the request is
-    submitted, or given back, or until `frontend`, whose request it is, is gone. A second one for the same request
-    replaces the first.
+    """Order to reserve a run slot and blocks for `tokens` tokens until `until` (CLOCK_MONOTONIC, s).
 
-    `floor`: only if the worker's freeness, in steps, stays at that with all its guests. The asker may not know of
-    those of others.
+    The reservation ends earlier when the request is submitted, when it is cancelled, and when `frontend`, whose request
+    it is, is gone. A second one for the same request replaces the first.
+
+    `floor`: reserve only if the worker's freeness, in steps, stays at least at that with all its reservations, of which
+    the frontend knows only its own.
     """
 
     request_id: str
@@ -25,10 +26,10 @@ class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
 
 
 class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
-    """Have the KV of `token_ids` at hand: pull its full blocks from `source`, compute the rest. The request must have
-    been reserved for. Answered when it is there; it is kept for as long as the room is.
+    """Order to get the KV of `token_ids`: pull the full blocks from `source`, compute the rest. There must be a
+    reservation for the request, for as long as which the KV is held. Answered when the KV is there.
 
-    After `until` (CLOCK_MONOTONIC, s) nobody waits for the answer.
+    After `until` (CLOCK_MONOTONIC, s) the frontend does not wait for the answer any more.
     """
 
     request_id: str
@@ -41,16 +42,16 @@ class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
     v: int = VERSION
 
 
-class CancelReservation(msgspec.Struct, frozen=True, tag="give_back"):
-    """The request does not come. Unknown ones are ignored."""
+class CancelReservation(msgspec.Struct, frozen=True, tag="cancel_reservation"):
+    """Order to end a reservation: the request does not come. Unknown requests are ignored."""
 
     request_id: str
     v: int = VERSION
 
 
 class MigrationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """It is done; or `refused` says why it is not. `pulled_tokens`: of a Warm, read from the source; `pulled_bytes`: as
-    far as the engine tells."""
+    """Confirms an order, or says in `refused` why it is not carried out. To a Warm, `pulled_tokens` were read from the
+    source, `pulled_bytes` their KV; None if the engine does not report its size."""
 
     refused: str | None = None
     pulled_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the planner tells everybody who listens. Frozen, versioned, msgpack (codec.py)."""
+"""The planner's report to all listeners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynamo_local.core.codec import VERSION
 
 
 class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A role's workers as the planner sees them. `usage`: mean KV usage of those that can be read, 0 to 1."""
+    """The workers of a role as the planner observes them. `usage`: mean KV usage of those with a known load, 0 to 1."""
 
     role: str
     routable: int
@@ -20,7 +20,7 @@ class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A decision, and what became of its changes. `time` is Unix time, in seconds."""
+    """A decision, and the outcomes of its actions. `time` is Unix time, in seconds."""
 
     time: float
     text: str
@@ -28,13 +28,13 @@ class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The planner tells what it sees, each time it has looked. None: it could not be read."""
+    """The planner's observation and decisions, sent after each turn of its loop. None: the value could not be read."""
 
     watcher: str
-    """The planner's own; empty if it is no service of the graph."""
+    """Watcher of the planner; empty if the planner is no service of the graph."""
     policy: str
     acts: bool
-    """False: it observes, and changes nothing."""
+    """Whether the planner applies its decisions, or only observes."""
     at: float
     """CLOCK_MONOTONIC, in seconds."""
     roles: tuple[RoleReport, ...]
@@ -43,7 +43,7 @@ class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_waiting: int | None = None
     queue_in_hand: int | None = None
     changing: str | None = None
-    """The change that is under way. Meanwhile nothing is pulled."""
+    """The action under way. Meanwhile the planner observes nothing."""
     decisions: tuple[DecisionReport, ...] = ()
-    """The last ones, newest last."""
+    """The last decisions, the newest last."""
     v: int = VERSION

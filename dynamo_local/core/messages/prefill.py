@@ -9,9 +9,9 @@ from dynamo_local.core.messages.work import Submit
 
 
 class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request of `frontend` that wants its prompt prefilled. Who takes the job claims the request there.
+    """A request of `frontend` whose prompt is to be prefilled. The worker that takes the job claims the request there.
 
-    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) nobody waits for it any more.
+    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) the job is void.
     """
 
     job: str
@@ -23,7 +23,7 @@ class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefillClaim(msgspec.Struct, frozen=True):
-    """`worker` (its lease) has taken the job from the queue and would work on it. Each delivery claims anew."""
+    """Question for the request of a job that `worker` (a lease) has taken. Sent for each delivery of the job."""
 
     job: str
     request_id: str
@@ -34,7 +34,7 @@ class PrefillClaim(msgspec.Struct, frozen=True):
 
 
 class PrefillGrant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The request under a new epoch, to be prefilled; or None: it needs no prefill any more, drop the job."""
+    """The request to be prefilled, under a new epoch; None if it needs no prefill any more, and the job is void."""
 
     work: Submit | None = None
     v: int = VERSION

@@ -1,4 +1,4 @@
-"""Messages of every process to all: presence and load."""
+"""Messages from every process to all others: presence, load and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ProcessState = Literal["starting", "ready", "draining", "failed"]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a frontend must know of the engine behind a worker, as it came up (not as it was configured)."""
+    """Properties of a worker's engine as it has started, which may differ from its configuration."""
 
     engine: str
     model: str
@@ -21,9 +21,9 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_blocks: int
     max_num_seqs: int
     no_transfer: str | None = None
-    """Why KV blocks go neither from this engine to another one nor the other way; None: they do."""
+    """Why this engine can neither pull KV nor have it pulled; None if it can."""
     block_bytes: int | None = None
-    """Size of a KV block, on all its devices together. None: the engine does not tell."""
+    """Size of a KV block in bytes, over all devices of the engine. None: not reported."""
     forgotten: tuple[str, ...] = ()
     """Sampling parameters whose state this engine cannot rebuild from a request's log (see Survival.rebuilt)."""
 
@@ -34,78 +34,78 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-    """Share of KV blocks in use by requests, 0 to 1. Blocks that are only pinned for readers are not in it."""
+    """Share of KV blocks that requests use, 0 to 1, without blocks that are only pinned for readers."""
     kv_pinned: float | None = None
-    """Share of KV blocks that only readers, and holds of finished prefills, keep from being reused, 0 to 1."""
+    """Share of KV blocks that are kept only by pins, or for finished prefills, 0 to 1."""
     at: float | None = None
-    """When it was measured (CLOCK_MONOTONIC, s). An engine that hangs repeats its last load: by this, it is stale."""
+    """Time of measurement (CLOCK_MONOTONIC, s). The load of an engine that hangs is repeated, and stale by this."""
     head_tokens: int | None = None
-    """What the first of the waiting requests needs to begin, in tokens of KV cache; 0: none waits."""
+    """KV cache that the first waiting request needs to begin, in tokens; 0: no request waits."""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """How many moves that began for one reason have ended in one way (moves.py)."""
+class EndedMigrations(msgspec.Struct, frozen=True, array_like=True):
+    """Number of migrations that began for one reason and ended with one outcome (core/migration/protocol.py)."""
 
     reason: str
     outcome: str
-    moves: int
+    number: int
 
 
 class MigrationCounts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The moves of a frontend in its life."""
+    """The migrations of a frontend since it started."""
 
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedMigrations, ...] = ()
     pulled_bytes: int = 0
-    """Of KV, read by destinations. Those of engines that do not tell are not counted."""
+    """KV read by destinations, in bytes. Engines that do not report the size of a block are not counted."""
     gap_s: float | None = None
-    """Of the last one: from the last token before it to the first after it."""
+    """Gap of the last migration: from the last token before the cut to the first after it, in seconds."""
     gap_steps: float | None = None
-    """The same in steps of the request before."""
+    """The same gap in decode steps of the request."""
 
     @property
-    def moved(self) -> int:
-        """Those that were brought to their end."""
-        return sum(each.moves for each in self.ended if each.outcome == "moved")
+    def completed(self) -> int:
+        """Number of migrations that were completed."""
+        return sum(each.number for each in self.ended if each.outcome == "moved")
 
     @property
-    def not_moved(self) -> int:
-        """All others."""
-        return sum(each.moves for each in self.ended) - self.moved
+    def not_completed(self) -> int:
+        """Number of migrations that were not completed."""
+        return sum(each.number for each in self.ended) - self.completed
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a process has counted in its life. None: it counts no such thing."""
+    """Counters of a process since it started. None: the process has no such counter."""
 
     requests: int | None = None
-    """Epochs that a worker has taken."""
+    """Epochs submitted to a worker."""
     prompt_tokens: int | None = None
-    """Tokens that a worker has computed to begin its epochs: those neither cached nor pulled."""
+    """Context tokens that a worker has computed: those neither cached nor pulled."""
     output_tokens: int | None = None
-    """Tokens that a worker has put out."""
+    """Tokens that a worker has generated."""
     prefill_s: float | None = None
-    """Time for which a worker has had epochs without a token yet: a prefill worker is busy then, and idle else."""
+    """Time for which a worker has had epochs without a first token: the time for which a prefill worker was busy."""
     assigned: int | None = None
-    """Requests that a router has found a worker for."""
+    """Requests for which the router has found a worker."""
     unassigned: int | None = None
-    """Requests that a router has found no worker for."""
-    moves: MigrationCounts | None = None
-    """Of a frontend."""
+    """Requests for which the router has found no worker."""
+    migrations: MigrationCounts | None = None
+    """Migrations of a frontend."""
 
 
 class Exclusive(msgspec.Struct, frozen=True):
-    """A worker is set apart for one request (suspicion.py): it takes no other one, and those that it has leave it."""
+    """A worker is set apart for one request (core/request/suspicion.py): it takes no other, and its own migrate."""
 
     request_id: str
     frontend: str
     free: bool
-    """The other requests of the worker have left."""
+    """Whether all other requests have left the worker."""
 
 
 class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process tells of itself, every half second and whenever something changes; while it is `quiet`, every two
-    seconds (core/beats.py).
+    """Identity, state and load of a process, published twice a second and with every change; while nothing changes
+    (`quiet`), every two seconds (core/beats.py).
 
-    `lease` is new for every incarnation of a process; it names the process in all subjects and in the statefile.
+    `lease` is new whenever the process is started. It names the process in all subjects and in the statefile.
     """
 
     watcher: str
@@ -120,15 +120,15 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str | None = None
     counts: Counts | None = None
     exclusive: Exclusive | None = None
-    """Of a worker."""
+    """Set by workers only."""
     started_at: float | None = None
-    """CLOCK_MONOTONIC, when the process came to be."""
+    """CLOCK_MONOTONIC when the process started, in seconds."""
     quiet: bool = False
     v: int = VERSION
 
 
 class LeaseRevoked(msgspec.Struct, frozen=True):
-    """The lease is void from now on. Its process drains, everybody else forgets it."""
+    """The lease is void: its process drains, and no request is routed to it any more."""
 
     lease: str
     v: int = VERSION

@@ -8,7 +8,7 @@ from dynamo_local.core.codec import VERSION
 
 
 class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which worker is to take this request? `avoid` names leases that just failed it."""
+    """Question for the worker to take a request. `avoid`: leases of workers that have just failed it."""
 
     request_id: str
     frontend: str
@@ -18,14 +18,14 @@ class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The router's answer. None: no worker is routable."""
+    """The lease of the worker to take the request; None if no worker is routable."""
 
     worker: str | None
     v: int = VERSION
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """A request that burdens a worker."""
+    """A request counted as load of a worker, with its tokens."""
 
     request_id: str
     worker: str
@@ -33,7 +33,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Charges(msgspec.Struct, frozen=True):
-    """All that a frontend has with workers now; told now and then, so that words that were lost do no lasting harm."""
+    """All requests of a frontend that workers have. Sent at intervals, so that lost messages do no lasting harm."""
 
     frontend: str
     charges: tuple[Charge, ...]
@@ -41,7 +41,7 @@ class Charges(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The request no longer burdens the worker it was assigned to."""
+    """The request is no longer load of the worker to which it was assigned."""
 
     request_id: str
     frontend: str

@@ -1,4 +1,4 @@
-"""Messages of a worker to a frontend: tokens."""
+"""Messages from workers to frontends: tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 from dynamo_local.core.codec import VERSION
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
-
 
 Fault = Literal["request", "deaths"]
 
@@ -35,7 +34,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of n positions, k+1 candidates each (the chosen token first).
+    """Log-probabilities of n positions, with k+1 candidates each (the chosen token first).
 
     token_ids and logprobs have shape (n, k+1), ranks has shape (n,).
     """
@@ -68,28 +67,28 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """Why the request failed, for its client; only with finish == "error". A failure brings no tokens, and
-    its position says nothing: a worker that gives a request up need not know how far it had come."""
+    """Why the request failed, for its client; only with finish == "error". Such a delta has no tokens, and its position
+    means nothing: a worker that fails a request need not know how far it had come."""
     refused: bool = False
-    """With finish == "error": the worker does not have the request (it drains, or never got it); another one may."""
+    """With finish == "error": the worker does not take the request (it drains, or does not know it); another may."""
     failed: bool = False
-    """With finish == "error": the worker is at fault, not the request; another one may do better."""
+    """With finish == "error": the worker is at fault, not the request; another may do better."""
     fault: Fault | None = None
-    """With finish == "error": "request" if what its client asks for cannot be done, here or elsewhere: it is told so at
-    once, nothing is tried again, and nobody else is to blame. "deaths", from a frontend only: engines died of it.
-    None: neither (its state was lost, or no worker was there), or it is one of the two above."""
+    """With finish == "error", the kind of fault. "request": the client asks for something that no worker can do, and is
+    told so at once, without another attempt. "deaths", set by frontends only: engines died of the request. None:
+    neither (the request's state was lost, or no worker was there), or one of the two flags above is set."""
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int | None = None
-    """Prompt tokens found in the worker's cache; told once, with the first token."""
+    """Prompt tokens found in the worker's cache; set once, with the first token."""
     events: tuple[tuple[int, float], ...] = ()
     """Scheduling events (kind, timestamp): 1 queued, 2 scheduled, 3 preempted."""
     created_tokens: int = 0
-    """Prompt tokens that the worker has put into its cache; told with `cached_tokens`."""
+    """Prompt tokens that the worker has added to its cache; set with `cached_tokens`."""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
-    """All that one engine step brought for one frontend. `seq` counts a worker's batches to that frontend."""
+    """The output of one engine step for one frontend. `seq` counts the batches from this worker to that frontend."""
 
     worker: str
     seq: int

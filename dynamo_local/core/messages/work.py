@@ -1,4 +1,4 @@
-"""Messages of a frontend to a worker."""
+"""Messages from frontends to workers: submissions, acknowledgements, cancellations."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from dynamo_local.core.messages.kv import Unpin
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
-    """Work on this request under this epoch, starting at output position `position`.
+    """Order to work on a request under this epoch, from output position `position` on.
 
     `token_ids` is the prompt followed by the `position` tokens accepted so far. `sampling` is the engine's own
     parameter map in msgpack (for vLLM: SamplingParams by field name), with token limits already reduced by
-    `position`; an engine reads the fields that it knows. What counts the output counts it from the first one on.
+    `position`; an engine reads the fields that it knows. Parameters that depend on the number of output tokens count
+    from position 0.
 
-    `source` is the lease of a worker that has the KV of this context, or most of it, to be pulled. `hold_s` > 0: when
-    the request has finished, its full blocks stay for readers until it is cancelled, at most so many seconds.
+    `source` is the lease of a worker from which the KV of this context, or most of it, can be pulled. `hold_s` > 0: the
+    full blocks of the finished request are kept for readers until it is cancelled, at most so many seconds.
 
-    `exclusive`: only if the worker is set apart for this request, and free.
+    `exclusive`: take the request only if the worker is set apart for it, and free.
 
-    `adapter` names a LoRA adapter. What a name stands for is the worker's configuration, and never a client's to say.
+    `adapter` names a LoRA adapter. Which files a name stands for is configured at the worker, never by a client.
 
-    `reasoning_parser_kwargs` are arguments of the engine's reasoning parser, which tell it how the prompt was made, in
-    msgpack. `session_id` and `trace_headers` are the client's own words for what the request belongs to.
+    `reasoning_parser_kwargs` are arguments of the engine's reasoning parser, about how the prompt was made, in msgpack.
+    `session_id` and `trace_headers` come from the client, and say to what the request belongs.
     """
 
     request_id: str
@@ -47,7 +48,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
 
 
 class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """One assignment of one request."""
+    """The name of one assignment of a request to a worker."""
 
     request_id: str
     epoch: int
@@ -57,9 +58,9 @@ class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """The frontend is done with these: it has all that it wants, or wants nothing any more.
+    """The frontend has finished or cancelled these requests.
 
-    The worker stops, frees their KV blocks, and forgets the tokens it has kept. Unknown ones are ignored.
+    The worker stops them, frees their KV blocks, and drops the tokens that it has kept. Unknown requests are ignored.
     """
 
     requests: tuple[RequestEpoch, ...]
@@ -67,7 +68,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """How far the frontend has got with an epoch: it has accepted all positions below `position`."""
+    """Position of a frontend in an epoch: it has accepted all positions below `position`."""
 
     request_id: str
     epoch: int
@@ -75,17 +76,17 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
-    """The worker need not keep tokens below these positions. Sent now and then, not for every step."""
+    """The worker may drop its tokens below these positions. Sent at intervals, not for every step."""
 
     progress: tuple[Progress, ...]
     v: int = VERSION
 
 
 class Resend(msgspec.Struct, frozen=True, tag="resend"):
-    """Send again everything from these positions on. Asked after a gap, and after a silence.
+    """Order to send all tokens from these positions on again, after a gap or a silence.
 
-    The worker answers for each, at once: with the tokens, with an empty delta if there are none yet, or with a
-    refusal if it does not know the epoch (the submission was lost, or this process is another one).
+    The worker sends a delta for each at once: with the tokens, empty if there are none yet, or a refusal if it does not
+    know the epoch (the submission was lost, or this is another process).
     """
 
     frontend: str
@@ -94,8 +95,8 @@ class Resend(msgspec.Struct, frozen=True, tag="resend"):
 
 
 class AskExclusive(msgspec.Struct, frozen=True, tag="ask_exclusive"):
-    """The worker is to be set apart for this request. It tells so with its presence. Said again and again until the
-    request is submitted: if that ends, so does it."""
+    """Order to set the worker apart for this request; the worker confirms with its presence. Repeated until the request
+    is submitted; without repetition the state ends."""
 
     request_id: str
     frontend: str
@@ -103,7 +104,7 @@ class AskExclusive(msgspec.Struct, frozen=True, tag="ask_exclusive"):
 
 
 class EndExclusive(msgspec.Struct, frozen=True, tag="end_exclusive"):
-    """The worker need not be set apart for this request any more."""
+    """Order to take other requests again."""
 
     request_id: str
     frontend: str

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.names import Subjects
@@ -144,7 +143,7 @@ class BusFleet:
         return presence is not None and presence in self._watch.view.ready((presence.role,))
 
     async def revoke(self, lease: str) -> None:
-        await self._bus.publish(self._revoked, codec.encode(LeaseRevoked(lease)))
+        await self._bus.send(self._revoked, LeaseRevoked(lease))
         await self._bus.flush()
 
     async def changed(self, within_s: float) -> None:

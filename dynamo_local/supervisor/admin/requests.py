@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core import codec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
@@ -93,15 +92,13 @@ class _Server:
 
     async def requests(self, lease: str, limit: int) -> RequestsAnswer:
         """Ask a frontend for its oldest requests. Raises BusError, DecodeError."""
-        question = codec.encode(RequestsQuestion(limit))
-        answer = await self.bus.request(self.subjects.requests(lease), question, timeout_s=_ANSWER_WITHIN_S)
-        return codec.decode(answer, RequestsAnswer)
+        subject, question = self.subjects.requests(lease), RequestsQuestion(limit)
+        return await self.bus.ask(subject, question, RequestsAnswer, timeout_s=_ANSWER_WITHIN_S)
 
     async def migrate(self, lease: str, order: MigrationOrder) -> tuple[MigrationResult, ...]:
         """Have a frontend migrate requests of its own. Raises BusError, DecodeError."""
         subject = self.subjects.requests(lease)
-        answer = await self.bus.request(subject, codec.encode(order), timeout_s=_MIGRATED_WITHIN_S)
-        return codec.decode(answer, MigrationReport).results
+        return (await self.bus.ask(subject, order, MigrationReport, timeout_s=_MIGRATED_WITHIN_S)).results
 
 
 async def list_requests(paths: StatePaths, limit: int) -> RequestsView:
@@ -188,7 +185,7 @@ def _line(row: RequestRow, frontend: str, names: Mapping[str, str]) -> RequestLi
         prompt_tokens=row.prompt_tokens,
         tokens=row.tokens,
         age_s=round(row.age_s, 3),
-        moving_to=_named(row.moving_to, names),
+        moving_to=_named(row.destination, names),
         stays=row.stays,
         frontend=frontend,
     )

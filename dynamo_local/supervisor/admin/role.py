@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_local.core import codec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
@@ -25,8 +24,7 @@ async def change_role(paths: StatePaths, watcher: str, role: str, *, even_the_la
     lease = lease_to_ask(await list_watchers(paths), watcher, role, even_the_last=even_the_last)
     async with bus_of(paths, "role") as bus:
         subject = Subjects(paths.namespace).role(lease)
-        answer = await bus.request(subject, codec.encode(RoleQuestion(role)), timeout_s=_ANSWER_WITHIN_S)
-        return codec.decode(answer, RoleAnswer)
+        return await bus.ask(subject, RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
 
 
 def lease_to_ask(found: Sequence[Row], watcher: str, role: str, *, even_the_last: bool = False) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from dynamo_local.bus.nats import Bus, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import DecodeError, DeviceError, NotRunningError, StateError
+from dynamo_local.core.errors import DeviceError, NotRunningError, StateError
 from dynamo_local.core.messages.admin import HoldQuestion, Holds
 from dynamo_local.core.names import Subjects
 from dynamo_local.supervisor.server.blueprint import Blueprint
@@ -145,12 +145,11 @@ class DeviceHolding:
         """Hold what is claimed, every second and whenever a process that has claimed devices asks for it, until
         cancelled."""
 
-        async def on_question(message: Message) -> None:
-            with suppress(DecodeError, NotRunningError, StateError):
-                codec.decode(message.data, HoldQuestion)
-                await bus.publish(message.reply, codec.encode(Holds(await self.hold_claimed(_GONE_S))))
+        async def on_question(_: HoldQuestion, answer: Answer) -> None:
+            with suppress(NotRunningError, StateError):
+                await answer.send(Holds(await self.hold_claimed(_GONE_S)))
 
-        await bus.subscribe(subjects.holds, on_question)
+        await bus.serve(subjects.holds, HoldQuestion, on_question)
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
             # A statefile that cannot be read is repaired and reported elsewhere (files.py).
@@ -184,7 +183,6 @@ def _holder(names: Names, name: str) -> str:
 
 
 async def ask_to_hold(bus: Bus, subjects: Subjects) -> dict[int, str]:
-    """Have the namespace's server hold the devices that are claimed. Returns as `DeviceHolding.hold_claimed`. Raises
-    BusError or DecodeError."""
-    answer = await bus.request(subjects.holds, codec.encode(HoldQuestion()), timeout_s=_ANSWER_WITHIN_S)
-    return codec.decode(answer, Holds).refused
+    """Have the namespace's server hold what its statefile says. Returns as `DeviceHolding.hold_claimed`. Raises
+    BusError, DecodeError."""
+    return (await bus.ask(subjects.holds, HoldQuestion(), Holds, timeout_s=_ANSWER_WITHIN_S)).refused

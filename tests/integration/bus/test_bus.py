@@ -12,8 +12,12 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from dynamo_local.bus.nats import Bus, BusAddress, Message
-from dynamo_local.core.errors import BusError
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.subscriptions import Answer, Message
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
+from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.names import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
@@ -146,6 +150,78 @@ async def test_a_question_that_is_not_answered_fails_in_time(bus: Bus, subjects:
         await bus.request(subjects.assign, b"", timeout_s=0.01)
 
 
+async def test_a_message_of_another_kind_is_logged_and_dropped(
+    bus: Bus, subjects: Subjects, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: asyncio.Queue[LeaseRevoked] = asyncio.Queue()
+
+    async def handle(revoked: LeaseRevoked) -> None:
+        received.put_nowait(revoked)
+
+    await bus.listen(subjects.revoked, LeaseRevoked, handle)
+    other_version = codec.encode(msgspec.structs.replace(LeaseRevoked("a"), v=99))
+    for data in (b"", b"\xc1", codec.encode(RoleQuestion("decode")), other_version):
+        await bus.publish(subjects.revoked, data)
+    await bus.send(subjects.revoked, LeaseRevoked("b"))
+    assert await asyncio.wait_for(received.get(), DEADLINE_S) == LeaseRevoked("b")
+    assert received.empty()
+    assert caplog.text.count(f"a message on {subjects.revoked} is ignored") == 4
+
+
+async def test_a_request_is_answered_at_once_or_later_and_without_need_of_an_answer(
+    connect: Connect, subjects: Subjects
+) -> None:
+    asker, server = await connect(), await connect()
+    kept: asyncio.Queue[Answer] = asyncio.Queue()
+
+    async def handle(question: RoleQuestion, answer: Answer) -> None:
+        if question.role == "later":
+            kept.put_nowait(answer)
+        else:
+            await answer.send(RoleAnswer(question.role))
+
+    async def ask(role: str) -> RoleAnswer:
+        return await asker.ask(subjects.role("w"), RoleQuestion(role), RoleAnswer, timeout_s=DEADLINE_S)
+
+    await server.serve(subjects.role("w"), RoleQuestion, handle)
+    await server.flush()
+    waiting = asyncio.create_task(ask("later"))
+    later = await asyncio.wait_for(kept.get(), DEADLINE_S)
+    await asker.send(subjects.role("w"), RoleQuestion("nobody waits for this"))
+    # The one that is answered later holds up none behind it.
+    assert await ask("now") == RoleAnswer("now")
+    await later.send(RoleAnswer("later"))
+    assert await waiting == RoleAnswer("later")
+
+
+async def test_an_answer_of_another_kind_is_an_error(connect: Connect, subjects: Subjects) -> None:
+    asker, server = await connect(), await connect()
+
+    async def handle(_: RoleQuestion, answer: Answer) -> None:
+        await answer.send(LeaseRevoked("a"))
+
+    await server.serve(subjects.role("w"), RoleQuestion, handle)
+    await server.flush()
+    with pytest.raises(DecodeError, match="not a RoleAnswer"):
+        await asker.ask(subjects.role("w"), RoleQuestion("decode"), RoleAnswer, timeout_s=DEADLINE_S)
+
+
+async def test_an_answer_that_cannot_be_sent_is_logged(
+    connect: Connect, subjects: Subjects, caplog: pytest.LogCaptureFixture
+) -> None:
+    asker, server = await connect(), await connect()
+
+    async def handle(_: RoleQuestion, answer: Answer) -> None:
+        await answer.send(RoleAnswer("x" * server.max_payload))
+        await answer.send(RoleAnswer("small"))
+
+    await server.serve(subjects.role("w"), RoleQuestion, handle)
+    await server.flush()
+    answered = await asker.ask(subjects.role("w"), RoleQuestion("decode"), RoleAnswer, timeout_s=DEADLINE_S)
+    assert answered == RoleAnswer("small")
+    assert f"a request on {subjects.role('w')} is not answered" in caplog.text
+
+
 async def test_no_answer_can_be_sent_to_nowhere(bus: Bus) -> None:
     with pytest.raises(BusError):
         await bus.publish("", b"")
@@ -238,7 +314,7 @@ async def test_after_a_restart_of_the_server_subscriptions_are_back(
     await bus.publish(subjects.probe, b"afterwards")
     assert (await received.next()).data == b"afterwards"
     assert "reconnecting" in caplog.text
-    assert "connected again" in caplog.text
+    assert "bus: connected again" in caplog.text
     await bus.close()
 
 
@@ -272,7 +348,7 @@ async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
     asked = asyncio.Event()
 
     async def swallow(*_: object, **__: object) -> Msg:
-        """As asyncio.wait_for does when what it waits for is there already."""
+        """Swallow a cancellation, as asyncio.wait_for does when its result is there already."""
         asked.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

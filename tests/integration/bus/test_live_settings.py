@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from dynamo_local.bus.live_settings import LiveSettings, create_settings, delete_settings, read_settings, write_setting
+from dynamo_local.bus.live_settings import (
+    LiveSettingsWatch,
+    create_settings,
+    delete_settings,
+    read_settings,
+    write_setting,
+)
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, UsageError
-from dynamo_local.core.live_settings import MAX_LOCAL_PREFILL_LENGTH, MAX_PREFILL_QUEUE_SIZE
+from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.integration.fleet_of_fakes import until
@@ -19,14 +26,15 @@ from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration
 
-LENGTH, SIZE = MAX_LOCAL_PREFILL_LENGTH.name, MAX_PREFILL_QUEUE_SIZE.name
+LENGTH, SIZE = "max-local-prefill-length", "max-prefill-queue-size"
+DEFAULT_LENGTH = LiveSettings().max_local_prefill_length
 NEVER_S = 3600.0
 
-Follow = Callable[..., Awaitable[LiveSettings]]
+Follow = Callable[..., Awaitable[LiveSettingsWatch]]
 
 
-def holds(settings: LiveSettings, size: int) -> bool:
-    return settings.get(SIZE) == size
+def holds(settings: LiveSettingsWatch, size: int) -> bool:
+    return settings.current.max_prefill_queue_size == size
 
 
 @pytest.fixture
@@ -34,9 +42,8 @@ async def follow(subjects: Subjects) -> AsyncIterator[Follow]:
     """Starts a process's view of the settings, which follows them until the test ends."""
     tasks = TaskGuard()
 
-    async def start(bus: Bus, read_every_s: float = NEVER_S, **defaults: int) -> LiveSettings:
-        named = {name.replace("_", "-"): value for name, value in defaults.items()}
-        settings = LiveSettings(bus, subjects, named, read_every_s=read_every_s)
+    async def start(bus: Bus, read_every_s: float = NEVER_S, **configured: Any) -> LiveSettingsWatch:
+        settings = LiveSettingsWatch(bus, subjects, LiveSettings(**configured), read_every_s=read_every_s)
         await settings.start()
         tasks.spawn("live settings", settings.run())
         return settings
@@ -48,10 +55,8 @@ async def follow(subjects: Subjects) -> AsyncIterator[Follow]:
 async def test_what_is_not_set_is_as_configured_else_the_default(bus: Bus, subjects: Subjects, follow: Follow) -> None:
     await create_settings(bus, subjects)
     settings = await follow(bus, max_prefill_queue_size=7)
-    assert settings.get(SIZE) == 7
-    assert settings.get(LENGTH) == MAX_LOCAL_PREFILL_LENGTH.default
-    with pytest.raises(UsageError, match="there is no live setting"):
-        settings.get("seed")
+    assert settings.current.max_prefill_queue_size == 7
+    assert settings.current.max_local_prefill_length == DEFAULT_LENGTH
 
 
 async def test_a_change_is_told_at_once(bus: Bus, subjects: Subjects, follow: Follow) -> None:
@@ -60,14 +65,14 @@ async def test_a_change_is_told_at_once(bus: Bus, subjects: Subjects, follow: Fo
     for value in (0, 5, 6):
         await write_setting(bus, subjects, SIZE, value)
         await until(partial(holds, settings, value))
-    assert settings.get(LENGTH) == MAX_LOCAL_PREFILL_LENGTH.default
+    assert settings.current.max_local_prefill_length == DEFAULT_LENGTH
     assert await read_settings(bus, subjects) == {SIZE: 6}
 
 
 async def test_who_starts_later_knows_what_was_set(bus: Bus, subjects: Subjects, follow: Follow) -> None:
     await create_settings(bus, subjects)
     await write_setting(bus, subjects, LENGTH, 12)
-    assert (await follow(bus)).get(LENGTH) == 12
+    assert (await follow(bus)).current.max_local_prefill_length == 12
 
 
 async def test_what_is_not_allowed_is_not_written(bus: Bus, subjects: Subjects) -> None:
@@ -85,24 +90,24 @@ async def test_nonsense_in_the_bucket_is_ignored(
     await write_setting(bus, subjects, LENGTH, 5)
     settings = await follow(bus)
     await bus.request(f"$KV.{subjects.settings_bucket}.{LENGTH}", b"\xff", timeout_s=5)
-    await until(lambda: "live setting ignored" in caplog.text)
-    assert settings.get(LENGTH) == MAX_LOCAL_PREFILL_LENGTH.default
+    await until(lambda: "live setting is ignored" in caplog.text)
+    assert settings.current.max_local_prefill_length == DEFAULT_LENGTH
 
 
 async def test_without_a_bucket_the_defaults_hold_with_one_warning(
     bus: Bus, subjects: Subjects, follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = await follow(bus, read_every_s=0.01, max_prefill_queue_size=7)
-    assert settings.get(SIZE) == 7
+    assert settings.current.max_prefill_queue_size == 7
     with pytest.raises(BusError):
         await write_setting(bus, subjects, SIZE, 1)
     # One that comes later is found, and one that goes is missed.
     await create_settings(bus, subjects)
     await write_setting(bus, subjects, SIZE, 3)
-    await until(lambda: settings.get(SIZE) == 3)
+    await until(lambda: settings.current.max_prefill_queue_size == 3)
     assert caplog.text.count("there are no live settings") == 1
     assert await delete_settings(bus, subjects)
-    await until(lambda: settings.get(SIZE) == 7)
+    await until(lambda: settings.current.max_prefill_queue_size == 7)
     assert not await delete_settings(bus, subjects)
 
 
@@ -120,18 +125,18 @@ async def test_settings_outlive_the_server_and_are_followed_again(
     await create_settings(bus, subjects)
     settings = await follow(bus, read_every_s=0.05)
     await write_setting(bus, subjects, SIZE, 3)
-    await until(lambda: settings.get(SIZE) == 3)
+    await until(lambda: settings.current.max_prefill_queue_size == 3)
     own_nats.kill()
     await until(lambda: not bus.connected)
     with pytest.raises(BusError, match="is down"):
         await write_setting(bus, subjects, SIZE, 4)
     # Long enough for some readings that fail.
     await asyncio.sleep(0.2)
-    assert settings.get(SIZE) == 3
+    assert settings.current.max_prefill_queue_size == 3
     own_nats.start()
     await until(lambda: bus.connected)
-    assert settings.get(SIZE) == 3
+    assert settings.current.max_prefill_queue_size == 3
     assert await read_settings(bus, subjects) == {SIZE: 3}
     await write_setting(bus, subjects, SIZE, 4)
-    await until(lambda: settings.get(SIZE) == 4)
+    await until(lambda: settings.current.max_prefill_queue_size == 4)
     await bus.close()

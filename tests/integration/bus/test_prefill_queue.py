@@ -1,4 +1,4 @@
-"""The prefill queue on a real NATS server: what is taken, what is kept, and what comes again."""
+"""The prefill queue on a real NATS server: jobs are taken, kept alive, finished, and delivered again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.integration.fleet_of_fakes import until
 pytestmark = pytest.mark.integration
 
 SHORT = replace(LIMITS, ack_wait_s=1.0)
-"""So that a job which nobody keeps alive comes again soon."""
+"""A job that is not kept alive is delivered again soon."""
 NEVER_AGAIN = replace(LIMITS, ack_wait_s=3600.0)
-"""So that a job only comes again if somebody gives it back."""
+"""A job is delivered again only if it is given back."""
 
 
 @pytest.fixture
@@ -38,91 +38,91 @@ async def hasty(bus: Bus, subjects: Subjects) -> PrefillQueue:
 
 
 @pytest.fixture
-async def taker(connect: Connect, subjects: Subjects) -> AsyncIterator[PrefillConsumer]:
-    taker = PrefillConsumer(await connect(), subjects)
-    yield taker
-    await taker.close()
+async def consumer(connect: Connect, subjects: Subjects) -> AsyncIterator[PrefillConsumer]:
+    consumer = PrefillConsumer(await connect(), subjects)
+    yield consumer
+    await consumer.close()
 
 
 # One after another
 
 
-async def test_jobs_are_taken_in_order_and_leave_when_done(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+async def test_jobs_are_taken_in_order_and_leave_when_done(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
     jobs = await published(queue, 3)
     assert await queue.length() == QueueLength(waiting=3, in_hand=0)
-    first = await taker.take(2, DEADLINE_S)
+    first = await consumer.take(2, DEADLINE_S)
     assert [job.job for job in first] == jobs[:2]
     assert [job.delivery for job in first] == [1, 1]
     assert await queue.length() == QueueLength(waiting=1, in_hand=2)
     await first[0].done()
     await first[1].end("cancelled")
     assert await queue.length() == QueueLength(waiting=1, in_hand=0)
-    (last,) = await taker.take(2, DEADLINE_S)
+    (last,) = await consumer.take(2, DEADLINE_S)
     assert last.job == jobs[2]
     await last.done()
     assert await queue.length() == QueueLength(waiting=0, in_hand=0)
 
 
 async def test_a_job_is_taken_as_soon_as_it_comes_not_when_the_batch_is_full(
-    queue: PrefillQueue, taker: PrefillConsumer
+    queue: PrefillQueue, consumer: PrefillConsumer
 ) -> None:
-    taking = asyncio.create_task(taker.take(8, 3600.0))
+    taking = asyncio.create_task(consumer.take(8, 3600.0))
     (job,) = await published(queue, 1)
     async with asyncio.timeout(DEADLINE_S):
         assert [found.job for found in await taking] == [job]
 
 
-async def test_without_jobs_nothing_is_taken(queue: PrefillQueue, taker: PrefillConsumer) -> None:
-    assert await taker.take(4, 0.05) == []
+async def test_without_jobs_nothing_is_taken(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
+    assert await consumer.take(4, 0.05) == []
 
 
 async def test_takers_share_the_jobs(queue: PrefillQueue, connect: Connect, subjects: Subjects) -> None:
     jobs = await published(queue, 40)
-    takers = [PrefillConsumer(await connect(), subjects) for _ in range(3)]
+    consumers = [PrefillConsumer(await connect(), subjects) for _ in range(3)]
     seen: list[str] = []
 
-    async def work(taker: PrefillConsumer) -> None:
+    async def work(consumer: PrefillConsumer) -> None:
         while len(seen) < len(jobs):
-            for found in await taker.take(4, 0.1):
+            for found in await consumer.take(4, 0.1):
                 seen.append(found.job.job)
                 await found.done()
 
     async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*map(work, takers))
+        await asyncio.gather(*map(work, consumers))
     assert sorted(seen) == sorted(job.job for job in jobs)
     assert await queue.length() == QueueLength(0, 0)
-    for taker in takers:
-        await taker.close()
+    for consumer in consumers:
+        await consumer.close()
 
 
 # Coming again
 
 
-async def test_a_job_given_back_comes_again_at_once(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+async def test_a_job_given_back_comes_again_at_once(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
     (job,) = await published(queue, 1)
     for delivery in (1, 2, 3):
-        (found,) = await taken(taker)
+        (found,) = await taken(consumer)
         assert (found.job, found.delivery) == (job, delivery)
         await found.give_back()
 
 
-async def test_the_job_of_a_taker_that_dies_comes_again(
-    hasty: PrefillQueue, connect: Connect, taker: PrefillConsumer, subjects: Subjects
+async def test_the_job_of_a_consumer_that_dies_comes_again(
+    hasty: PrefillQueue, connect: Connect, consumer: PrefillConsumer, subjects: Subjects
 ) -> None:
     (job,) = await published(hasty, 1)
     dying = await connect()
     await taken(PrefillConsumer(dying, subjects))
     await dying.close()
-    (found,) = await taken(taker)
+    (found,) = await taken(consumer)
     assert (found.job, found.delivery) == (job, 2)
 
 
 async def test_a_job_that_is_kept_alive_does_not_come_again(
-    bus: Bus, taker: PrefillConsumer, connect: Connect, subjects: Subjects
+    bus: Bus, consumer: PrefillConsumer, connect: Connect, subjects: Subjects
 ) -> None:
     await create_prefill_queue(bus, subjects, replace(LIMITS, ack_wait_s=1.0))
     await published(PrefillQueue(bus, subjects), 1)
-    (mine,) = await taken(taker)
+    (mine,) = await taken(consumer)
 
     async def keep() -> None:
         while True:
@@ -139,11 +139,11 @@ async def test_a_job_that_is_kept_alive_does_not_come_again(
 
 
 async def test_a_job_that_was_done_after_it_came_again_is_done(
-    hasty: PrefillQueue, taker: PrefillConsumer, connect: Connect, subjects: Subjects
+    hasty: PrefillQueue, consumer: PrefillConsumer, connect: Connect, subjects: Subjects
 ) -> None:
-    """A slow taker's word counts, whoever has the job now."""
+    """A slow consumer's word counts, whoever has the job now."""
     await published(hasty, 1)
-    (slow,) = await taken(taker)
+    (slow,) = await taken(consumer)
     other = PrefillConsumer(await connect(), subjects)
     (again,) = await taken(other)
     await slow.done()
@@ -153,34 +153,34 @@ async def test_a_job_that_was_done_after_it_came_again_is_done(
 
 
 @pytest.mark.parametrize("arrives", ["before it is cancelled", "before it is closed"])
-async def test_what_a_taker_has_not_handed_out_is_given_back_when_it_closes(
-    bus: Bus, taker: PrefillConsumer, connect: Connect, subjects: Subjects, arrives: str
+async def test_what_a_consumer_has_not_handed_out_is_given_back_when_it_closes(
+    bus: Bus, consumer: PrefillConsumer, connect: Connect, subjects: Subjects, arrives: str
 ) -> None:
     await create_prefill_queue(bus, subjects, NEVER_AGAIN)
-    taking = asyncio.create_task(taker.take(1, 3600.0))
+    taking = asyncio.create_task(consumer.take(1, 3600.0))
     await waiting(bus, subjects)
     if arrives == "before it is closed":
         taking.cancel()
     (job,) = await published(PrefillQueue(bus, subjects), 1)
     if arrives == "before it is closed":
-        await until(lambda: bool(taker._arrived))
+        await until(lambda: bool(consumer._arrived))
     taking.cancel()
     await asyncio.wait({taking})
     if not taking.cancelled():
         await taking.result()[0].give_back()
-    await taker.close()
+    await consumer.close()
     other = PrefillConsumer(await connect(), subjects)
     (found,) = await taken(other)
     assert found.job == job
     await other.close()
 
 
-async def test_a_taker_that_was_closed_can_take_again(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+async def test_a_consumer_that_was_closed_can_take_again(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
     await published(queue, 2)
-    (first,) = await taken(taker)
-    await taker.close()
+    (first,) = await taken(consumer)
+    await consumer.close()
     await first.done()
-    (second,) = await taken(taker)
+    (second,) = await taken(consumer)
     await second.done()
     assert await queue.length() == QueueLength(0, 0)
 
@@ -188,9 +188,9 @@ async def test_a_taker_that_was_closed_can_take_again(queue: PrefillQueue, taker
 # Looking at it
 
 
-async def test_jobs_can_be_looked_at_without_taking_them(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+async def test_jobs_can_be_looked_at_without_taking_them(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
     jobs = await published(queue, 4)
-    (_, second) = await taker.take(2, DEADLINE_S)
+    (_, second) = await consumer.take(2, DEADLINE_S)
     await second.done()
     assert [(found.job, found.taken) for found in await queue.jobs(10)] == [
         (jobs[0], True),
@@ -201,13 +201,15 @@ async def test_jobs_can_be_looked_at_without_taking_them(queue: PrefillQueue, ta
     assert await queue.length() == QueueLength(waiting=2, in_hand=1)
 
 
-async def test_a_purge_drops_all_jobs_and_who_has_one_may_finish(queue: PrefillQueue, taker: PrefillConsumer) -> None:
+async def test_a_purge_drops_all_jobs_and_who_has_one_may_finish(
+    queue: PrefillQueue, consumer: PrefillConsumer
+) -> None:
     await published(queue, 3)
-    (mine,) = await taken(taker)
+    (mine,) = await taken(consumer)
     assert await queue.purge() == 3
     assert await queue.purge() == 0
     assert await queue.length() == QueueLength(0, 0)
     await mine.keep_alive()
     await mine.done()
     (job,) = await published(queue, 1)
-    assert [found.job for found in await taken(taker)] == [job]
+    assert [found.job for found in await taken(consumer)] == [job]

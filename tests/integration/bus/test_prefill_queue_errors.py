@@ -30,17 +30,17 @@ async def queue(bus: Bus, subjects: Subjects) -> PrefillQueue:
 
 
 @pytest.fixture
-async def taker(connect: Connect, subjects: Subjects) -> AsyncIterator[PrefillConsumer]:
-    taker = PrefillConsumer(await connect(), subjects)
-    yield taker
-    await taker.close()
+async def consumer(connect: Connect, subjects: Subjects) -> AsyncIterator[PrefillConsumer]:
+    consumer = PrefillConsumer(await connect(), subjects)
+    yield consumer
+    await consumer.close()
 
 
 # Garbage, and too much
 
 
 async def test_garbage_is_dropped_and_counted_and_hurts_nobody(
-    queue: PrefillQueue, taker: PrefillConsumer, bus: Bus, subjects: Subjects, caplog: pytest.LogCaptureFixture
+    queue: PrefillQueue, consumer: PrefillConsumer, bus: Bus, subjects: Subjects, caplog: pytest.LogCaptureFixture
 ) -> None:
     garbage = [b"", b"\xc1", b"{}", codec.encode(msgspec.structs.replace(some_job(), v=99))]
     for data in garbage:
@@ -48,21 +48,21 @@ async def test_garbage_is_dropped_and_counted_and_hurts_nobody(
     assert [found.job for found in await queue.jobs(10)] == [None] * len(garbage)
     (job,) = await published(queue, 1)
     async with asyncio.timeout(DEADLINE_S):
-        (found,) = await taker.take(1, DEADLINE_S)
+        (found,) = await consumer.take(1, DEADLINE_S)
     assert found.job == job
-    assert taker.garbage == len(garbage)
+    assert consumer.garbage == len(garbage)
     assert "version 99" in caplog.text
     await found.done()
     await reached(queue, QueueLength(0, 0))
 
 
-async def test_a_full_queue_says_so_and_loses_nothing(bus: Bus, subjects: Subjects, taker: PrefillConsumer) -> None:
+async def test_a_full_queue_says_so_and_loses_nothing(bus: Bus, subjects: Subjects, consumer: PrefillConsumer) -> None:
     await create_prefill_queue(bus, subjects, replace(LIMITS, messages=2))
     queue = PrefillQueue(bus, subjects)
     jobs = await published(queue, 2)
     with pytest.raises(QueueFullError, match="no more jobs"):
         await queue.publish(some_job())
-    assert [found.job for found in await taker.take(5, DEADLINE_S)] == jobs
+    assert [found.job for found in await consumer.take(5, DEADLINE_S)] == jobs
 
 
 async def test_a_job_too_large_is_refused(queue: PrefillQueue) -> None:
@@ -76,28 +76,28 @@ async def test_a_job_too_large_is_refused(queue: PrefillQueue) -> None:
 
 
 async def test_without_a_queue_everybody_is_told_and_nobody_creates_one(
-    bus: Bus, subjects: Subjects, taker: PrefillConsumer
+    bus: Bus, subjects: Subjects, consumer: PrefillConsumer
 ) -> None:
     queue = PrefillQueue(bus, subjects)
-    for use in (queue.publish(some_job()), queue.length(), queue.jobs(1), queue.purge(), taker.take(1, 0.2)):
+    for use in (queue.publish(some_job()), queue.length(), queue.jobs(1), queue.purge(), consumer.take(1, 0.2)):
         with pytest.raises(QueueAbsentError, match=f"{subjects.namespace} has no prefill queue"):
             await use
     with pytest.raises(QueueAbsentError):
         await queue.length()
 
 
-async def test_while_there_is_no_queue_the_server_is_not_asked_without_pause(taker: PrefillConsumer) -> None:
-    sent = taker._bus._client.stats
+async def test_while_there_is_no_queue_the_server_is_not_asked_without_pause(consumer: PrefillConsumer) -> None:
+    sent = consumer._bus._client.stats
     before = sent["out_msgs"]
     with pytest.raises(QueueAbsentError):
-        await taker.take(1, 1.0)
+        await consumer.take(1, 1.0)
     assert 0 < sent["out_msgs"] - before <= 10
 
 
 async def test_a_queue_that_comes_while_it_is_waited_for_is_used(
-    bus: Bus, subjects: Subjects, taker: PrefillConsumer
+    bus: Bus, subjects: Subjects, consumer: PrefillConsumer
 ) -> None:
-    taking = asyncio.create_task(taker.take(1, DEADLINE_S))
+    taking = asyncio.create_task(consumer.take(1, DEADLINE_S))
     with pytest.raises(QueueAbsentError):
         await PrefillQueue(bus, subjects).length()
     await create_prefill_queue(bus, subjects)
@@ -106,9 +106,9 @@ async def test_a_queue_that_comes_while_it_is_waited_for_is_used(
 
 
 async def test_a_queue_that_goes_while_it_is_waited_for_is_told(
-    queue: PrefillQueue, bus: Bus, subjects: Subjects, taker: PrefillConsumer
+    queue: PrefillQueue, bus: Bus, subjects: Subjects, consumer: PrefillConsumer
 ) -> None:
-    taking = asyncio.create_task(taker.take(1, 2.0))
+    taking = asyncio.create_task(consumer.take(1, 2.0))
     await waiting(bus, subjects)
     assert await delete_prefill_queue(bus, subjects)
     assert not await delete_prefill_queue(bus, subjects)
@@ -140,16 +140,16 @@ async def test_a_stream_of_somebody_else_is_left_alone(bus: Bus, subjects: Subje
 async def test_jobs_outlive_the_server_those_in_hand_too(own_nats: NatsProcess, subjects: Subjects) -> None:
     bus = await Bus.connect(own_nats.address, name="test")
     await create_prefill_queue(bus, subjects, replace(LIMITS, ack_wait_s=1.0))
-    queue, taker = PrefillQueue(bus, subjects), PrefillConsumer(bus, subjects)
+    queue, consumer = PrefillQueue(bus, subjects), PrefillConsumer(bus, subjects)
     jobs = await published(queue, 4)
-    lost, kept = await taker.take(2, DEADLINE_S)
+    lost, kept = await consumer.take(2, DEADLINE_S)
     own_nats.kill()
     await until(lambda: not bus.connected)
-    assert await taker.take(1, 0.2) == []
+    assert await consumer.take(1, 0.2) == []
     for use in (queue.publish(some_job()), queue.length(), queue.purge()):
         with pytest.raises(BusError, match="is down"):
             await use
-    taking = asyncio.create_task(taker.take(4, DEADLINE_S))
+    taking = asyncio.create_task(consumer.take(4, DEADLINE_S))
     own_nats.start()
     left = await taking
     await kept.done()
@@ -159,17 +159,19 @@ async def test_jobs_outlive_the_server_those_in_hand_too(own_nats: NatsProcess, 
             for found in left:
                 seen.add(found.job.job)
                 await found.done()
-            left = await taker.take(4, 0.5)
+            left = await consumer.take(4, 0.5)
     # A server that is killed may not remember what it had delivered: what was in hand can come again, also at once.
     assert seen - {kept.job.job} == {lost.job.job, jobs[2].job, jobs[3].job}
     await bus.close()
 
 
-async def test_a_server_that_goes_while_a_taker_waits_is_waited_for(own_nats: NatsProcess, subjects: Subjects) -> None:
+async def test_a_server_that_goes_while_a_consumer_waits_is_waited_for(
+    own_nats: NatsProcess, subjects: Subjects
+) -> None:
     bus = await Bus.connect(own_nats.address, name="test")
     await create_prefill_queue(bus, subjects)
-    taker = PrefillConsumer(bus, subjects)
-    taking = asyncio.create_task(taker.take(1, DEADLINE_S))
+    consumer = PrefillConsumer(bus, subjects)
+    taking = asyncio.create_task(consumer.take(1, DEADLINE_S))
     await waiting(bus, subjects)
     for _ in range(2):
         own_nats.kill()

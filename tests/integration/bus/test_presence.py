@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, Announcer, FleetWatch
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened
@@ -54,7 +55,7 @@ class Observer:
         await self.until(lambda: self.routable() == list(leases))
 
     def pass_time(self, seconds: float) -> None:
-        """As the running watch would see it, tick by tick."""
+        """Let time pass tick by tick, as for a running watch."""
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
             self.watch.tick()
@@ -103,10 +104,10 @@ async def test_changes_are_published_at_once_and_loads_with_the_next_beat(
 ) -> None:
     published: asyncio.Queue[Presence] = asyncio.Queue()
 
-    async def note(message: Message) -> None:
-        published.put_nowait(codec.decode(message.data, Presence))
+    async def note(presence: Presence) -> None:
+        published.put_nowait(presence)
 
-    await bus.subscribe(subjects.presences, note)
+    await bus.listen(subjects.presences, Presence, note)
     worker, tasks = announcer("a1"), TaskGuard()
     tasks.spawn("presence", worker.run())
     await published.get()
@@ -144,15 +145,15 @@ async def test_a_process_without_news_says_that_it_is_quiet_until_it_has_some(
     monkeypatch.setattr("dynamo_local.bus.presence.QUIET_BEAT_S", NEVER_S)
     heard: asyncio.Queue[Presence] = asyncio.Queue()
 
-    async def note(message: Message) -> None:
-        heard.put_nowait(codec.decode(message.data, Presence))
+    async def note(presence: Presence) -> None:
+        heard.put_nowait(presence)
 
     async def until_quiet() -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not (await heard.get()).quiet:
                 worker.note(load=Load(running=0, at=time.monotonic()))  # no news
 
-    await bus.subscribe(subjects.presences, note)
+    await bus.listen(subjects.presences, Presence, note)
     first = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", load=Load(running=0))
     worker, tasks = Announcer(bus, subjects, first, interval_s=0.01), TaskGuard()
     tasks.spawn("presence", worker.run())
@@ -170,7 +171,7 @@ async def test_a_process_without_news_says_that_it_is_quiet_until_it_has_some(
 async def test_a_quiet_process_is_missed_as_long_after_the_beat_that_it_missed(
     observer: Observer, bus: Bus, subjects: Subjects
 ) -> None:
-    """By a watch that looks when it says that it will, and seldom."""
+    """The watch looks rarely, and at the times that it has set."""
     presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", quiet=True)
     await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
     await observer.until_routable("a1")
@@ -237,7 +238,7 @@ async def test_a_silent_worker_leaves_in_time_and_may_come_back(
 async def test_a_process_that_stood_still_does_not_blame_the_others(
     observer: Observer, announcer: Callable[[str], Announcer]
 ) -> None:
-    """What they said meanwhile lies unread in its socket."""
+    """Presences that arrived meanwhile lie unread in its socket."""
     worker = announcer("a1")
     worker.update(state="ready")
     await worker.announce()
@@ -270,7 +271,7 @@ async def test_who_says_the_same_again_is_not_missed_and_who_was_missed_is_back(
 async def test_who_falls_silent_is_missed_as_soon_as_it_may_be(
     observer: Observer, announcer: Callable[[str], Announcer]
 ) -> None:
-    """By a watch that looks when it says that it will."""
+    """The watch looks at the times that it has set."""
     worker = announcer("a1")
     worker.update(state="ready")
     await worker.announce()

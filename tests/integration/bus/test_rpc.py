@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress, Message
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.rpc.client import CallClient, RemoteService
 from dynamo_local.bus.rpc.messages import WINDOW, Alive, Begin, Done, Frame, Hangup, Refused, Reply, Taken
 from dynamo_local.bus.rpc.server import CallServer
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import ConfigError, RpcError
 from dynamo_local.core.names import Subjects
@@ -195,10 +196,10 @@ async def test_the_error_of_an_endpoint_arrives_as_one_line_after_what_came_befo
 @pytest.mark.parametrize(
     ("method", "request_", "message"),
     [
-        ("count", "x", "Echo.count failed: the request is not what it takes: Expected `int`"),
+        ("count", "x", "Echo.count failed: the request has the wrong type: Expected `int`"),
         ("move", object(), "the request to Echo.move cannot be sent"),
         ("odd", None, "Echo.odd failed: a reply cannot be sent"),
-        ("liar", None, "Echo.liar answered with something else than it promises: Expected `object`"),
+        ("liar", None, "Echo.liar sent a reply of the wrong type: Expected `object`"),
         ("endless", 1, "Echo.endless takes no request"),
         ("big", 9_000_000, "Echo.big failed: a reply has 9000005 bytes, too many for a message"),
         ("say", "x" * 9_000_000, "the request to Echo.say-any has .* bytes, too many for a message"),
@@ -377,9 +378,9 @@ ONE = msgspec.msgpack.encode(1)
         ((Taken(), Reply(0, ONE), Done(2)), "replies of Echo.say-any were lost on the way"),
         ((Taken(), Alive(1)), "replies of Echo.say-any were lost on the way"),
         ((Taken(), Reply(0, ONE), Reply(0, ONE)), "replies of Echo.say-any were lost on the way"),
-        ((Taken(), b"garbage"), "Echo.say-any answered in a way not understood"),
-        ((Taken(), Refused("late")), "Echo.say-any answered in a way not understood"),
-        ((Reply(0, ONE),), "Echo.say-any answered in a way not understood"),
+        ((Taken(), b"garbage"), "Echo.say-any sent an answer that cannot be understood"),
+        ((Taken(), Refused("late")), "Echo.say-any sent an answer that cannot be understood"),
+        ((Reply(0, ONE),), "Echo.say-any sent an answer that cannot be understood"),
         ((Taken(), Done(0)), "Echo.say-any answered with nothing where one reply was awaited"),
         ((Taken(),), "Echo.say-any fell silent; its process was probably killed"),
         ((), "Echo.say-any fell silent"),
@@ -421,5 +422,5 @@ async def test_a_server_that_ignores_the_window_fails_the_call_instead_of_fillin
         async for _ in echo.say(1):
             await asyncio.sleep(0.005)
 
-    with pytest.raises(RpcError, match="sends more than it was asked for"):
+    with pytest.raises(RpcError, match="sends more replies than it may"):
         await read_slowly()

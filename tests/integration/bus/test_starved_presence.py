@@ -1,4 +1,4 @@
-"""Silence of who waits for a core, or of the bus itself, is no absence. Real processes and time, a real bus."""
+"""A process that is silent because it, or NATS, waits for a core is not taken for gone. Real processes and bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 CORE = min(os.sched_getaffinity(0))
 LONG_S = TTL_S + 1.5
-"""Who is not excused is gone by then, on a quiet machine."""
+"""A process whose silence is not excused is gone by then, on a quiet machine."""
 
 
 class Watching:
@@ -98,7 +98,7 @@ async def test_a_bus_that_stands_still_makes_nobody_absent(own_nats: NatsProcess
 
 
 async def beat(watching: Watching) -> None:
-    """As a process that lives and sleeps most of the time."""
+    """Publish at every beat, as a process that is alive and mostly sleeps."""
     while True:
         await watching.hear("w1", 1)
         await asyncio.sleep(0.5)

@@ -12,7 +12,6 @@ from components.frontend.prefill_jobs import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength
-from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -43,19 +42,18 @@ class FakePrefillWorker(FakeWorker):
 
     def __init__(self, bus: Bus, subjects: Subjects, lease: str) -> None:
         super().__init__(bus, subjects, lease, role=PREFILL_ROLE)
-        self.taker = PrefillConsumer(bus, subjects)
+        self.consumer = PrefillConsumer(bus, subjects)
 
     async def job(self) -> TakenJob:
         """The next one from the queue."""
-        (job,) = await self.taker.take(1, DEADLINE_S)
+        (job,) = await self.consumer.take(1, DEADLINE_S)
         return job
 
     async def claim(self, job: TakenJob, delivery: int | None = None) -> Submit | None:
         told = job.delivery if delivery is None else delivery
         claim = PrefillClaim(job.job.job, job.job.request_id, self.lease, told)
         subject = self._subjects.claims(job.job.frontend)
-        answer = await self._bus.request(subject, codec.encode(claim), timeout_s=DEADLINE_S)
-        return codec.decode(answer, PrefillGrant).work
+        return (await self._bus.ask(subject, claim, PrefillGrant, timeout_s=DEADLINE_S)).work
 
     async def granted(self) -> tuple[TakenJob, Submit]:
         """The next job, and the request that it is for."""
@@ -132,7 +130,7 @@ class Disaggregated:
         await self.frontend.close()
         for worker in self.workers:
             if isinstance(worker, FakePrefillWorker):
-                await worker.taker.close()
+                await worker.consumer.close()
 
 
 def remote_prefill(

@@ -29,9 +29,9 @@ async def published(queue: PrefillQueue, count: int) -> list[PrefillJob]:
     return jobs
 
 
-async def taken(taker: PrefillConsumer, batch: int = 1) -> list[TakenJob]:
+async def taken(consumer: PrefillConsumer, batch: int = 1) -> list[TakenJob]:
     """The next jobs; an assertion if none come."""
-    found = await taker.take(batch, DEADLINE_S)
+    found = await consumer.take(batch, DEADLINE_S)
     assert found
     return found
 
@@ -45,7 +45,7 @@ async def reached(queue: PrefillQueue, length: QueueLength) -> None:
 
 
 async def waiting(bus: Bus, subjects: Subjects) -> None:
-    """Until a taker's pull waits at the server."""
+    """Until a consumer's pull waits at the server."""
     context = bus.jetstream(timeout_s=DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S):
         while True:

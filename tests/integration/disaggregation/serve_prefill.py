@@ -11,7 +11,6 @@ import msgspec
 from dynamo_local.cli.console import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.live_settings import MAX_PREFILL_QUEUE_SIZE
 from dynamo_local.supervisor.server.launch import Launch, external_bus
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.server import ServerSettings
@@ -25,7 +24,7 @@ def prefill_launch(namespace: str, url: str | None) -> Launch:
     prefill, front = launch.graph.services
     services = (
         msgspec.structs.replace(prefill, role=PREFILL_ROLE),
-        msgspec.structs.replace(front, config={MAX_PREFILL_QUEUE_SIZE.name: CONFIGURED_SIZE}),
+        msgspec.structs.replace(front, config={"max-prefill-queue-size": CONFIGURED_SIZE}),
     )
     graph = msgspec.structs.replace(launch.graph, services=services)
     return replace(launch, graph=graph, bus=external_bus(url, os.environ))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from components.workers.requests.unacknowledged import TELL_AGAIN_S
+from components.workers.requests.unacknowledged import RESEND_AFTER_S
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core import codec
@@ -45,16 +45,16 @@ class Counting(MockerEngine):
 class StartWorker(Protocol):
     """Starts a worker in the given role and with the given lease."""
 
-    async def __call__(self, role: str, lease: str, tell_again_s: float = TELL_AGAIN_S) -> PrefillPart: ...
+    async def __call__(self, role: str, lease: str, resend_after_s: float = RESEND_AFTER_S) -> PrefillPart: ...
 
 
 @pytest.fixture
 async def mocked(connect: Connect, subjects: Subjects, tmp_path: Path) -> AsyncIterator[StartWorker]:
     workers: list[PrefillPart] = []
 
-    async def start(role: str, lease: str, tell_again_s: float = TELL_AGAIN_S) -> PrefillPart:
+    async def start(role: str, lease: str, resend_after_s: float = RESEND_AFTER_S) -> PrefillPart:
         context = context_of(await connect(), subjects, "VllmWorker", role, lease)
-        worker = PrefillPart(context, Counting(FAST, tmp_path), tell_again_s=tell_again_s)
+        worker = PrefillPart(context, Counting(FAST, tmp_path), resend_after_s=resend_after_s)
         workers.append(worker)
         await worker.start()
         if role == PREFILL_ROLE:
@@ -162,7 +162,7 @@ async def test_the_choices_of_one_request_are_prefilled_once(
 async def test_a_prefill_whose_release_is_lost_is_released_at_the_next_occasion(
     front: FakeFrontend, queue: PrefillQueue, mocked: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers = [await mocked("decode", "d"), await mocked(PREFILL_ROLE, "p", tell_again_s=0.0)]
+    workers = [await mocked("decode", "d"), await mocked(PREFILL_ROLE, "p", resend_after_s=0.0)]
     await knows(front, 2)
     lost: list[RequestEpoch] = []
     publish = front.bus.publish

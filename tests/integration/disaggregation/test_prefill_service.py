@@ -1,4 +1,4 @@
-"""A prefill worker's duty: which jobs it takes, what it does with them, and when the queue may forget them."""
+"""The prefill service: which jobs it takes, what it does with them, and when the queue may forget them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
 from dynamo_local.core.messages.presence import Presence
@@ -44,13 +44,13 @@ class Frontend:
         self._subjects = subjects
 
     async def start(self) -> Frontend:
-        await self._bus.subscribe(self._subjects.claims("f1"), self._on_claim)
-        await self._bus.subscribe(self._subjects.tokens("f1"), self._on_tokens)
+        await self._bus.serve(self._subjects.claims("f1"), PrefillClaim, self._on_claim)
+        await self._bus.listen(self._subjects.tokens("f1"), TokenBatch, self._on_tokens)
         return self
 
     async def announce(self, lease: str = "f1") -> None:
         presence = Presence(f"{self._subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
-        await self._bus.publish(self._subjects.presence(presence.watcher), codec.encode(presence))
+        await self._bus.send(self._subjects.presence(presence.watcher), presence)
 
     async def publish(self, *numbers: int, frontend: str = "f1", deadline_s: float = 3600.0) -> None:
         for number in numbers:
@@ -64,7 +64,7 @@ class Frontend:
         return await asyncio.wait_for(self.tokens.get(), DEADLINE_S)
 
     async def cancel(self, *requests: RequestEpoch) -> None:
-        await self._bus.publish(self._subjects.work("w"), codec.encode(Cancel(requests)))
+        await self._bus.send(self._subjects.work("w"), Cancel(requests))
 
     async def length(self, waiting: int, in_hand: int) -> None:
         """The queue is that long, at last."""
@@ -78,16 +78,14 @@ class Frontend:
             while (length := await self.queue.length()).waiting + length.in_hand != jobs:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    async def _on_claim(self, message: Message) -> None:
-        claim = codec.decode(message.data, PrefillClaim)
+    async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
         self.claims.put_nowait(claim)
         await self.answers.wait()
         work = Submit(claim.request_id, claim.delivery, "f1", [1, 2, 3], msgspec.Raw(b"\x80"), hold_s=60.0)
-        grant = PrefillGrant(work if claim.request_id in self.wants else None)
-        await self._bus.publish(message.reply, codec.encode(grant))
+        await answer.send(PrefillGrant(work if claim.request_id in self.wants else None))
 
-    async def _on_tokens(self, message: Message) -> None:
-        for delta in codec.decode(message.data, TokenBatch).deltas:
+    async def _on_tokens(self, batch: TokenBatch) -> None:
+        for delta in batch.deltas:
             self.tokens.put_nowait(delta)
 
 
@@ -286,7 +284,7 @@ async def test_a_drain_waits_until_what_is_held_has_been_fetched(
     await frontend.publish(0)
     await taken(engine)
     await worker.prefill.stop()
-    draining = asyncio.create_task(worker.duty.drain(deadline_s=3600))
+    draining = asyncio.create_task(worker.service.drain(deadline_s=3600))
     engine.steps.put_nowait(end_of(FIRST))
     await frontend.hears()
     assert not draining.done()
@@ -304,7 +302,7 @@ async def test_a_drain_does_not_wait_for_ever(
     await worker.prefill.stop()
     engine.steps.put_nowait(end_of(FIRST))
     await frontend.hears()
-    await asyncio.wait_for(worker.duty.drain(deadline_s=0.05), DEADLINE_S)
+    await asyncio.wait_for(worker.service.drain(deadline_s=0.05), DEADLINE_S)
     assert GIVEN_UP in caplog.text
     # Whoever delivers the job again will learn that it is not wanted, or prefill it again.
     assert await frontend.queue.length() == QueueLength(waiting=0, in_hand=1)

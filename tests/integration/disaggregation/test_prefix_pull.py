@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.bus.nats import Bus, Message
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, EngineError, RequestError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
@@ -43,7 +44,7 @@ class Source:
 
     async def start(self) -> Source:
         await self.bus.subscribe(self.subjects.pin(self.lease), self._on_pin)
-        await self.bus.subscribe(self.subjects.work(self.lease), self._on_work)
+        await self.bus.listen(self.subjects.work(self.lease), Work, self._on_work)
         await self.bus.flush()
         return self
 
@@ -61,8 +62,7 @@ class Source:
     async def _on_pin(self, message: Message) -> None:
         self.asked.put_nowait((codec.decode(message.data, PinQuestion), message.reply))
 
-    async def _on_work(self, message: Message) -> None:
-        work: Work = codec.decode(message.data, Work)
+    async def _on_work(self, work: Work) -> None:
         assert isinstance(work, Unpin)
         for pin in work.pins:
             self.unpinned.put_nowait(pin)
@@ -93,7 +93,7 @@ def submission(source: str | None = "source", request: RequestEpoch = REQUEST) -
 
 
 async def tell(bus: Bus, subjects: Subjects, work: Work) -> None:
-    await bus.publish(subjects.work("w"), codec.encode(work))
+    await bus.send(subjects.work("w"), work)
 
 
 async def taken(engine: ScriptedEngine) -> Submit:
@@ -126,7 +126,7 @@ async def test_what_is_kept_is_read_with_the_submission_and_then_unpinned(
     assert await source.forgets() == question.pin
     engine.steps.put_nowait(Step(1.0, (TokenDelta("r1", 2, 2, [9], finish="stop"),)))
     await tell(bus, subjects, Cancel((REQUEST,)))
-    await until(lambda: len(worker.duty._outbox) == 0)
+    await until(lambda: len(worker.service._outbox) == 0)
     await bus.flush()
     assert source.unpinned.empty()
 
@@ -184,7 +184,7 @@ async def test_of_a_source_that_is_gone_nothing_is_expected(
 async def test_a_source_that_fails_is_not_waited_for(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
 ) -> None:
-    worker.duty._puller._answer_s = 10 * DEADLINE_S
+    worker.service._kv_puller._answer_s = 10 * DEADLINE_S
     await tell(bus, subjects, submission())
     question, _ = await source.asks()
     failed = Presence("t_Source", "Source", "prefill", "source", 1, "failed")
@@ -220,7 +220,7 @@ async def test_a_request_cancelled_while_the_source_is_asked_never_reaches_the_e
     await tell(bus, subjects, submission())
     question, reply = await source.asks()
     await tell(bus, subjects, Cancel((REQUEST,)))
-    await until(lambda: len(worker.duty._outbox) == 0)
+    await until(lambda: len(worker.service._outbox) == 0)
     await source.answer(reply, LENT)
     assert await source.forgets() == question.pin
     await tell(bus, subjects, submission(None, RequestEpoch("r2", 1)))
@@ -269,10 +269,10 @@ async def test_waiting_for_a_source_is_no_stall_of_the_engine(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker
 ) -> None:
     """Nothing was computed for hours before this request came, and nothing is while its source is asked."""
-    worker.duty._stepped_at = time.monotonic() - 10_000
+    worker.service._stepped_at = time.monotonic() - 10_000
     await tell(bus, subjects, submission())
     await source.asks()
-    assert time.monotonic() - worker.duty._stepped_at < DEADLINE_S
+    assert time.monotonic() - worker.service._stepped_at < DEADLINE_S
 
 
 # The lender

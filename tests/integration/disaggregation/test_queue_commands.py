@@ -17,7 +17,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.cli.main import run
-from dynamo_local.core.live_settings import MAX_LOCAL_PREFILL_LENGTH, MAX_PREFILL_QUEUE_SIZE, SETTINGS
+from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.names import Subjects
 from state.files import make_run_directory
@@ -27,7 +27,7 @@ from tests.integration.disaggregation.serve_prefill import CONFIGURED_SIZE, pref
 
 pytestmark = pytest.mark.integration
 
-LENGTH, SIZE = MAX_LOCAL_PREFILL_LENGTH.name, MAX_PREFILL_QUEUE_SIZE.name
+LENGTH, SIZE = "max-local-prefill-length", "max-prefill-queue-size"
 
 On = Callable[[Callable[[Bus], Awaitable[None]]], None]
 
@@ -206,7 +206,7 @@ def settings(on_bus: On, subjects: Subjects) -> None:
 
 
 def test_a_value_tells_where_it_comes_from(cli: Cli, settings: None) -> None:
-    assert cli("config", "get", LENGTH).out == f"{MAX_LOCAL_PREFILL_LENGTH.default} (default)\n"
+    assert cli("config", "get", LENGTH).out == f"{SETTINGS[LENGTH].default} (default)\n"
     assert cli("config", "get", SIZE).out == f"{CONFIGURED_SIZE} (configuration)\n"
     assert cli("config", "set", SIZE, "17").out == f"{SIZE} is 17 now\n"
     assert cli("config", "set", LENGTH, "0").code == 0

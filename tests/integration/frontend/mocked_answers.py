@@ -94,7 +94,7 @@ async def nothing_left_at(front: FakeFrontend, workers: Sequence[Worker]) -> Non
     """No request, no block, no pin, no charge."""
     await until(lambda: front.dispatcher.live_requests == 0)
     for worker in workers:
-        await until(lambda worker=worker: len(worker.duty._outbox) == 0)  # type: ignore[misc]
+        await until(lambda worker=worker: len(worker.service._outbox) == 0)  # type: ignore[misc]
         await until(lambda worker=worker: _idle(worker.context.announcer.presence.load))  # type: ignore[misc]
         assert front.local.ledger.outstanding(worker.lease) == 0
 

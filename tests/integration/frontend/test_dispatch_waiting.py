@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message, Subscription
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -121,7 +122,7 @@ class FakeRouter:
     async def start(self) -> None:
         self._subscriptions = [
             await self._bus.subscribe(self._subjects.assign, self._on_assign, queue="router"),
-            await self._bus.subscribe(self._subjects.released, self._on_released),
+            await self._bus.listen(self._subjects.released, Released, self._on_released),
         ]
         await self._bus.flush()
 
@@ -134,8 +135,8 @@ class FakeRouter:
         self.asked.append(codec.decode(message.data, AssignRequest))
         await self._bus.publish(message.reply, self.answers.pop(0))
 
-    async def _on_released(self, message: Message) -> None:
-        self.released.append(codec.decode(message.data, Released))
+    async def _on_released(self, released: Released) -> None:
+        self.released.append(released)
 
 
 def assign(worker: str | None) -> bytes:

@@ -74,7 +74,7 @@ async def test_what_the_engine_does_not_take(
 ) -> None:
     engine = ScriptedEngine(submit_raises=error)
     worker = await Worker(context_of(await connect(), subjects, "VllmWorker", "aggregated", "w"), engine).start()
-    assert isinstance(worker.duty, EngineService)
+    assert isinstance(worker.service, EngineService)
     await until(lambda: len(frontend.fleet.view.routable()) == 1)
     await frontend.dispatcher.submit(request())
     failure = await frontend.output()

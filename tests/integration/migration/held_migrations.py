@@ -57,7 +57,7 @@ class HoldingBus(Bus):
         self._free.set()
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        if not subject.startswith(self._subjects.moves("")):
+        if not subject.startswith(self._subjects.migrations("")):
             return await super().request(subject, data, timeout_s=timeout_s)
         word: MigrationRequest = codec.decode(data, MigrationRequest)
         name, state = word.request_id, self._states[word.request_id]

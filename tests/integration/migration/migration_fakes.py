@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from dynamo_local.bus.nats import Bus, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.names import Subjects
@@ -25,32 +25,32 @@ class FakeMigrationTarget(FakeWorker):
         self._deaf = deaf
         self.engine = ENGINE
         self.load: Load | None = None
-        self._asked: asyncio.Queue[tuple[Reserve | Warm, str]] = asyncio.Queue()
+        self._asked: asyncio.Queue[tuple[Reserve | Warm, Answer]] = asyncio.Queue()
         self._given_back: asyncio.Queue[str] = asyncio.Queue()
 
     async def start(self, state: ProcessState = "ready") -> FakeMigrationTarget:
         if not self._deaf:
-            await self._bus.subscribe(self._subjects.moves(self.lease), self._on_word)
+            await self._bus.serve(self._subjects.migrations(self.lease), MigrationRequest, self._on_request)
         await super().start(state)
         return self
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
         lease = lease or self.lease
         presence = Presence(self._watcher, "VllmWorker", self.role, lease, 1, state, engine=self.engine, load=self.load)
-        await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
+        await self._bus.send(self._subjects.presence(self._watcher), presence)
 
-    async def asked(self) -> tuple[Reserve | Warm, str]:
+    async def asked(self) -> tuple[Reserve | Warm, Answer]:
         """The next question, and where to answer it."""
         return await asyncio.wait_for(self._asked.get(), DEADLINE_S)
 
     async def agree(self) -> Reserve | Warm:
         """To what is asked next."""
-        question, reply = await self.asked()
-        await self.answer(reply)
+        question, answer = await self.asked()
+        await answer.send(MigrationAnswer())
         return question
 
-    async def answer(self, reply: str, refused: str | None = None) -> None:
-        await self._bus.publish(reply, codec.encode(MigrationAnswer(refused)))
+    async def answer(self, to: Answer, refused: str | None = None) -> None:
+        await to.send(MigrationAnswer(refused))
 
     async def given_back(self) -> str:
         """The next request that does not come."""
@@ -65,11 +65,10 @@ class FakeMigrationTarget(FakeWorker):
     def unasked(self) -> bool:
         return self._asked.empty()
 
-    async def _on_word(self, message: Message) -> None:
-        word: MigrationRequest = codec.decode(message.data, MigrationRequest)
+    async def _on_request(self, word: MigrationRequest, answer: Answer) -> None:
         if isinstance(word, CancelReservation):
             self._given_back.put_nowait(word.request_id)
         elif self.agrees:
-            await self.answer(message.reply)
+            await answer.send(MigrationAnswer())
         else:
-            self._asked.put_nowait((word, message.reply))
+            self._asked.put_nowait((word, answer))

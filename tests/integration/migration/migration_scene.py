@@ -20,8 +20,9 @@ from typing import Self
 
 from components.frontend.assigner import LocalAssigner, RouterAssigner
 from components.frontend.migration.scheduler import AtOnce
-from dynamo_local.bus.nats import Bus, BusAddress, Message
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
+from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest

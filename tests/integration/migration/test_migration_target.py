@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages.kv import PinAnswer
+from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -39,13 +39,12 @@ class Asker:
         self.lends = LENT
 
     async def start(self) -> Asker:
-        await self._bus.subscribe(self._subjects.pin("source"), self._on_pin)
+        await self._bus.serve(self._subjects.pin("source"), PinQuestion, self._on_pin)
         await self._bus.flush()
         return self
 
     async def ask(self, word: Reserve | Warm) -> MigrationAnswer:
-        data = await self._bus.request(self._subjects.moves("w"), codec.encode(word), timeout_s=DEADLINE_S)
-        return codec.decode(data, MigrationAnswer)
+        return await self._bus.ask(self._subjects.migrations("w"), word, MigrationAnswer, timeout_s=DEADLINE_S)
 
     async def reserve(
         self, request_id: str = "r1", tokens: int = 20, until: float = LATER, floor: float | None = None
@@ -57,13 +56,13 @@ class Asker:
         return asyncio.create_task(self.ask(question))
 
     async def say(self, word: MigrationRequest) -> None:
-        await self._bus.publish(self._subjects.moves("w"), codec.encode(word))
+        await self._bus.send(self._subjects.migrations("w"), word)
 
     async def tell(self, work: Work) -> None:
-        await self._bus.publish(self._subjects.work("w"), codec.encode(work))
+        await self._bus.send(self._subjects.work("w"), work)
 
-    async def _on_pin(self, message: Message) -> None:
-        await self._bus.publish(message.reply, codec.encode(self.lends))
+    async def _on_pin(self, _: PinQuestion, answer: Answer) -> None:
+        await answer.send(self.lends)
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ async def test_a_warm_request_pulls_for_one_token_and_nobody_hears_of_it(
     assert (pulled.answer, pulled.cached) == (LENT, 1)
     engine.steps.put_nowait(ends(work))
     assert await asking == MigrationAnswer(pulled_tokens=5 * SCRIPTED_BLOCK_SIZE)
-    assert len(worker.duty._outbox) == 0
+    assert len(worker.service._outbox) == 0
     assert engine.cancelled.empty(), "its blocks are held"
 
 
@@ -165,7 +164,7 @@ async def test_who_does_not_come_leaves_nothing_behind(asker: Asker, worker: Wor
     work = await taken(engine)
     engine.steps.put_nowait(ends(work))
     assert (await asking).refused is None
-    await worker.duty._reception.expire(soon)
+    await worker.service._migration_target.expire(soon)
     assert await dropped(engine) == RequestEpoch(work.request_id, work.epoch)
 
 
@@ -190,9 +189,9 @@ async def test_a_guest_is_taken_in_only_if_all_that_are_promised_room_leave_it_a
 ) -> None:
     # 400 tokens of cache; half of them are used.
     worker.context.announcer.note(load=Load(1, 0, 0.5, at=time.monotonic()))
-    assert await asker.reserve("a", tokens=40, floor=81.0) == "it would be too full"
+    assert await asker.reserve("a", tokens=40, floor=81.0) == "the worker would be too full"
     assert await asker.reserve("a", tokens=40, floor=80.0) is None
-    assert await asker.reserve("b", tokens=40, floor=39.0) == "it would be too full"
+    assert await asker.reserve("b", tokens=40, floor=39.0) == "the worker would be too full"
     assert await asker.reserve("b", tokens=40, floor=38.0) is None
     assert await asker.reserve("c", tokens=40) is None
 
@@ -203,25 +202,25 @@ async def test_nobody_is_taken_in_while_the_load_is_not_known(
     await asker.tell(arrival("busy"))
     await taken(engine)
     worker.context.announcer.note(load=Load())
-    assert await asker.reserve() == "its load is not known yet"
+    assert await asker.reserve() == "the load of the worker is not known yet"
 
 
 async def test_a_draining_worker_takes_nobody_in(asker: Asker, worker: Worker) -> None:
-    await worker.duty.drain(DEADLINE_S)
+    await worker.service.drain(DEADLINE_S)
     assert await asker.reserve() == "the worker is draining"
 
 
 async def test_nothing_is_warmed_without_room(asker: Asker, worker: Worker, engine: ScriptedEngine) -> None:
-    assert (await asker.warm()).refused == "no room is kept for it"
+    assert (await asker.warm()).refused == "there is no reservation for the request"
     assert engine.submitted.empty()
 
 
 @pytest.mark.parametrize(
     ("lends", "prefix", "refused"),
     [
-        (PinAnswer(0, refused="busy"), PREFIX, "the source does not lend its KV"),
-        (PinAnswer(2, until=1e9), PREFIX, "the source does not lend its KV"),
-        (LENT, None, "the engine pulls nothing"),
+        (PinAnswer(0, refused="busy"), PREFIX, "too little of its KV can be pulled from the source"),
+        (PinAnswer(2, until=1e9), PREFIX, "too little of its KV can be pulled from the source"),
+        (LENT, None, "the engine cannot pull KV"),
     ],
 )
 async def test_what_is_not_lent_is_not_computed(
@@ -240,7 +239,7 @@ async def test_an_engine_that_takes_no_warm_request_is_a_refusal(
     engine.submit_raises = EngineError("it is dying")
     assert (await asker.warm()).refused == "it is dying"
     engine.submit_raises = ValueError("?")
-    assert (await asker.warm()).refused == "the worker could not do it"
+    assert (await asker.warm()).refused == "the warm request failed"
 
 
 async def test_a_warm_request_that_takes_too_long_is_dropped(
@@ -255,7 +254,7 @@ async def test_a_warm_request_that_takes_too_long_is_dropped(
 
 async def announce_frontend(bus: Bus, subjects: Subjects, lease: str) -> None:
     presence = Presence(f"{subjects.namespace}_Front", "Front", "frontend", lease, 1, "ready")
-    await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+    await bus.send(subjects.presence(presence.watcher), presence)
 
 
 def told_load(worker: Worker) -> Load:

@@ -84,7 +84,7 @@ async def test_a_draining_worker_is_left_by_all_its_streams(frontend: FakeFronte
     destination = await mocked("b")
     await knows(frontend, 2)
     await source.announce("draining")
-    draining = asyncio.create_task(source.duty.drain(DEADLINE_S))
+    draining = asyncio.create_task(source.service.drain(DEADLINE_S))
     reading = asyncio.create_task(reader.read())
     await asyncio.wait_for(draining, DEADLINE_S)
     assert not reading.done(), "the streams were to be longer than the drain"
@@ -109,7 +109,7 @@ async def test_what_cannot_be_moved_finishes_where_it_is(frontend: FakeFrontend,
     assert frontend.dispatcher.migrations.why_not(live(frontend, "r")) == "the state of seed would be lost"
     await source.announce("draining")
     reading = asyncio.create_task(reader.read())
-    await asyncio.wait_for(source.duty.drain(DEADLINE_S), DEADLINE_S)
+    await asyncio.wait_for(source.service.drain(DEADLINE_S), DEADLINE_S)
     assert await reading == all_right({"r": seeded})
     assert frontend.dispatcher.migrations.statistics.outcomes == {}
     await nothing_left_at(frontend, [source])

@@ -16,7 +16,6 @@ import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve
 from dynamo_local.core.messages.presence import Presence
@@ -88,11 +87,11 @@ class Stage:
     async def _has_all_its_room(self, worker: Presence) -> bool:
         """Whether no room is reserved: all of it can be."""
         assert worker.engine is not None
-        subject, tokens = SUBJECTS.moves(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
+        subject, tokens = SUBJECTS.migrations(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
         question = Reserve("probe", "nobody", tokens, time.monotonic() + DEADLINE_S)
-        answer = await self.bus.request(subject, codec.encode(question), timeout_s=DEADLINE_S)
-        await self.bus.publish(subject, codec.encode(CancelReservation("probe")))
-        return codec.decode(answer, MigrationAnswer).refused is None
+        answer = await self.bus.ask(subject, question, MigrationAnswer, timeout_s=DEADLINE_S)
+        await self.bus.send(subject, CancelReservation("probe"))
+        return answer.refused is None
 
     async def scene(self) -> Scene:
         """All migrations have stopped."""

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.names import Subjects
 from tests.chaos.frontend import ChaosFrontend
@@ -108,10 +107,10 @@ async def test_by_default_it_observes_and_tells_what_it_would_do(tmp_path: Path)
         bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
         reports: list[PlannerReport] = []
 
-        async def on_report(message: Message) -> None:
-            reports.append(codec.decode(message.data, PlannerReport))
+        async def on_report(report: PlannerReport) -> None:
+            reports.append(report)
 
-        await bus.subscribe(Subjects(NAMESPACE).planner, on_report)
+        await bus.listen(Subjects(NAMESPACE).planner, PlannerReport, on_report)
         async with frontend_of(server) as frontend:
             frontend.open_streams(STREAMS, "observed")
             path = server.paths.decisions_file

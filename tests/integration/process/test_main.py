@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress, Message
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.rpc.client import CallClient
-from dynamo_local.core import codec
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence, ProcessState
 from dynamo_local.core.names import Subjects, Watcher
 from dynamo_local.sdk import load_graph, resolve
@@ -157,10 +156,10 @@ async def prepare(address: BusAddress, root: Path, stack: AsyncExitStack, target
     server = Server(graph, paths, bus, stack)
     server.store.create(state)
 
-    async def on_presence(message: Message) -> None:
-        server.heard.append(codec.decode(message.data, Presence))
+    async def on_presence(presence: Presence) -> None:
+        server.heard.append(presence)
 
-    await bus.subscribe(Subjects(namespace).presences, on_presence)
+    await bus.listen(Subjects(namespace).presences, Presence, on_presence)
     await bus.flush()
     return server
 
@@ -268,11 +267,11 @@ async def test_a_revoked_lease_ends_the_process_that_holds_it(
     moody = await server.start("Moody")
     ready = await server.hears("Moody", "ready")
     revoked = Subjects(server.graph.namespace).revoked
-    await server.bus.publish(revoked, codec.encode(LeaseRevoked("somebody else's")))
+    await server.bus.send(revoked, LeaseRevoked("somebody else's"))
     moody_client = (await server.client()).service(Moody)
     assert {await moody_client.lease() for _ in range(20)} == {ready.lease}
     assert not [presence for presence in server.heard if presence.state == "draining"]
-    await server.bus.publish(revoked, codec.encode(LeaseRevoked(ready.lease)))
+    await server.bus.send(revoked, LeaseRevoked(ready.lease))
     await server.hears("Moody", "draining")
     assert await moody.finished() == 0
 

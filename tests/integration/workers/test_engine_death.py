@@ -75,7 +75,7 @@ class Fleet:
         return self.front.fleet.view.routable(ENGINE_ROLES)
 
     async def ready(self, without: str = "") -> None:
-        """All workers are, and that lease is none of theirs."""
+        """Wait until all workers are ready, none of them with the lease `without`."""
         await until(lambda: len(self.workers()) == 4 and all(worker.lease != without for worker in self.workers()))
 
     async def ask(self, number: int, prompt_tokens: int = 50, tokens: int = 200) -> None:
@@ -89,12 +89,12 @@ class Fleet:
         return {name: right(asked) for name, asked in self.asked.items()}
 
     def at(self, request_id: str) -> Presence | None:
-        """Who works on the request."""
+        """The worker that has the request."""
         live = self.front.dispatcher.table.requests.get(request_id)
         return None if live is None or live.log.worker is None else self.front.fleet.view.get(live.log.worker)
 
     def lost(self, worker: Presence) -> list[bool]:
-        """Of each time that the worker left: whether it had failed."""
+        """For each time that the worker left the fleet, whether it had failed."""
         return [c.failed for c in self.front.changes if c.what is Happened.LEFT and c.presence.lease == worker.lease]
 
 
@@ -166,7 +166,7 @@ async def test_an_idle_worker_whose_engine_dies_is_replaced(fleet: Fleet) -> Non
     assert fleet.lost(worker) == [True]
 
 
-# A worker's duty alone
+# The engine service alone
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def hung(connect: Connect, subjects: Subjects, frontend: FakeFrontend) -> 
     """A worker that has just given its engine up, with one request of the frontend's."""
     context = context_of(await connect(), subjects, "VllmWorker", "aggregated", "w1")
     worker = await Worker(context, ScriptedEngine()).start()
-    worker.duty._stalls = StallWatch(context.announcer, worker.engine, 0.1)
+    worker.service._stalls = StallWatch(context.announcer, worker.engine, 0.1)
     await until(lambda: bool(frontend.fleet.view.routable()))
     await frontend.dispatcher.submit(request(survival=Survival()))
     with pytest.raises(EngineError, match="has made no step for"):
@@ -193,7 +193,7 @@ async def test_a_frontend_that_does_not_hear_that_a_worker_has_failed_asks_and_i
 
 
 async def test_a_worker_that_has_failed_takes_nothing_and_has_nothing_to_drain(hung: Worker) -> None:
-    assert hung.duty.abandoned
-    await asyncio.wait_for(hung.duty.drain(10 * DEADLINE_S), DEADLINE_S)
-    watch = await hung.duty.take(Submit("r2", 1, "f1", [1, 2, 3], msgspec.Raw(b"\x80")))
+    assert hung.service.abandoned
+    await asyncio.wait_for(hung.service.drain(10 * DEADLINE_S), DEADLINE_S)
+    watch = await hung.service.take(Submit("r2", 1, "f1", [1, 2, 3], msgspec.Raw(b"\x80")))
     assert watch.forgotten.is_set()

@@ -1,4 +1,4 @@
-"""A worker's duty between a real bus and an engine: the mocker, or one that does what the test says."""
+"""The engine service between a real bus and an engine: the mocker, or one that does what the test says."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_a_worker_that_drains_refuses_new_work_and_ends_what_does_not_fini
     await engine.submitted.get()
     engine.steps.put_nowait(Step(1.0, (delta("r1", 0, 10, 11),)))
     assert (await frontend.output()).token_ids == [10, 11]
-    draining = asyncio.create_task(worker.duty.drain(deadline_s=1.0))
+    draining = asyncio.create_task(worker.service.drain(deadline_s=1.0))
     await asyncio.sleep(0)
     await frontend.dispatcher.submit(request("r2"))
     failures = [await frontend.output() for _ in range(2)]
@@ -214,7 +214,7 @@ async def test_a_drain_ends_once_the_last_tokens_are_sent(frontend: FakeFrontend
     await until(lambda: bool(frontend.fleet.view.routable()))
     await frontend.dispatcher.submit(request())
     await engine.submitted.get()
-    draining = asyncio.create_task(worker.duty.drain(deadline_s=3600))
+    draining = asyncio.create_task(worker.service.drain(deadline_s=3600))
     engine.steps.put_nowait(Step(1.0, (delta("r1", 0, 10, finish="stop"),)))
     await asyncio.wait_for(draining, DEADLINE_S)
     assert (await frontend.output()).finish == "stop"

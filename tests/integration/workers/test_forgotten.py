@@ -1,4 +1,4 @@
-"""What an engine cannot rebuild is lost, wherever a request may go."""
+"""State that one engine cannot rebuild counts as lost, whichever worker a request goes to."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.cli.main import run
-from dynamo_local.core import codec
 from dynamo_local.core.errors import EngineError, StateError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -39,7 +38,7 @@ PREFILL_SERVICE = ResolvedService("PrefillWorker", "m:P", PREFILL_ROLE, 1, 0, 0.
 
 
 class Statefile:
-    """What a process writes its role to."""
+    """Stands for the statefile to which a process writes its role."""
 
     def __init__(self) -> None:
         self.roles: list[str] = []
@@ -91,8 +90,7 @@ async def roles(worker: PrefillPart) -> Roles:
 
 
 async def ask(bus: Bus, subjects: Subjects, role: str) -> RoleAnswer:
-    answer = await bus.request(subjects.role("w"), codec.encode(RoleQuestion(role)), timeout_s=DEADLINE_S)
-    return codec.decode(answer, RoleAnswer)
+    return await bus.ask(subjects.role("w"), RoleQuestion(role), RoleAnswer, timeout_s=DEADLINE_S)
 
 
 def takes_jobs(worker: PrefillPart) -> bool:
@@ -116,13 +114,13 @@ async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(
     assert await ask(bus, subjects, "decode") == RoleAnswer("decode")
     assert not takes_jobs(worker)
     await publish(queue, "second")
-    taker = PrefillConsumer(bus, subjects)
+    consumer = PrefillConsumer(bus, subjects)
     left: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         while "second" not in left:
             # The first one too, if the worker had not begun it: then it was given back.
-            left += [job.job.request_id for job in await taker.take(1, DEADLINE_S)]
-    await taker.close()
+            left += [job.job.request_id for job in await consumer.take(1, DEADLINE_S)]
+    await consumer.close()
     assert statefile.roles == [PREFILL_ROLE, "decode"]
 
 

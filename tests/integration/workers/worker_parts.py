@@ -1,4 +1,4 @@
-"""A worker's duty and the router, each on a connection of its own, without the process around them."""
+"""The engine service and the router, each on a connection of its own, without the process around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Self
 from components.router import Router
 from components.workers.engine_service import EngineService
 from components.workers.prefill_service import PrefillService
-from components.workers.requests.unacknowledged import TELL_AGAIN_S
+from components.workers.requests.unacknowledged import RESEND_AFTER_S
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
@@ -45,7 +45,7 @@ def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str
 
 @dataclass
 class Part:
-    """Something that is announced and has tasks."""
+    """A service that announces itself and has tasks."""
 
     context: ServiceContext
 
@@ -58,7 +58,7 @@ class Part:
         await self.context.announcer.announce()
 
     async def close(self) -> None:
-        """Nothing may have gone wrong unnoticed."""
+        """End all tasks. Fails if one of them has failed, or does not end."""
         failed = asyncio.create_task(self.context.tasks.failed())
         await asyncio.sleep(0)
         assert not failed.done(), failed.exception()
@@ -69,19 +69,21 @@ class Part:
 
 @dataclass
 class Worker(Part):
-    """A duty with its engine. Its presence beats, unless a test ends that."""
+    """An engine with its service. Its presence is announced at every beat, unless a test ends that."""
 
     engine: Engine
-    tell_again_s: float = TELL_AGAIN_S
-    duty: EngineService = field(init=False)
+    resend_after_s: float = RESEND_AFTER_S
+    service: EngineService = field(init=False)
 
     def __post_init__(self) -> None:
-        self.duty = EngineService(self.context, self.engine, frontend_grace_s=0.0, tell_again_s=self.tell_again_s)
+        self.service = EngineService(
+            self.context, self.engine, frontend_grace_s=0.0, resend_after_s=self.resend_after_s
+        )
 
     async def start(self) -> Self:
         info = await self.engine.start(lambda _: None)
         self.context.announcer.update(engine=info)
-        await self.duty.start()
+        await self.service.start()
         self.context.announcer.update(state="ready")
         self.context.tasks.spawn("presence", self.context.announcer.run())
         return self
@@ -105,7 +107,7 @@ class PrefillPart(Worker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.prefill = PrefillService(self.context, self.duty, self.batch)
+        self.prefill = PrefillService(self.context, self.service, self.batch)
 
 
 @dataclass
@@ -114,14 +116,14 @@ class ScriptedEngine:
 
     submitted: asyncio.Queue[Submit] = field(default_factory=asyncio.Queue)
     pulled: asyncio.Queue[PulledPrefix | None] = field(default_factory=asyncio.Queue)
-    """What came with the submissions."""
+    """The pulled prefixes that came with submissions."""
     cancelled: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
     steps: asyncio.Queue[Step] = field(default_factory=asyncio.Queue)
     asked_to_pin: asyncio.Queue[PinQuestion] = field(default_factory=asyncio.Queue)
     unpinned: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     pulls: Prefix | None = None
     has: int = 0
-    """Blocks that are cached, of any prefix."""
+    """Number of cached blocks of any prefix."""
     lends: PinAnswer = field(default_factory=lambda: PinAnswer(0, refused="this engine lends nothing"))
     submit_raises: Exception | None = None
     pin_raises: Exception | None = None

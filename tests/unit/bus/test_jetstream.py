@@ -1,4 +1,4 @@
-"""What the subject of an acknowledgement tells."""
+"""The number of a delivery, read from the subject for its acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is silent and waits for a core is told from who is silent and does not."""
+"""Processes that are silent because they wait for a core are told from others that are silent."""
 
 from __future__ import annotations
 

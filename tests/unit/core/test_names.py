@@ -61,7 +61,7 @@ def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
     of = Subjects(namespace)
     return [
         of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
-        of.released, of.moves(lease), of.requests(lease), of.call("Middle", "generate"), of.call_control(lease),
+        of.released, of.migrations(lease), of.requests(lease), of.call("Middle", "generate"), of.call_control(lease),
         of.planner,
     ]  # fmt: skip
 

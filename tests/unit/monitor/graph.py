@@ -6,7 +6,7 @@ from collections import Counter
 
 from dynamo_local.bus.prefill_queue import QueueLength
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
-from dynamo_local.core.messages.presence import Counts, Ended, EngineInfo, Load, MigrationCounts, Presence
+from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineInfo, Load, MigrationCounts, Presence
 from dynamo_local.monitor.graph_watch import Snapshot
 
 NOW = 1000.0
@@ -30,9 +30,12 @@ ROUTER = Presence(
     "ns_Router", "Router", "router", "r", 3, "ready", counts=Counts(assigned=5, unassigned=0), started_at=NOW - 9.0
 )
 MOVES = MigrationCounts(
-    (Ended("drain", "moved", 3), Ended("hand", "moved", 2), Ended("hand", "stayed", 1)), 3 << 20, 0.0184, 1.93
+    (EndedMigrations("drain", "moved", 3), EndedMigrations("hand", "moved", 2), EndedMigrations("hand", "stayed", 1)),
+    3 << 20,
+    0.0184,
+    1.93,
 )
-FRONTEND = Presence("ns_Frontend", "Frontend", "frontend", "f", 4, "ready", counts=Counts(moves=MOVES))
+FRONTEND = Presence("ns_Frontend", "Frontend", "frontend", "f", 4, "ready", counts=Counts(migrations=MOVES))
 REPORT = PlannerReport(
     watcher="ns_Planner",
     policy="load",

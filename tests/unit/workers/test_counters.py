@@ -1,4 +1,4 @@
-"""What a worker has counted."""
+"""The counters of a worker."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ def test_it_begins_with_nothing_which_is_known() -> None:
 
 
 def test_tokens_that_were_cached_are_not_computed() -> None:
-    tally = Counters(lambda: 0.0)
-    tally.taken(EPOCH, 100)
-    tally.computed([TokenDelta("r", 1, 0, [7], cached_tokens=64), TokenDelta("other", 1, 5, [1, 2])])
-    tally.computed([TokenDelta("r", 1, 1, [8])])
-    assert tally.counts == Counts(requests=1, prompt_tokens=36, output_tokens=4, prefill_s=0.0)
+    counters = Counters(lambda: 0.0)
+    counters.taken(EPOCH, 100)
+    counters.computed([TokenDelta("r", 1, 0, [7], cached_tokens=64), TokenDelta("other", 1, 5, [1, 2])])
+    counters.computed([TokenDelta("r", 1, 1, [8])])
+    assert counters.counts == Counts(requests=1, prompt_tokens=36, output_tokens=4, prefill_s=0.0)
 
 
 def test_a_prompt_counts_once_however_often_its_cached_tokens_are_told() -> None:
-    tally = Counters(lambda: 0.0)
-    tally.taken(EPOCH, 10)
+    counters = Counters(lambda: 0.0)
+    counters.taken(EPOCH, 10)
     for position in range(3):
-        tally.computed([TokenDelta("r", 1, position, [7], cached_tokens=4)])
-    assert tally.counts.prompt_tokens == 6
+        counters.computed([TokenDelta("r", 1, position, [7], cached_tokens=4)])
+    assert counters.counts.prompt_tokens == 6
 
 
 def test_what_was_forgotten_before_its_first_token_was_not_computed_for_anybody() -> None:
-    tally = Counters(lambda: 0.0)
-    tally.taken(EPOCH, 10)
-    tally.forgotten([EPOCH, RequestEpoch("unknown", 1)])
-    tally.computed([TokenDelta("r", 1, 0, [7], cached_tokens=0)])
-    assert tally.counts == Counts(requests=1, prompt_tokens=0, output_tokens=1, prefill_s=0.0)
+    counters = Counters(lambda: 0.0)
+    counters.taken(EPOCH, 10)
+    counters.forgotten([EPOCH, RequestEpoch("unknown", 1)])
+    counters.computed([TokenDelta("r", 1, 0, [7], cached_tokens=0)])
+    assert counters.counts == Counts(requests=1, prompt_tokens=0, output_tokens=1, prefill_s=0.0)
 
 
 def test_epochs_of_one_request_are_told_apart() -> None:
-    tally = Counters(lambda: 0.0)
-    tally.taken(EPOCH, 10)
-    tally.taken(RequestEpoch("r", 2), 11)
-    tally.computed([TokenDelta("r", 2, 1, [7], cached_tokens=1)])
-    assert tally.counts == Counts(requests=2, prompt_tokens=10, output_tokens=1, prefill_s=0.0)
+    counters = Counters(lambda: 0.0)
+    counters.taken(EPOCH, 10)
+    counters.taken(RequestEpoch("r", 2), 11)
+    counters.computed([TokenDelta("r", 2, 1, [7], cached_tokens=1)])
+    assert counters.counts == Counts(requests=2, prompt_tokens=10, output_tokens=1, prefill_s=0.0)
 
 
 def test_it_is_at_work_on_prefills_from_the_first_that_comes_until_the_last_has_its_token() -> None:
     now = 10.0
-    tally = Counters(lambda: now)
+    counters = Counters(lambda: now)
     now = 12.0
-    tally.taken(EPOCH, 10)
-    tally.taken(RequestEpoch("other", 1), 10)
+    counters.taken(EPOCH, 10)
+    counters.taken(RequestEpoch("other", 1), 10)
     now = 13.0
-    assert tally.counts.prefill_s == 1.0
-    tally.computed([TokenDelta("r", 1, 0, [7], cached_tokens=0)])
+    assert counters.counts.prefill_s == 1.0
+    counters.computed([TokenDelta("r", 1, 0, [7], cached_tokens=0)])
     now = 13.5
-    tally.forgotten([RequestEpoch("other", 1)])
+    counters.forgotten([RequestEpoch("other", 1)])
     now = 20.0
-    tally.computed([TokenDelta("r", 1, 1, [7])])
-    assert tally.counts.prefill_s == 1.5
+    counters.computed([TokenDelta("r", 1, 1, [7])])
+    assert counters.counts.prefill_s == 1.5

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from components.workers.exclusivity import ASKED_S, Exclusivity
+from components.workers.exclusivity import ASK_TTL_S, Exclusivity
 from dynamo_local.core.messages.presence import Exclusive, Presence
 from dynamo_local.core.messages.work import AskExclusive, EndExclusive, RequestEpoch, Submit
 
@@ -17,7 +17,7 @@ ASK = AskExclusive("r", "f")
 
 @dataclass
 class Announced:
-    """What is announced, without a bus."""
+    """An announcer without a bus, which keeps the presence."""
 
     presence: Presence = Presence("w", "w", "decode", "lease", 1, "ready")  # noqa: RUF009  # frozen
 
@@ -92,7 +92,7 @@ def test_it_ends_when_the_frontend_says_so(world: World) -> None:
 def test_it_ends_with_the_request(world: World) -> None:
     world.exclusivity.ask(ASK)
     world.begin()
-    world.now += 10 * ASKED_S
+    world.now += 10 * ASK_TTL_S
     world.exclusivity.look()
     assert world.told == Exclusive("r", "f", free=True)
     world.running.clear()
@@ -103,9 +103,9 @@ def test_it_ends_with_the_request(world: World) -> None:
 def test_it_ends_when_nobody_asks_any_more_and_the_request_has_not_come(world: World) -> None:
     world.exclusivity.ask(ASK)
     for _ in range(5):
-        world.now += 0.9 * ASKED_S
+        world.now += 0.9 * ASK_TTL_S
         world.exclusivity.ask(ASK)
         assert world.told is not None
-    world.now += 1.1 * ASKED_S
+    world.now += 1.1 * ASK_TTL_S
     world.exclusivity.look()
     assert world.told is None

@@ -15,17 +15,17 @@ async def test_who_comes_back_keeps_its_requests_and_has_all_its_grace_again() -
     tasks = TaskGuard()
     forgotten: asyncio.Queue[str] = asyncio.Queue()
     brief, endless = FrontendLiveness(tasks, GRACE_S, forgotten.put), FrontendLiveness(tasks, 3600.0, forgotten.put)
-    endless.begin("missed twice")
-    endless.end("missed twice")
-    brief.begin("back")
-    brief.end("back")
+    endless.lost("missed twice")
+    endless.heard("missed twice")
+    brief.lost("back")
+    brief.heard("back")
     # Missed later, so it would be forgotten later than those before.
-    brief.begin("gone")
-    endless.begin("missed twice")
+    brief.lost("gone")
+    endless.lost("missed twice")
     assert await asyncio.wait_for(forgotten.get(), DEADLINE_S) == "gone"
     assert forgotten.empty()
-    brief.end("gone")
-    brief.end("never missed")
+    brief.heard("gone")
+    brief.heard("never missed")
     assert await tasks.close() == []
 
 
@@ -38,10 +38,10 @@ async def test_what_has_begun_to_be_forgotten_is_forgotten_to_the_end() -> None:
         await may_end.wait()
         done.set()
 
-    absences = FrontendLiveness(tasks, 0.0, forget)
-    absences.begin("f1")
+    liveness = FrontendLiveness(tasks, 0.0, forget)
+    liveness.lost("f1")
     await asyncio.wait_for(begun.wait(), DEADLINE_S)
-    absences.end("f1")
+    liveness.heard("f1")
     may_end.set()
     await asyncio.wait_for(done.wait(), DEADLINE_S)
     await tasks.close()

@@ -1,4 +1,4 @@
-"""Which request a worker takes for the first of its engine's queue."""
+"""The request that a worker takes for the first in its engine's queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def token(name: str, **more: object) -> TokenDelta:
 
 @pytest.fixture
 def head() -> QueueHead:
-    """Of four requests that have come in this order."""
+    """The queue of four requests, submitted in this order."""
     head = QueueHead()
     for number, name in enumerate("abcd", 1):
         head.taken(submit(name, number * 100, arrived=float(number)))

@@ -1,4 +1,4 @@
-"""How many devices a worker has: as many as its model is split among."""
+"""The number of a worker's devices: as many as its model is split among."""
 
 from __future__ import annotations
 

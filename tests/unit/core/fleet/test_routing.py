@@ -141,7 +141,7 @@ def test_unknown_things_are_released_without_ado() -> None:
     ledger.release("f", "r")
     ledger.forget_frontend("f")
     ledger.forget_worker("a")
-    assert ledger.outstanding("a") == ledger.last_given("a") == 0
+    assert ledger.outstanding("a") == ledger.last_assigned("a") == 0
 
 
 def test_what_a_frontend_says_of_itself_settles_what_was_missed() -> None:
@@ -161,13 +161,13 @@ def test_what_a_frontend_says_of_itself_settles_what_was_missed() -> None:
 
 def test_a_new_worker_is_not_given_everything_that_comes_one_by_one() -> None:
     ledger, policy = Ledger(), LeastOutstandingTokens()
-    takers = []
+    chosen = []
     for number in range(6):
         request = AssignRequest(request_id=str(number), frontend="f", tokens=1)
         candidates = [worker("a"), worker("b")] if number > 1 else [worker("a")]
-        taker = policy.choose(request, candidates, ledger)
-        assert taker is not None
-        ledger.charge("f", request.request_id, taker, 1)
+        lease = policy.choose(request, candidates, ledger)
+        assert lease is not None
+        ledger.charge("f", request.request_id, lease, 1)
         ledger.release("f", request.request_id)
-        takers.append(taker)
-    assert takers == ["a", "a", "b", "a", "b", "a"]
+        chosen.append(lease)
+    assert chosen == ["a", "a", "b", "a", "b", "a"]

@@ -1,4 +1,4 @@
-"""Who may be given work: only those who last said "ready", lately, with a lease that is still good."""
+"""Work goes only to processes whose last presence says "ready", is recent, and has a lease that is not revoked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def leases(view: FleetView) -> list[str]:
 
 @dataclass
 class _Expected:
-    """What the rules say of one lease."""
+    """The state of one lease by the rules."""
 
     watcher: str
     state: ProcessState
@@ -203,7 +203,7 @@ def test_a_new_incarnation_ends_the_old_one_for_good() -> None:
 
 
 def test_a_revoked_process_is_told_once_and_missed_when_it_dies() -> None:
-    """It may still work on requests: whoever waits for them has to learn that it is gone."""
+    """Its requests may still be under way: their frontends have to learn that it is gone."""
     view = FleetView()
     view.observe(presence("a"), 0.0)
     assert [change.what for change in view.revoke("a")] == [Happened.REVOKED]

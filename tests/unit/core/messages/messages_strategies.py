@@ -27,7 +27,7 @@ from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, Ro
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
 from dynamo_local.core.messages.presence import (
     Counts,
-    Ended,
+    EndedMigrations,
     EngineInfo,
     Exclusive,
     LeaseRevoked,
@@ -111,15 +111,15 @@ loads = st.builds(
     at=st.none() | finite,
     head_tokens=st.none() | counts,
 )
-told_moves = st.builds(
+told_migrations = st.builds(
     MigrationCounts,
-    ended=st.lists(st.builds(Ended, reason=text, outcome=text, moves=counts), max_size=3).map(tuple),
+    ended=st.lists(st.builds(EndedMigrations, reason=text, outcome=text, number=counts), max_size=3).map(tuple),
     pulled_bytes=counts,
     gap_s=st.none() | st.floats(0, 1e3),
     gap_steps=st.none() | st.floats(0, 1e3),
 )
 told_counts = st.builds(
-    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "moves": st.none() | told_moves}
+    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "migrations": st.none() | told_migrations}
 )
 presences = st.builds(
     Presence,
@@ -208,7 +208,7 @@ request_rows = st.builds(
     prompt_tokens=counts,
     tokens=counts,
     age_s=finite,
-    moving_to=st.none() | text,
+    destination=st.none() | text,
     stays=st.none() | text,
 )
 move_results = st.builds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_local.core.messages.presence import Counts, Ended, MigrationCounts, Presence
+from dynamo_local.core.messages.presence import Counts, EndedMigrations, MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
 
 
@@ -11,13 +11,17 @@ def frontend(lease: str, counts: Counts | None) -> Presence:
 
 
 def test_those_of_all_frontends_are_added_up() -> None:
-    first = MigrationCounts((Ended("drain", "moved", 3), Ended("hand", "stayed", 1)), 100, 0.02, 2.0)
-    second = MigrationCounts((Ended("drain", "moved", 4),), 50, 0.01, 1.0)
-    found = migrations_of(
-        [frontend("a", Counts(moves=first)), frontend("b", Counts(moves=second)), frontend("c", None)]
+    first = MigrationCounts(
+        (EndedMigrations("drain", "moved", 3), EndedMigrations("hand", "stayed", 1)), 100, 0.02, 2.0
     )
-    assert found == MigrationCounts((Ended("drain", "moved", 7), Ended("hand", "stayed", 1)), 150, 0.02, 2.0)
-    assert (found.moved, found.not_moved) == (7, 1)
+    second = MigrationCounts((EndedMigrations("drain", "moved", 4),), 50, 0.01, 1.0)
+    found = migrations_of(
+        [frontend("a", Counts(migrations=first)), frontend("b", Counts(migrations=second)), frontend("c", None)]
+    )
+    assert found == MigrationCounts(
+        (EndedMigrations("drain", "moved", 7), EndedMigrations("hand", "stayed", 1)), 150, 0.02, 2.0
+    )
+    assert (found.completed, found.not_completed) == (7, 1)
 
 
 def test_where_nobody_tells_nothing_is_known() -> None:
