@@ -42,7 +42,10 @@ def fragments(message: str) -> list[str]:
 def texts() -> tuple[str, ...]:
     """Every text in the code, in one line each."""
     files = (path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
-    return tuple(" ".join(text.split()) for path in files for text in _texts(ast.parse(path.read_text())))
+    found = [text for path in files for text in _texts(ast.parse(path.read_text()))]
+    # A shell script: its lines are its texts.
+    found += (ROOT / "scripts/setup").read_text().splitlines()
+    return tuple(" ".join(text.split()) for text in found)
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
