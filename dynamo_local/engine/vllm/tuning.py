@@ -19,8 +19,8 @@ class TuningSettings:
     cpu_tuning: bool = field(
         default=True,
         metadata={
-            "help": "Whether an engine's processes sleep while they wait for each other, keep to the cores of their slots, "
-            "and have no threads without work. With false they run as vLLM, PyTorch and NIXL have it."
+            "help": "Whether an engine's processes sleep while they wait for each other, keep to the cores of their "
+            "slots, and have no threads without work. With false they run as vLLM, PyTorch and NIXL have it."
         },
     )
 
