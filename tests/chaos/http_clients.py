@@ -61,7 +61,7 @@ class HttpClients:
     async def counted(self) -> Tally:
         """What became of the requests, and what the frontend counts of remote prefills and moves."""
         metrics = (await self._http.get("/metrics")).text
-        prefills, moves = _counters(metrics, "dynamo_prefills_total"), _counters(metrics, "dynamo_moves_total")
+        prefills, moves = _counters(metrics, "dynamo_prefills_total"), _counters(metrics, "dynamo_migrations_total")
         return msgspec.structs.replace(self.tally, prefills=dict(prefills), moves=dict(moves), gaps=self._gaps.gaps)
 
     async def close(self) -> None:

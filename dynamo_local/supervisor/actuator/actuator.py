@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dynamo_local.core.errors import ConfigError, NotRunningError, UsageError
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.planning.actions import (
+    Action,
     ActionOutcome,
     AddWorker,
-    Change,
     DeviceLimits,
     RemoveWorker,
     Restart,
@@ -39,7 +39,7 @@ from state.transitions import in_phase
 
 
 class LocalActuator:
-    """The actuator of one running server (core.planning.changes.Actuator)."""
+    """The actuator of one running server (core.planning.actions.Actuator)."""
 
     def __init__(self, world: Ports, blueprint: Blueprint, ready_deadline_s: float | None = None) -> None:
         self._world = world
@@ -48,7 +48,7 @@ class LocalActuator:
         self._up = WorkerAddition(world, blueprint, self._down, ready_s)
         self._again = WorkerRestart(world, blueprint, self._up, self._down)
 
-    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
+    async def apply(self, change: Action, limits: DeviceLimits) -> ActionOutcome:
         """Make one change, once what earlier ones have left is finished. Cancelled, it leaves the rest to whoever
         reconciles next: the server does within seconds."""
         try:
@@ -70,7 +70,7 @@ class LocalActuator:
         except NotRunningError as error:
             raise only_starting_or_ending() from error
 
-    async def _make(self, change: Change, limits: DeviceLimits) -> Result:
+    async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:
             match change:
                 case AddWorker():

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
-from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, Change, DeviceLimits, RemoveWorker, Restart
+from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.report import Report
@@ -43,7 +43,7 @@ def plan_scaling(
     *,
     even_the_last: bool,
     elsewhere: Mapping[int, str] = MappingProxyType({}),
-) -> tuple[Change, ...]:
+) -> tuple[Action, ...]:
     """What is to be done, removals first, so that their devices are free for the others. Pure.
 
     `elsewhere`: devices that others on the machine hold, with who does.
@@ -51,8 +51,8 @@ def plan_scaling(
     Raises UsageError for what is not a service of workers, more than there are devices for, and, unless
     `even_the_last`, for an end of all workers that answer requests.
     """
-    removals: list[Change] = []
-    additions: list[Change] = []
+    removals: list[Action] = []
+    additions: list[Action] = []
     held = taken(state)
     devices = len(held)
     others: dict[int, str] = {}
@@ -77,7 +77,7 @@ def plan_scaling(
     return changes
 
 
-def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
+def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
     """The removal of that worker. Pure. Raises UsageError for what is none, and as `plan_scaling` does."""
     component = state.components.get(watcher)
     if component is None or not component.holds or not is_worker(component):
@@ -89,7 +89,7 @@ def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
     return change
 
 
-def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Change, ...]:
+def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Action, ...]:
     """The restart of that watcher, or of all that a service of that name has, the unsuffixed one first. Pure.
 
     Raises UsageError for what cannot be restarted. Whether somebody answers requests meanwhile is seen when it is done.
@@ -115,7 +115,7 @@ async def scale(
 ) -> list[ActionOutcome]:
     """Have as many workers as asked for. Ends at the first change that is not done. Raises as `plan_scaling`."""
 
-    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         elsewhere = held_by_others(blueprint, state)
         return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
@@ -125,7 +125,7 @@ async def scale(
 async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
     """End one worker in order. Raises as `plan_drain`."""
 
-    def plan(state: State, _: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
         return (plan_drain(state, watcher, even_the_last=even_the_last),)
 
     (outcome,) = await _changed(paths, report, plan)
@@ -143,7 +143,7 @@ async def restart(
     """Restart a watcher, or all of a service, one after the other. Ends at the first that is not done. Raises as
     `plan_restart`."""
 
-    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         return plan_restart(state, blueprint, name, even_the_last=even_the_last)
 
     return await _changed(paths, report, plan, ready_deadline_s)
@@ -152,7 +152,7 @@ async def restart(
 async def _changed(
     paths: StatePaths,
     report: Report,
-    plan: Callable[[State, Blueprint], tuple[Change, ...]],
+    plan: Callable[[State, Blueprint], tuple[Action, ...]],
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
     outcomes: list[ActionOutcome] = []
@@ -170,7 +170,7 @@ async def _changed(
     return outcomes
 
 
-def _check_answered(state: State, changes: Iterable[Change]) -> None:
+def _check_answered(state: State, changes: Iterable[Action]) -> None:
     answering = {c.watcher_name for c in state.components.values() if c.holds and c.role in WORKER_ROLES}
     left = answering - {change.watcher for change in changes if isinstance(change, RemoveWorker)}
     added = any(isinstance(change, AddWorker) and change.role in WORKER_ROLES for change in changes)

@@ -42,7 +42,7 @@ def restarted(server: ScaledServer, *arguments: str) -> list[str]:
     code, out, err = server.command("restart", *arguments, "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert all(outcome["done"] and outcome["change"] == "Restart" for outcome in found)
+    assert all(outcome["done"] and outcome["action"] == "Restart" for outcome in found)
     return [outcome["watcher"].removeprefix(f"{NAMESPACE}_") for outcome in found]
 
 

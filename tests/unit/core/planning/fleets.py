@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynamo_local.core.fleet.readings import Reading
-from dynamo_local.core.planning.actions import AddWorker, Change, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
@@ -99,8 +99,8 @@ class LivingFleet:
         decision = decide(window, self.history, self.options, self.now)
         self.history = remember(self.history, window, self.options)
         self.decisions.append(decision)
-        for change in decision.changes:
-            self._apply(change)
+        for action in decision.actions:
+            self._apply(action)
         return decision
 
     def count(self, role: str) -> int:
@@ -129,8 +129,8 @@ class LivingFleet:
         in_hand = math.ceil(JOBS_IN_HAND * min(self.prefill_work, prefilling))
         return pull(*seen, at=self.now, queue=QueueReading(int(self.queue), in_hand))
 
-    def _apply(self, change: Change) -> None:
-        match change:
+    def _apply(self, action: Action) -> None:
+        match action:
             case AddWorker(component=component, role=role):
                 index = next(i for i in range(1, 100) if f"{component}_{i}" not in self.roles)
                 self.roles[f"{component}_{index}"] = role
