@@ -236,4 +236,4 @@ def _save(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "the report above is all there is") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "the run is not saved") from error

@@ -169,7 +169,7 @@ def _key(path: Path | None, environ: Mapping[str, str]) -> str | None:
 def _vocabulary(text: str) -> range:
     low, _, high = text.partition("-")
     if not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit() and int(low) <= int(high) < 2**31):
-        raise UsageError(f"--vocab: {text!r} is no range of token ids", "write for example 100-31999")
+        raise UsageError(f"--vocab: {text!r} is not a range of token ids", "write for example 100-31999")
     return range(int(low), int(high) + 1)
 
 

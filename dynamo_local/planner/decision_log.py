@@ -57,7 +57,7 @@ class DecisionLog:
             self._broken = False
         except OSError as error:
             if not self._broken:
-                _log.warning("a decision is not written to %s: %s", self.path, error.strerror)
+                _log.warning("decisions cannot be written to %s: %s", self.path, error.strerror)
             self._broken = True
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ class TensorBoardRecorder:
         try:
             write()
         except OSError as error:
-            _log.warning("no more event files are written: %s", error)
+            _log.warning("event files are not written any more: %s", error)
             self._files = None
 
 

@@ -97,7 +97,7 @@ class _Exchange(asyncio.Protocol):
             end = self._raw_head.find(_END_OF_HEAD)
             if end < 0:
                 if len(self._raw_head) > MAX_HEAD_BYTES:
-                    raise ValueError("an endless head")
+                    raise ValueError("the head is too long")
                 return
             self._head = parse_head(bytes(self._raw_head[:end]))
             data = bytes(self._raw_head[end + len(_END_OF_HEAD) :])

@@ -66,13 +66,13 @@ def parse_url(url: str, key: str | None = None) -> Endpoint:
         port = parts.port
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise UsageError(f"{url!r} is no address: {error}", remedy) from error
+        raise UsageError(f"{url!r} is not an address: {error}", remedy) from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} is no address of an API", remedy)
+        raise UsageError(f"{url!r} is not the address of an API", remedy)
     if parts.username is not None or parts.password is not None:
         raise UsageError("the address holds a password", "give keys with --api-key-file or OPENAI_API_KEY")
     if not f"{parts.hostname}{parts.path}".isascii() or any(sign.isspace() for sign in url):
-        raise UsageError(f"{url!r} is no address of an API", remedy)
+        raise UsageError(f"{url!r} is not the address of an API", remedy)
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError("the API key has characters that no header can carry", "look at its file")
     is_tls = parts.scheme == "https"

@@ -24,22 +24,22 @@ def agree(specs: Sequence[ServiceSpec], sections: Mapping[str, Section]) -> dict
     _check_same(specs, sections)
     given: dict[str, Any] = {}
     for spec in specs:
-        given = merge(given, _said(spec, sections[spec.name]))
+        given = merge(given, _agreed_values(spec, sections[spec.name]))
     return {spec.name: _with(spec, sections[spec.name], given) for spec in specs}
 
 
 def _check_same(specs: Sequence[ServiceSpec], sections: Mapping[str, Section]) -> None:
     first: dict[str, tuple[str, Any]] = {}
     for spec in specs:
-        for path, value in _leaves("", _said(spec, sections[spec.name])):
+        for path, value in _leaves("", _agreed_values(spec, sections[spec.name])):
             where = f"{spec.name}.{path}"
-            other, said = first.setdefault(agreed_in(spec.schema).get(path, path), (where, value))
-            if said != value:
-                both = f"{other} is {shown(path, said)} and {where} is {shown(path, value)}"
+            other, earlier = first.setdefault(agreed_in(spec.schema).get(path, path), (where, value))
+            if earlier != value:
+                both = f"{other} is {shown(path, earlier)} and {where} is {shown(path, value)}"
                 raise ConfigError(f"{both}, but they must agree", "give it once: it applies to all")
 
 
-def _said(spec: ServiceSpec, section: Section) -> dict[str, Any]:
+def _agreed_values(spec: ServiceSpec, section: Section) -> dict[str, Any]:
     agreed = agreed_in(spec.schema)
     return {name: value for name, value in section.values.items() if name in agreed and value is not None}
 

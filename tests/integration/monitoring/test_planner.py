@@ -51,7 +51,7 @@ async def frontend_of(server: ScaledServer, max_local_prefill: int | None = None
     await frontend.start()
     yield frontend
     assert await frontend.close_streams(PATIENCE_S) == 0
-    assert frontend.tally.failures == []
+    assert frontend.results.failures == []
     await frontend.tasks.close()
     await bus.close()
 
@@ -102,7 +102,7 @@ async def test_a_disaggregated_graph_adds_and_removes_workers_of_both_roles(tmp_
         await asyncio.to_thread(server.ends_well)
 
 
-async def test_by_default_it_observes_and_tells_what_it_would_do(tmp_path: Path) -> None:
+async def test_by_default_the_planner_observes_and_records_what_it_would_do(tmp_path: Path) -> None:
     options = (*mockers("VllmWorker"), *(option for option in acting() if "no-operation" not in option))
     with ScaledServer(tmp_path / "state", AGG, *options) as server:
         bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
@@ -143,7 +143,7 @@ async def test_a_planner_that_is_killed_is_started_again_and_goes_on(tmp_path: P
         await asyncio.to_thread(server.ends_well)
 
 
-async def test_by_hand_it_does_the_same_and_there_is_only_one(tmp_path: Path) -> None:
+async def test_the_planner_command_acts_too_and_there_is_only_one(tmp_path: Path) -> None:
     with ScaledServer(tmp_path / "state", AGG, *mockers("VllmWorker")) as server:
         planner = server.begin("planner", *QUICK, f"--log-dir={tmp_path / 'log'}")
         try:
@@ -167,17 +167,17 @@ async def test_by_hand_it_does_the_same_and_there_is_only_one(tmp_path: Path) ->
         assert not server.paths.planner_lock.exists()
 
 
-async def test_a_prefill_worker_to_spare_is_turned_and_keeps_its_process(tmp_path: Path) -> None:
+async def test_a_spare_prefill_worker_switches_its_role_and_keeps_its_process(tmp_path: Path) -> None:
     options = (*mockers("VllmWorker", "PrefillWorker"), "--PrefillWorker.ServiceArgs.workers=2")
     with ScaledServer(tmp_path / "state", "tests.integration.supervisor.roles_graph:Front", *options) as server:
         spare = server.entry("PrefillWorker_1")
         assert spare is not None
         async with frontend_of(server) as frontend:
-            frontend.open_streams(STREAMS, "turned")
+            frontend.open_streams(STREAMS, "switched")
             await until(lambda: frontend.dispatcher.live_requests == STREAMS, "no load")
             planner = server.begin("planner", *QUICK, "--max-gpu-budget=3")
             try:
-                await until(lambda: role_of(server, "PrefillWorker_1") == "decode", "it is not turned")
+                await until(lambda: role_of(server, "PrefillWorker_1") == "decode", "its role is not switched")
                 assert server.entry("PrefillWorker_1") == msgspec.structs.replace(spare, role="decode")
                 path = server.paths.decisions_file
                 await until(lambda: any(line["outcomes"] for line in decisions(path)), "nothing is told")
@@ -185,8 +185,13 @@ async def test_a_prefill_worker_to_spare_is_turned_and_keeps_its_process(tmp_pat
                 planner.terminate()
                 planner.communicate()
         actions = [line["actions"] for line in decisions(path) if line["actions"]]
-        turned = {"action": "SwitchRole", "watcher": f"{NAMESPACE}_PrefillWorker_1", "role": "prefill", "to": "decode"}
-        assert actions[0] == [turned]
+        switched = {
+            "action": "SwitchRole",
+            "watcher": f"{NAMESPACE}_PrefillWorker_1",
+            "role": "prefill",
+            "to": "decode",
+        }
+        assert actions[0] == [switched]
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -1,4 +1,4 @@
-"""What `dynamo top` shows, and how it is drawn."""
+"""The contents of `dynamo top`, and its drawing."""
 
 from __future__ import annotations
 

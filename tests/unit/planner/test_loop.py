@@ -1,4 +1,4 @@
-"""The planner's loop on a fleet that is made up, in time that is made up: what it pulls, when, and what it tells."""
+"""The planner's loop with fake pulls, a fake actuator and virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADD = AddWorker("decode", "VllmWorker")
 
 @dataclass
 class FakeActuator:
-    """Does what it is told to, or raises."""
+    """An actuator that applies actions, or raises as it is set to."""
 
     raises: Exception | None = None
     applied: list[tuple[Action, DeviceLimits]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class FakeActuator:
 
 @dataclass
 class Told:
-    """A recorder that remembers."""
+    """A recorder that keeps what it receives."""
 
     pulls: list[Observation] = field(default_factory=list)
     decisions: list[tuple[Decision, tuple[ActionOutcome, ...]]] = field(default_factory=list)
@@ -80,7 +80,7 @@ def actuator() -> FakeActuator:
     return actuator
 
 
-async def test_an_interval_is_watched_decided_on_changed_and_told(actuator: FakeActuator, told: Told) -> None:
+async def test_an_interval_is_watched_decided_on_acted_on_and_recorded(actuator: FakeActuator, told: Told) -> None:
     begun: list[Action | None] = []
     decision = await PlannerLoop(OPTIONS, busy, actuator, [told], begun.append).adjust()
     assert decision.actions == (ADD,)
@@ -90,7 +90,7 @@ async def test_an_interval_is_watched_decided_on_changed_and_told(actuator: Fake
     assert begun == [ADD, None]
 
 
-async def test_nothing_is_pulled_while_a_change_is_under_way(actuator: FakeActuator, told: Told) -> None:
+async def test_nothing_is_pulled_while_an_action_is_under_way(actuator: FakeActuator, told: Told) -> None:
     actuator.may_end.clear()
     adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
     await asyncio.wait_for(actuator.before.wait(), 10)
@@ -101,7 +101,7 @@ async def test_nothing_is_pulled_while_a_change_is_under_way(actuator: FakeActua
     await asyncio.wait_for(adjusting, 10)
 
 
-async def test_a_decision_is_told_though_the_planner_is_ended_meanwhile(actuator: FakeActuator, told: Told) -> None:
+async def test_a_decision_is_recorded_though_the_planner_is_ended_meanwhile(actuator: FakeActuator, told: Told) -> None:
     actuator.may_end.clear()
     adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
     await asyncio.wait_for(actuator.before.wait(), 10)
@@ -111,7 +111,7 @@ async def test_a_decision_is_told_though_the_planner_is_ended_meanwhile(actuator
     assert [(decision.actions, outcomes) for decision, outcomes in told.decisions] == [((ADD,), ())]
 
 
-async def test_who_only_observes_changes_nothing(actuator: FakeActuator, told: Told) -> None:
+async def test_a_planner_that_only_observes_does_not_act(actuator: FakeActuator, told: Told) -> None:
     options = PlannerOptions(adjustment_interval=0.01, metric_pulling_interval=0.01, no_operation=True)
     planner = asyncio.create_task(PlannerLoop(options, busy, actuator, [told]).run())
     async with asyncio.timeout(10):
@@ -123,7 +123,7 @@ async def test_who_only_observes_changes_nothing(actuator: FakeActuator, told: T
     assert told.decisions[0][1] == ()
 
 
-async def test_a_change_that_fails_is_told_and_the_planner_goes_on(actuator: FakeActuator, told: Told) -> None:
+async def test_an_action_that_fails_is_recorded_and_the_planner_goes_on(actuator: FakeActuator, told: Told) -> None:
     actuator.raises = SupervisorError("circus does not answer")
     planner = PlannerLoop(OPTIONS, busy, actuator, [told])
     await planner.adjust()
@@ -134,7 +134,7 @@ async def test_a_change_that_fails_is_told_and_the_planner_goes_on(actuator: Fak
     assert "but the last action failed" in again.text
 
 
-async def test_what_was_left_behind_is_looked_for_first(actuator: FakeActuator) -> None:
+async def test_the_server_is_reconciled_first(actuator: FakeActuator) -> None:
     async def ended() -> Observation:
         assert actuator.reconciled == 1
         raise NotRunningError("the server has ended")

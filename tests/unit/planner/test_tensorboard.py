@@ -1,4 +1,4 @@
-"""What the planner sees and decides, read back from its event files with TensorBoard's own reader."""
+"""The planner's event files, read back with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_back(recorder: TensorBoardRecorder) -> EventAccumulator:
 
 
 def scalars(events: EventAccumulator) -> dict[str, float]:
-    """Each series' last value."""
+    """Return the last value of each series."""
     return {tag: round(events.Scalars(tag)[-1].value, 4) for tag in events.Tags()["scalars"]}
 
 

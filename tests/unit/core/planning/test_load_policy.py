@@ -110,7 +110,7 @@ def test_jobs_in_hand_do_not_wait() -> None:
 
 
 def test_a_hung_worker_does_not_keep_the_others_from_getting_help_and_none_is_removed() -> None:
-    """Its load is stale, hence unknown."""
+    """The load of a hung worker is stale, hence unknown."""
     full = pull(worker(kv=0.97), worker("VllmWorker_1", kv=None), prefiller())
     assert decision_of(full).actions == ADD_DECODE
     idle = pull(worker(kv=0.0), worker("VllmWorker_1", kv=None), prefiller())
@@ -175,12 +175,12 @@ def test_after_a_change_that_failed_the_role_is_left_alone_for_a_while() -> None
     assert decision_of(found, history=(failed, window, window, window)).actions == ADD_DECODE + ADD_PREFILL
 
 
-def test_a_worker_to_spare_is_turned_instead_of_one_stopped_and_one_started() -> None:
+def test_a_spare_worker_switches_its_role_instead_of_one_stopped_and_one_started() -> None:
     found = pull(worker(kv=0.95), prefiller(), prefiller("PrefillWorker_1"), queue=0)
     assert decision_of(found).actions == (SwitchRole("ns_PrefillWorker_1", "prefill", "decode"),)
 
 
-def test_a_decode_worker_is_turned_when_the_queue_is_long() -> None:
+def test_a_decode_worker_switches_its_role_when_the_queue_is_long() -> None:
     found = pull(worker(kv=0.1), worker("VllmWorker_1", kv=0.1), prefiller(busy=True), queue=9)
     options = PlannerOptions(max_gpu_budget=3)
     assert decision_of(found, options).actions == (SwitchRole("ns_VllmWorker_1", "decode", "prefill"),)

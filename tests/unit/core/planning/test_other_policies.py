@@ -70,7 +70,7 @@ def past(*in_flight: int, workers: int = 1) -> tuple[Window, ...]:
 
 
 def concurrency(*in_flight: int, workers: int = 1) -> tuple[object, ...]:
-    """What is decided at the end of the last of these intervals."""
+    """Return the actions at the end of the last of these intervals."""
     *_, now = range(len(in_flight))
     found = [fleet(*[(0.3, in_flight[-1])] * workers, at=now * 30.0 + second) for second in (0, 29)]
     return decision_of(found, CONCURRENCY, past(*in_flight[:-1], workers=workers)).actions

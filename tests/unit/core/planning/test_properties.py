@@ -1,4 +1,4 @@
-"""What holds for every policy, whatever it sees."""
+"""Properties of every policy, for arbitrary observations."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ work = st.floats(0.05, 5.0)
 
 @given(policies, work, work, st.integers(2, 9))
 def test_a_constant_load_is_answered_once(policy: Name, decode: float, prefill: float, budget: int) -> None:
-    """The fleet comes to rest, and on its way there turns round no more than a backlog makes it."""
+    """The fleet settles, and reverses its direction only because of a backlog."""
     fleet = LivingFleet(PlannerOptions(policy=policy, max_gpu_budget=budget, concurrency_window=90.0), decode, prefill)
     totals = [fleet.total]
     for _ in range(60):
