@@ -12,25 +12,13 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import (
-    capacity,
-    disagg,
-    faults,
-    first_token,
-    hostile,
-    idle,
-    migration,
-    neighbour,
-    overhead,
-    planner,
-    prefill_queue,
-    prefix_pull,
-    rebalance,
-    sessions,
-    startup,
-    workers,
-)
-from benchmarks.report import Figures, progress, save
+from benchmarks import faults
+from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
+from benchmarks.gateway import capacity, first_token, hostile, overhead
+from benchmarks.harness.report import Figures, progress, save
+from benchmarks.machine import idle, neighbour, sessions, startup, workers
+from benchmarks.migration import migration, rebalance
+from benchmarks.planner import planner
 from dynamo_local.core.errors import DynamoError
 
 

@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +130,23 @@ def _recipe_digest() -> str:
 
 
 def _make(folder: Path, root: Path) -> None:
-    """Write everything beside the final place, then rename: `folder` is whole as soon as it exists."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    try:
+    with written_whole(folder) as draft:
         _write_weights(draft)
         _write_tokenizer(draft)
         _write_json(draft / "config.json", _CONFIG)
         token_ids = {name: _CONFIG[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(draft / "generation_config.json", token_ids)
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Give an empty folder beside the final place, and rename it to `folder` when the block ends without an error:
+    `folder` is whole as soon as it exists. Safe with concurrent callers that write the same content."""
+    draft = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    try:
+        yield draft
         try:
             draft.rename(folder)
         except OSError:

@@ -5,7 +5,7 @@
 
 pip resolves, from wheels alone, and names the files' hashes in its report; nothing is installed. A lock
 carries the hashes of the wheels for Linux x86-64 and every Python in PYTHONS, so that an install is the same
-bytes wherever it is made. What docs/dependencies.md says about excluded packages is decided in LOCKS.
+bytes wherever it is made. What docs/internals/dependencies.md says about excluded packages is decided in LOCKS.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.parts import Parts
 from benchmarks.faults.table import show, together
 from benchmarks.faults.trial import Trial, inflict, spread
-from benchmarks.models import QUICKSTART, model_folder
-from benchmarks.report import Figures, progress, save
-from benchmarks.servers import ROOT, ServerError, add_override, parse_overrides, running, start_ours
+from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.report import Figures, progress, save
+from benchmarks.harness.servers import ROOT, ServerError, add_override, parse_overrides, running, start_ours
 
 SUMMARY = "each process killed or stopped, the statefile damaged: requests lost, longest gap, time until all is ready"
 _GRAPH = "agg_router"

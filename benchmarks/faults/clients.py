@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.client import Answer, Connection
-from benchmarks.load import prompt
-from benchmarks.servers import Server, ServerError
+from benchmarks.harness.load import client_of, prompt
+from benchmarks.harness.servers import Server, ServerError
+from dynamo_local.load.results.records import Completion
 
 TOKENS = 300
 """Of each answer."""
@@ -28,13 +28,12 @@ class Asked:
     """A request that a client has asked, and what came of it so far."""
 
     prompt: str
-    answer: Answer = field(default_factory=lambda: Answer(0.0))
+    answer: Completion = field(default_factory=Completion)
 
     def wrong(self, right: Sequence[int]) -> bool:
         """Whether it got other tokens, or ended whole with fewer."""
-        tokens = self.answer.token_ids()
-        whole = self.answer.ended_at and not self.answer.error
-        return tokens != list(right if whole else right[: len(tokens)])
+        tokens = self.answer.token_ids
+        return tokens != list(right if self.answer.is_completed else right[: len(tokens)])
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,10 @@ class Clients:
                 raise result
 
     def seen(self, begin: float) -> Seen:
-        """From then until now. Times are those of `time.perf_counter`."""
-        now = time.perf_counter()
-        requests = [each for of_one in self._asked for each in of_one if not 0 < each.answer.ended_at < begin]
-        under_way = [each for each in requests if each.answer.sent_at < begin]
+        """From then until now. Times are those of `time.monotonic`."""
+        now = time.monotonic()
+        requests = [each for of_one in self._asked for each in of_one if not _before(each.answer.ended_s, begin)]
+        under_way = [each for each in requests if _before(each.answer.sent_s, begin)]
         failed = [each for each in requests if each.answer.error]
         return Seen(
             under_way=len(under_way),
@@ -84,9 +83,10 @@ class Clients:
             refused=sum(each not in under_way for each in failed),
             wrong=sum(each.wrong(self._answers[each.prompt]) for each in requests),
             gap_s=max(
-                longest_gap_s([at for each in of_one for at in each.answer.times], begin, now) for of_one in self._asked
+                longest_gap_s([at for each in of_one for at in each.answer.chunks_s], begin, now)
+                for of_one in self._asked
             ),
-            errors=tuple(sorted({each.answer.error for each in failed})),
+            errors=tuple(sorted({each.answer.failure for each in failed})),
         )
 
     def forget(self) -> None:
@@ -105,6 +105,10 @@ class Clients:
                 await asyncio.sleep(_AGAIN_S)
 
 
+def _before(at: float | None, begin: float) -> bool:
+    return at is not None and at < begin
+
+
 def longest_gap_s(times: Sequence[float], begin: float, end: float) -> float:
     """The longest time without a token that ended after `begin`; the last one lasts until `end`. Without a token at
     all, everything."""
@@ -115,9 +119,8 @@ def longest_gap_s(times: Sequence[float], begin: float, end: float) -> float:
 
 async def ask(server: Server, asked: Asked) -> None:
     """Ask one request on a connection of its own."""
-    more = {"return_token_ids": True, "cache_salt": secrets.token_hex(8)}
-    async with Connection(server.host, server.port, server.model, keep_events=True) as connection:
-        await connection.complete(asked.prompt, TOKENS, asked.answer, more)
+    async with client_of(server, return_token_ids=True, cache_salt=secrets.token_hex(8)) as client:
+        await client.complete(asked.prompt, TOKENS, asked.answer)
 
 
 async def learn_answers(server: Server, count: int) -> dict[str, list[int]]:
@@ -132,11 +135,11 @@ async def learn_answers(server: Server, count: int) -> dict[str, list[int]]:
     for at in range(0, count, _FEW):
         few += (asked := [Asked(each) for each in prompts[at : at + _FEW]])
         await asyncio.gather(*(ask(server, each) for each in asked))
-    errors = {each.answer.error for each in (*together, *few)} - {""}
+    errors = {each.answer.failure for each in (*together, *few)} - {""}
     if errors:
         raise ServerError(f"the answers without a fault cannot be had: {', '.join(errors)}")
     return {
-        many.prompt: many.answer.token_ids()
+        many.prompt: many.answer.token_ids
         for many, alone in zip(together, few, strict=True)
-        if many.answer.token_ids() == alone.answer.token_ids()
+        if many.answer.token_ids == alone.answer.token_ids
     }

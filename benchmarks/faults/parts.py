@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import Process, descendants
-from benchmarks.servers import NAMESPACE, Server
+from benchmarks.harness.accounting import Process, descendants
+from benchmarks.harness.servers import NAMESPACE, Server
 
 Row = dict[str, Any]
 """Of `dynamo ps --json`."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.faults.kinds import FAULTS
-from benchmarks.report import table
-from benchmarks.spread import median
+from benchmarks.harness.report import table
+from benchmarks.harness.spread import median
 
 Trials = Mapping[str, Sequence[Mapping[str, Any]]]
 """By the names of faults; each as `Trial.as_dict` has it."""

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import Process, is_alive
 from benchmarks.faults.clients import Clients
 from benchmarks.faults.kinds import Fault
 from benchmarks.faults.parts import Parts, all_ready, running
-from benchmarks.servers import NAMESPACE, Server, ServerError
+from benchmarks.harness.accounting import Process, is_alive
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError
 from state.paths import StatePaths
 
 READY_WITHIN_S = 120.0
@@ -47,8 +47,8 @@ class Trial:
 
 async def spread(parts: Parts, streams: int) -> None:
     """Wait until each worker runs some of the streams. Raises ServerError if the server is not well."""
-    deadline = time.perf_counter() + _SPREAD_WITHIN_S
-    while time.perf_counter() < deadline:
+    deadline = time.monotonic() + _SPREAD_WITHIN_S
+    while time.monotonic() < deadline:
         rows = await parts.rows()
         busy = running(rows)
         if all_ready(rows) and min(busy, default=0) * 4 * len(busy) >= streams:
@@ -60,7 +60,7 @@ async def spread(parts: Parts, streams: int) -> None:
 async def inflict(fault: Fault, number: int, server: Server, parts: Parts, clients: Clients) -> Trial:
     """Do it, and wait until all is as it was. `number` says which of several processes is hit."""
     before, segments = parts.counts(), parts.segments()
-    begun = time.perf_counter()
+    begun = time.monotonic()
     hit = _hit(fault, number, parts)
     if fault.keeps is not None:
         await asyncio.to_thread(_damage, server, fault.keeps)
@@ -68,7 +68,7 @@ async def inflict(fault: Fault, number: int, server: Server, parts: Parts, clien
     try:
         await _wait_out(fault, hit, parts)
         await _until_ready(parts, before, hit if fault.replaces else None)
-        ready_s = time.perf_counter() - begun
+        ready_s = time.monotonic() - begun
         await asyncio.sleep(_QUIET_S)
     except (ServerError, TimeoutError) as error:
         note = str(error) or f"not ready within {READY_WITHIN_S:g} s"
@@ -114,8 +114,8 @@ def _damage(server: Server, keeps: int) -> None:
 
 async def _wait_out(fault: Fault, hit: Process | None, parts: Parts) -> None:
     """Let a stopped process go on when its time has come."""
-    over_at = time.perf_counter() + fault.lasts_s
-    while time.perf_counter() < over_at:
+    over_at = time.monotonic() + fault.lasts_s
+    while time.monotonic() < over_at:
         _check(parts)
         await asyncio.sleep(_LOOK_EVERY_S)
     if fault.lasts_s:

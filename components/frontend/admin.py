@@ -92,7 +92,7 @@ class FrontendAdmin:
             for live in self._live.values()
             if live.request_id in wanted or (order.source is not None and live.log.worker == order.source)
         ]
-        orders = [self._mover.order(live, order.destination, cold=order.cold, frozen=order.frozen) for live in meant]
+        orders = [self._mover.order(live, order.destination, cold=order.cold) for live in meant]
         results = await asyncio.gather(*orders)
         await self._answer(reply, MigrationReport(tuple(results)))
 

@@ -182,15 +182,11 @@ class Placer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), min(remaining, self._patience.ask_again_s))
 
-    async def send(
-        self, live: LiveRequest, current: RequestEpoch, worker: str, *, pulls_from: str | None = None
-    ) -> None:
+    async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
         """Hand the request over, from the end of its log on. Raises BusError."""
         work = self.submission(live, current)
         if live.held is not None and live.held.worker != worker:
-            pulls_from = live.held.worker
-        if pulls_from is not None:
-            work = msgspec.structs.replace(work, source=pulls_from)
+            work = msgspec.structs.replace(work, source=live.held.worker)
         await self._bus.publish(self._subjects.work(worker), codec.encode(work))
 
     def submission(self, live: LiveRequest, current: RequestEpoch, at_most: int | None = None) -> Submit:

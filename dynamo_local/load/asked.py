@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.generator import LoadLimits
 from dynamo_local.load.http.endpoint import parse_url
 from dynamo_local.load.results.objectives import parse_objective
 from dynamo_local.load.results.quantities import parse_duration, shown_duration
-from dynamo_local.load.session import Load, Settings
+from dynamo_local.load.session import Load, LoadLimits, Settings
 from dynamo_local.load.workload.arrivals import parse_arrivals
 from dynamo_local.load.workload.lengths import parse_lengths
 from dynamo_local.load.workload.traces import parse_trace

@@ -1,4 +1,4 @@
-"""Sending the load. It paces, sends and writes down; what the times mean is told in figures.py."""
+"""Sends a load: paces the requests, sends them, and keeps their records. results/figures.py evaluates the records."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.answers import AnswerReader, refusal
-from dynamo_local.load.http.connection import Connections
-from dynamo_local.load.http.endpoint import Asking, Endpoint
-from dynamo_local.load.results.records import CUT_OFF, NOT_SENT, Record
-from dynamo_local.load.workload.prompts import Prompts
+from dynamo_local.load.client import Client
+from dynamo_local.load.results.records import NOT_SENT, Record
 from dynamo_local.load.workload.workload import Planned
-
-
-@dataclass(frozen=True)
-class LoadLimits:
-    """What bounds the load itself."""
-
-    max_in_flight: int
-    timeout_s: float
-    """For one request."""
 
 
 @dataclass
 class SendCounts:
-    """Where the load stands, for those who watch it."""
+    """Counts of requests so far, for the progress of a load."""
 
     sent: int = 0
     completed: int = 0
@@ -39,52 +27,49 @@ class SendCounts:
         return self.sent - self.completed - self.failed
 
 
-class Writer:
-    """Makes the bytes of requests."""
-
-    def __init__(self, endpoint: Endpoint, asking: Asking, prompts: Prompts) -> None:
-        self._endpoint, self._asking, self._prompts = endpoint, asking, prompts
-        self._path, self._begin = asking.template()
+class PromptWriter(Protocol):
+    """Writes the prompts of a load, as `prompts.Prompts` does."""
 
     def write(self, index: int, planned: Planned) -> bytes:
-        body = self._begin + self._prompts.write(index, planned) + self._asking.end(planned.output_tokens)
-        return self._endpoint.request("POST", self._path, body)
+        """Write the prompt of the request with this index, as JSON: a string or an array of token ids."""
+        ...
 
 
 class Generator:
-    """Sends one load. Its records are there at any time, also after a cancellation."""
+    """Sends one load. `records` may be read at any time, also after a cancellation."""
 
-    def __init__(self, connections: Connections, writer: Writer, limits: LoadLimits) -> None:
-        self._connections, self._writer, self._limits = connections, writer, limits
+    def __init__(self, client: Client, prompts: PromptWriter, max_in_flight: int) -> None:
+        """`max_in_flight` bounds an open loop only."""
+        self._client, self._prompts, self._max_in_flight = client, prompts, max_in_flight
         self._begin = time.monotonic()
         self.records: list[Record] = []
-        self.tally = SendCounts()
+        self.counts = SendCounts()
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start of the load."""
+        """Time since the start of the load."""
         return time.monotonic() - self._begin
 
     async def open_loop(self, requests: Iterable[Planned]) -> None:
-        """Send each request at its time, whatever became of those before, and wait for all answers.
+        """Send each request at its time, whether or not earlier ones have been answered, and wait for all answers.
 
-        With `max_in_flight` under way a request is not sent at all, and counts as failed: a request that waited here
-        would hide from the figures that the server is too slow.
+        With `max_in_flight` requests in flight a further one is not sent, and counts as failed. If it waited here, the
+        figures would hide that the server is too slow.
         """
         self._begin = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for index, planned in enumerate(requests):
-                request = self._writer.write(index, planned)  # before its time: long prompts take a while to make
-                # Also when it is late already: answers must be read meanwhile.
+                request = self._request(index, planned)  # before its time: long prompts take a while to make
+                # Sleep also if the request is late already, so that answers are read meanwhile.
                 await asyncio.sleep(max(0.0, planned.at_s - self.elapsed_s))
                 record = self._record(planned)
-                if self.tally.in_flight >= self._limits.max_in_flight:
-                    record.error, record.detail = NOT_SENT, f"{self._limits.max_in_flight} were in flight"
+                if self.counts.in_flight >= self._max_in_flight:
+                    record.error, record.detail = NOT_SENT, f"{self._max_in_flight} were in flight"
                     continue
                 group.create_task(self._send(request, record), name=f"request {index}")
 
     async def closed_loop(self, requests: Iterable[Planned], streams: int, duration_s: float | None) -> None:
-        """Keep `streams` requests under way for `duration_s`, or until there are no more, and wait for all answers."""
+        """Keep `streams` requests in flight for `duration_s`, or until there are no more, and wait for all answers."""
         self._begin = time.monotonic()
         numbered = iter(enumerate(requests))
         async with asyncio.TaskGroup() as group:
@@ -95,12 +80,15 @@ class Generator:
         for index, planned in numbered:
             if duration_s is not None and self.elapsed_s >= duration_s:
                 return
-            request = self._writer.write(index, planned)
+            request = self._request(index, planned)
             record = self._record(planned)
             record.at_s = self.elapsed_s
             await self._send(request, record)
             if record.error:
                 await asyncio.sleep(0.1)  # a server that refuses at once is not to be stormed
+
+    def _request(self, index: int, planned: Planned) -> bytes:
+        return self._client.request(self._prompts.write(index, planned), planned.output_tokens)
 
     def _record(self, planned: Planned) -> Record:
         record = Record(planned.at_s, planned.input_tokens, planned.output_tokens)
@@ -108,38 +96,13 @@ class Generator:
         return record
 
     async def _send(self, request: bytes, record: Record) -> None:
-        """One exchange. What goes wrong with it is written down."""
-        reader = AnswerReader(record)
-        last_s = record.sent_s = self.elapsed_s
-        self.tally.sent += 1
-
-        def take(part: bytes, now: float) -> None:
-            nonlocal last_s
-            last_s = now - self._begin
-            reader.take(part, last_s)
-
+        """Send a request, and count its result. A failure is in its record."""
+        self.counts.sent += 1
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
-                answer = await self._connections.exchange(request, take)
-            if answer.status != 200:
-                raise refusal(answer.status, answer.body)
-            reader.end()
-        except ExchangeError as error:
-            record.error, record.detail = error.kind, error.cause
-        except TimeoutError:
-            record.error, record.detail = "timeout", f"no end within {self._limits.timeout_s:g} s"
-        except asyncio.CancelledError:
-            record.error, record.detail = CUT_OFF, "the load was interrupted"
-            raise
+            await self._client.send(request, record, self._begin)
         finally:
-            self._settle(record, last_s)
-
-    def _settle(self, record: Record, last_s: float) -> None:
-        if record.error:
-            record.ended_s = self.elapsed_s
-            record.tokens = record.tokens or len(record.chunks_s)
-            self.tally.failed += 1
-        else:
-            record.ended_s = last_s
-            self.tally.completed += 1
-        self.tally.tokens += record.tokens
+            if record.error:
+                self.counts.failed += 1
+            else:
+                self.counts.completed += 1
+            self.counts.tokens += record.tokens

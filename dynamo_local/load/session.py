@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.generator import Generator, LoadLimits, SendCounts, Writer
+from dynamo_local.load.client import Client
+from dynamo_local.load.generator import Generator, SendCounts
 from dynamo_local.load.http.connection import Connections
 from dynamo_local.load.http.endpoint import SAFE_TOKENS, Asking, Endpoint, find_model, find_tokens
 from dynamo_local.load.results.figures import Figures, figures
@@ -39,6 +40,15 @@ class Load:
     longest: int
     """Maximum length of a request: prompt and answer, in tokens."""
     streams: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadLimits:
+    """What bounds the load itself."""
+
+    max_in_flight: int
+    timeout_s: float
+    """For one request."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Watcher(Protocol):
         """Show a note to the user."""
         ...
 
-    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
+    def progress(self, elapsed_s: float, counts: SendCounts) -> None:
         """Show the progress; called twice a second."""
         ...
 
@@ -88,7 +98,8 @@ async def run(settings: Settings, watcher: Watcher) -> Run:
             )
         asking = Asking(model, settings.is_chat, settings.ignore_eos, settings.extra)
         prompts = Prompts(await _alphabet(settings, connections, model, watcher), settings.seed)
-        generator = Generator(connections, Writer(settings.endpoint, asking, prompts), settings.limits)
+        client = Client(settings.endpoint, asking, settings.limits.timeout_s, connections)
+        generator = Generator(client, prompts, settings.limits.max_in_flight)
         cpu_s = time.process_time()
         interrupted = await _watched(generator, settings.load, watcher)
         cpu_share = (time.process_time() - cpu_s) / max(generator.elapsed_s, 1e-9)
@@ -154,7 +165,7 @@ async def _sent(generator: Generator, load: Load) -> None:
 async def _watch(generator: Generator, watcher: Watcher) -> None:
     while True:
         await asyncio.sleep(_WATCH_S)
-        watcher.progress(generator.elapsed_s, generator.tally)
+        watcher.progress(generator.elapsed_s, generator.counts)
 
 
 def _result(settings: Settings, model: str, generator: Generator, interrupted: bool, cpu_share: float) -> Run:

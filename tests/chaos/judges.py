@@ -33,7 +33,7 @@ SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.9, "seed": 8, "top_p": 0.9, "top_k": 40, "logprobs": 1},
     {"temperature": 0, "structured_outputs": {"regex": "([a-z]+ )+"}},
 )
-"""Sampling parameters of the questions, in turn. Answers to all of them are exact (docs/fidelity.md)."""
+"""Sampling parameters of the questions, in turn. Answers to all of them are exact (docs/internals/fidelity.md)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.settings import ChaosSettings
 
-COLD, FROZEN = 0.1, 0.05
-"""Shares of the migrations that leave the KV behind, and that pull it after the cut."""
+COLD = 0.1
+"""Share of the migrations that leave the KV behind."""
 
 CHOSEN = 0.2
 """Share of the migrations with a random destination; the others go to the freest worker."""
@@ -51,7 +51,6 @@ class Draw:
     request: float
     destination: float | None
     cold: bool
-    frozen: bool
 
 
 def draw_order(rng: random.Random) -> Draw:
@@ -60,7 +59,6 @@ def draw_order(rng: random.Random) -> Draw:
         request,
         destination if chosen < CHOSEN else None,
         cold=kind < COLD,
-        frozen=COLD <= kind < COLD + FROZEN,
     )
 
 
@@ -114,7 +112,7 @@ class RandomMigrations:
             return
         workers = [worker.lease for worker in self._fleet.view.routable() if worker.lease != row.worker]
         chosen = workers[int(draw.destination * len(workers))] if workers and draw.destination is not None else None
-        order = MigrationOrder((row.request_id,), destination=chosen, cold=draw.cold, frozen=draw.frozen)
+        order = MigrationOrder((row.request_id,), destination=chosen, cold=draw.cold)
         self._under_way[row.request_id] = lease
         self._tasks.spawn("an ordered migration", self._order(lease, row.request_id, order))
 

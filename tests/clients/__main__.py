@@ -1,6 +1,7 @@
-"""Run the programs of docs/clients.md, each client in its environment, against one server; ends with 1 if one fails.
+"""Run the programs of docs/guides/clients.md, each client in its environment, against one server.
 
-Needs the network's package registries for environments that are not there yet; and npm, node and nginx.
+Ends with 1 if a program fails. Needs the network's package registries for environments that are not there yet; and npm,
+node and nginx.
 """
 
 from __future__ import annotations

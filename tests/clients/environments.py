@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
 from tests.clients.recipes import AS_OF, UV, NodePackages, OwnEnvironment, PythonPackages
+from tests.programs import run
 
 INSTALL_WITHIN_S = 900.0
 _FINISHED = "finished"
@@ -88,16 +87,6 @@ def _install_node(recipe: NodePackages, folder: Path) -> None:
 
 
 def _run(command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> None:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={**os.environ, **(environ or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=INSTALL_WITHIN_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.splitlines()[-8:])
-        raise InstallError(f"{command[0]} ended with {done.returncode}", f"it said:\n{last}")
+    ended = run(command, INSTALL_WITHIN_S, environ)
+    if ended.code != 0:
+        raise InstallError(f"{command[0]} ended with {ended.code}", f"it said:\n{ended.last_lines}")

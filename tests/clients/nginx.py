@@ -1,4 +1,4 @@
-"""nginx, with the configuration of docs/clients.md."""
+"""nginx, with the configuration of docs/guides/clients.md."""
 
 from __future__ import annotations
 

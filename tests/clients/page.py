@@ -1,4 +1,4 @@
-"""Extracts the programs of docs/clients.md: blocks of code with a file name after the language."""
+"""Extracts the programs of docs/guides/clients.md: blocks of code with a file name after the language."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/clients.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/clients.md"
 SERVER = "server.sh"
 """The block with the command that starts the server."""
 SERVER_PLACE, NGINX_PLACE = "127.0.0.1:8000", "127.0.0.1:8080"

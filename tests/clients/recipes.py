@@ -1,4 +1,4 @@
-"""The clients: the environment of each, and the programs of docs/clients.md that it runs."""
+"""The clients: the environment of each, and the programs of docs/guides/clients.md that it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OwnEnvironment:
 
 @dataclass(frozen=True)
 class Client:
-    """A client, and files of docs/clients.md: `programs` run one after the other, `files` lie beside."""
+    """A client, and files of docs/guides/clients.md: `programs` run one after the other, `files` lie beside."""
 
     name: str
     environment: PythonPackages | NodePackages | OwnEnvironment

@@ -1,4 +1,4 @@
-"""Run a client's programs, as they stand in docs/clients.md, against a server."""
+"""Run a client's programs, as they stand in docs/guides/clients.md, against a server."""
 
 from __future__ import annotations
 

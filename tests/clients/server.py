@@ -1,4 +1,4 @@
-"""The server that the clients ask: the command of docs/clients.md, on a model that babbles and can be told to think."""
+"""The server that the clients ask: the command of docs/guides/clients.md, on a model that can be told to think."""
 
 from __future__ import annotations
 

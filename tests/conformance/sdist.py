@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
+from tests.programs import run
 
 VERSION = "0.32.0"
 SHA256 = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"
@@ -35,18 +34,12 @@ def _unpacked_tests(scratch: Path) -> Path:
     wanted = scratch / "requirement.txt"
     wanted.write_text(f"vllm=={VERSION} --hash=sha256:{SHA256}\n")
     options = ["--no-deps", "--no-build-isolation", "--no-clean", "--no-binary=:all:", f"--dest={scratch}"]
-    pip = subprocess.run(
+    pip = run(
         [sys.executable, "-m", "pip", "download", *options, f"--requirement={wanted}"],
-        env={**os.environ, "TMPDIR": str(scratch), "VLLM_TARGET_DEVICE": "empty"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=FETCH_WITHIN_S,
-        check=False,
+        FETCH_WITHIN_S,
+        {"TMPDIR": str(scratch), "VLLM_TARGET_DEVICE": "empty"},
     )
     found = list(scratch.glob("pip-*/vllm_*/tests"))
     if len(found) != 1:
-        last = "\n".join(pip.stdout.splitlines()[-8:])
-        raise FetchError(f"pip did not unpack vLLM {VERSION}", f"it said:\n{last}")
+        raise FetchError(f"pip did not unpack vLLM {VERSION}", f"it said:\n{pip.last_lines}")
     return found[0]

@@ -17,8 +17,8 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
-from state.processes import alive, start_time
-from tests.integration.server_process import ServerProcess
+from state.processes import alive, descendants, pids, start_time
+from tests.integration.server_process import ServerProcess, parent_of
 
 READY_WITHIN_S = 400.0
 """Engines load; other work on the machine makes them slow, and slow is no failure."""
@@ -62,13 +62,7 @@ class LlmServer(ServerProcess):
 
     def tree(self) -> dict[int, int]:
         """All descendants of the server: pid to start time. (vLLM's overwrite the environment that marks them.)"""
-        parents = {
-            pid: parent_of(pid)
-            for pid in map(int, filter(str.isdigit, (entry.name for entry in Path("/proc").iterdir())))
-        }
-        found = {self.process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
+        found = descendants(self.process.pid)
         return {pid: started for pid in found if (started := start_time(pid)) is not None}
 
     def ps(self) -> list[dict[str, Any]]:
@@ -109,19 +103,9 @@ class LlmServer(ServerProcess):
             await bus.close()
 
 
-def parent_of(pid: int) -> int | None:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The second field is the name, in parentheses, and may contain anything.
-    return int(status.rpartition(")")[2].split()[1])
-
-
 def child(parent: int, name: str) -> int:
     """The child of a process that calls itself so."""
-    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    (found,) = [pid for pid in processes if parent_of(pid) == parent and name in command_of(pid)]
+    (found,) = [pid for pid in pids() if parent_of(pid) == parent and name in command_of(pid)]
     return found
 
 

@@ -18,7 +18,7 @@ from dynamo_local.process.ancestry import PARENT_PID_ENV
 from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.model import State
 from state.paths import StatePaths
-from state.processes import Process, ProcFs
+from state.processes import Process, ProcFs, kin
 from state.reconcile import leftovers
 from state.store import StateStore
 
@@ -144,6 +144,12 @@ class ServerProcess:
         assert self.processes() == ()
         assert self.socket_directories() == []
         assert {path.name for path in self.paths.root.iterdir()} == {self.paths.logs_dir.name}
+
+
+def parent_of(pid: int) -> int | None:
+    """Pid of the process that started it; None if it has ended."""
+    found = kin(pid)
+    return None if found is None else found.parent
 
 
 def _is_circusd(pid: int) -> bool:

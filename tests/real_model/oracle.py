@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NEARLY_NAT = 0.5
-"""The widest gap of a right token. Undisturbed streams show 0.25 (docs/fidelity.md)."""
+"""The widest gap of a right token. Undisturbed streams show 0.25 (docs/internals/fidelity.md)."""
 
 
 @dataclass(frozen=True)

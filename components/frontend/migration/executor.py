@@ -63,7 +63,7 @@ class MigrationExecutor:
 
     async def carry_out(self, live: LiveRequest, moving: MigrationState) -> MigrationResult:
         """Move the request, unless something comes between. Never raises for what others do."""
-        limits = replace(self._limits, rounds=0) if moving.cold or moving.frozen else self._limits
+        limits = replace(self._limits, rounds=0) if moving.cold else self._limits
         move = Migration(self._seen(live, moving), moving.destination, limits)
         step_s = live.pace.step_s
         refused: str | None = None
@@ -130,15 +130,12 @@ class MigrationExecutor:
         moving.cut_at, moving.left_at = time.monotonic(), live.pace.last
         moving.changed.clear()
         current = live.log.assign(moving.destination)
-        if moving.frozen:
-            await self._tell(source, Cancel((old,)))
         try:
-            await self._placer.send(live, current, moving.destination, pulls_from=source if moving.frozen else None)
+            await self._placer.send(live, current, moving.destination)
         except BusError as error:
             _log.warning("request %s could not be handed over: %s", live.request_id, error)
             await self._lose(live, current.epoch)
-        if not moving.frozen:
-            await self._tell(source, Cancel((old,)))
+        await self._tell(source, Cancel((old,)))
         if self._is_live(live) and live.log.current == current:
             # Otherwise it has ended, or been assigned anew, and was charged accordingly.
             await self._assigner.moved(live.request_id, moving.destination, live.tokens)

@@ -54,7 +54,6 @@ class _Wanted:
 
     destination: str | None
     cold: bool
-    frozen: bool
     result: asyncio.Future[MigrationResult]
 
 
@@ -123,12 +122,12 @@ class MigrationScheduler:
             self._refuse(request_id, _DRAINING)
 
     def order(
-        self, live: LiveRequest, destination: str | None, *, cold: bool = False, frozen: bool = False
+        self, live: LiveRequest, destination: str | None, *, cold: bool = False
     ) -> asyncio.Future[MigrationResult]:
-        """Have a request moved, when its turn comes. `cold`: without its KV; `frozen`: that is pulled after the cut."""
+        """Have a request moved, when its turn comes. `cold`: without its KV."""
         if live.request_id in self._wanted:
             self._refuse(live.request_id, "it is to go elsewhere now")
-        wanted = _Wanted(destination, cold, frozen, asyncio.get_running_loop().create_future())
+        wanted = _Wanted(destination, cold, asyncio.get_running_loop().create_future())
         self._wanted[live.request_id] = wanted
         if self.stopped:
             self._refuse(live.request_id, _DRAINING)
@@ -164,13 +163,12 @@ class MigrationScheduler:
         *,
         cold: bool = False,
         floor: float | None = None,
-        frozen: bool = False,
     ) -> asyncio.Task[MigrationResult]:
         """Move a request of which `why_not` says nothing, now. `floor`: only if the destination stays so free."""
         source = live.log.worker
         assert source is not None, "what has no worker is not moved"
         assert destination.engine is not None, "nothing is moved to a worker that does not tell of its engine"
-        live.moving = MigrationState(destination.lease, reason, cold, floor, frozen)
+        live.moving = MigrationState(destination.lease, reason, cold, floor)
         # Counted here: the task begins later.
         trip = self.traffic.begin(source, destination.lease, live.tokens, time.monotonic())
         moving = self._move(live, live.moving, trip)
@@ -246,7 +244,7 @@ class MigrationScheduler:
             self._refuse(request_id, "there is no worker that it could go to")
         elif self.has_turn(live):
             del self._wanted[request_id]
-            moving = self.begin(live, destination, "hand", cold=wanted.cold, frozen=wanted.frozen)
+            moving = self.begin(live, destination, "hand", cold=wanted.cold)
             moving.add_done_callback(lambda task: _pass_on(task, wanted.result))
 
     def _refuse(self, request_id: str, why: str) -> None:

@@ -18,8 +18,6 @@ class MigrationState:
     """Without its KV."""
     floor: float | None = None
     """Only if its destination stays so free (core/fleet/freeness.py)."""
-    frozen: bool = False
-    """Its KV is pulled when it has stopped, not before."""
     unanswered: bool = False
     """The destination was asked, and did not say anything."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

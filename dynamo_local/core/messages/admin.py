@@ -69,14 +69,12 @@ class RequestsAnswer(msgspec.Struct, frozen=True):
 class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="move"):
     """Move these requests, or all that `source` (a lease) works on; to `destination` (a lease), or to whoever has most
     room. Requests that the frontend does not have are passed over. `cold`: without their KV, which is computed there.
-    `frozen`: stopped first, then their KV is pulled, which is how others do it; for comparison.
     """
 
     request_ids: tuple[str, ...] = ()
     source: str | None = None
     destination: str | None = None
     cold: bool = False
-    frozen: bool = False
     v: int = VERSION
 
 

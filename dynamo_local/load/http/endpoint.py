@@ -128,7 +128,7 @@ class _Tokens(msgspec.Struct):
 async def find_model(connections: Connections, endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
     """The model to ask, and the length of its context if the server tells. Raises LoadError."""
     try:
-        found = msgspec.json.decode(await _ask(connections, endpoint.request("GET", "/v1/models")), type=_Models).data
+        found = msgspec.json.decode(await ask(connections, endpoint.request("GET", "/v1/models")), type=_Models).data
     except msgspec.DecodeError as error:
         raise LoadError(f"{endpoint.url}/v1/models does not answer as OpenAI's API does: {error}") from error
     except ExchangeError as error:
@@ -146,14 +146,14 @@ async def find_tokens(connections: Connections, endpoint: Endpoint, model: str) 
     """Return ids of ordinary tokens: those of common words, by vLLM's `/tokenize`. None if the server has none."""
     body = msgspec.json.encode({"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False})
     try:
-        answer = await _ask(connections, endpoint.request("POST", "/tokenize", body))
+        answer = await ask(connections, endpoint.request("POST", "/tokenize", body))
         return sorted(set(msgspec.json.decode(answer, type=_Tokens).tokens)) or None
     except (ExchangeError, msgspec.DecodeError):
         return None
 
 
-async def _ask(connections: Connections, request: bytes) -> bytes:
-    """The body of the answer. Raises ExchangeError."""
+async def ask(connections: Connections, request: bytes) -> bytes:
+    """The body of an answer with status 200, which is not streamed. Raises ExchangeError."""
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(_PATIENCE_S):

@@ -35,6 +35,11 @@ class Record(msgspec.Struct):
     """The failure in words."""
 
     @property
+    def failure(self) -> str:
+        """The kind of the failure and the failure in words; empty if there was none."""
+        return f"{self.error}: {self.detail}" if self.error else ""
+
+    @property
     def is_completed(self) -> bool:
         return self.ended_s is not None and not self.error
 
@@ -68,3 +73,13 @@ class Record(msgspec.Struct):
     def gaps_s(self) -> list[float]:
         """Times between consecutive chunks, as a reader of the stream sees them."""
         return [later - earlier for earlier, later in itertools.pairwise(self.chunks_s)]
+
+
+class Completion(Record):
+    """One completion by itself, of which the tokens are kept if the server tells them (`return_token_ids`)."""
+
+    # Not planned: known when it is sent.
+    at_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    token_ids: list[int] = msgspec.field(default_factory=list)

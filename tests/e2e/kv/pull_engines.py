@@ -25,7 +25,8 @@ from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
 from dynamo_local.quickstart import quickstart_model
-from tests.e2e.llm_server import parent_of
+from state.processes import descendants
+from tests.integration.server_process import parent_of
 
 BLOCK = 32
 BLOCKS = 128
@@ -139,10 +140,9 @@ class PullEngine:
 
     async def start(self) -> None:
         await self.engine.start(lambda _: None)
-        known = children_of(os.getpid())
         manager = self.engine._core.resources.engine_manager
         roots = [process.pid for process in manager.processes]
-        self.pids = [pid for pid in known if pid in roots or parent_of(pid) in roots]
+        self.pids = [pid for pid in descendants(os.getpid()) if pid in roots or parent_of(pid) in roots]
         watched = self.engine._processes
         assert watched is not None
         assert len(watched.pids) == 2, "an engine core and its worker"
@@ -262,18 +262,6 @@ class PullEngine:
 
 PREEMPTED = 3
 """vLLM's EngineCoreEventType of that name."""
-
-
-def children_of(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found: list[int] = []
-    everybody = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    parents = {other: parent_of(other) for other in everybody}
-    frontier = [pid]
-    while frontier:
-        frontier = [other for other, parent in parents.items() if parent in frontier]
-        found += frontier
-    return found
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -124,5 +124,5 @@ def assert_said_once(server: LlmServer, why: list[str | None]) -> None:
 
 
 def test_vllm_has_no_kernel_for_the_first_mamba_on_a_cpu() -> None:
-    # When this fails, it has: the families that fail for it run, and docs/models.md is to be changed.
+    # When this fails, it has: the families that fail for it run, and docs/guides/models.md is to be changed.
     assert not hasattr(torch.ops._C, "selective_scan_fwd")

@@ -1,4 +1,4 @@
-"""The table of docs/fidelity.md, row by row, on real vLLM.
+"""The table of docs/internals/fidelity.md, row by row, on real vLLM.
 
 Every row is a request that is answered three times: left alone, moved with its KV while it is answered, and moved
 without it, which is what happens when its worker dies.

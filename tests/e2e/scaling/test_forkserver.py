@@ -11,8 +11,8 @@ import openai
 
 from dynamo_local.core.names import WATCHER_ENV
 from state.processes import start_time
-from tests.e2e.llm_server import PATIENCE_S, LlmServer, parent_of
-from tests.integration.server_process import eventually
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from tests.integration.server_process import eventually, parent_of
 
 WORKER = "e2e_VllmWorker_1"
 FORKSERVER = "e2e_ForkServer"

@@ -15,7 +15,8 @@ import pytest
 
 from dynamo_local.core.names import WATCHER_ENV
 from state.processes import start_time
-from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
+from tests.chaos.processes import command_of
+from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually, parent_of
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +39,7 @@ class ForkingServer(ServerProcess):
 
     def launcher(self) -> int:
         """What circus started."""
-        found = [each.pid for each in self.processes() if b"forkserver.launcher" in _command(each.pid)]
+        found = [each.pid for each in self.processes() if b"forkserver.launcher" in command_of(each.pid)]
         assert len(found) == 1
         return found[0]
 
@@ -51,17 +52,6 @@ class ForkingServer(ServerProcess):
 
         eventually(another, f"not started again:\n{self.log()}")
         return self.pid("Forked")
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def started(root: Path, *options: str) -> ForkingServer:
@@ -88,7 +78,7 @@ def test_a_service_is_forked_and_looks_like_itself(root: Path) -> None:
         assert "{'READ_LATER': 'its-own', 'SET_AT_IMPORT': 'yes', 'DYN_TEST_MARK': 'too'}" in server.log()
         marks = {each.pid: each.environ[WATCHER_ENV] for each in server.processes()}
         assert marks[pid] == marks[server.launcher()] == "forks_Forked"
-        assert b"dynamo_local.process.main" in _command(pid)
+        assert b"dynamo_local.process.main" in command_of(pid)
         assert os.getpgid(pid) == pid
         assert os.getsid(pid) == os.getsid(server.launcher()), "it shares cores with the others as one of them"
         (row,) = [row for row in ps(server) if row["component"] == "Forked"]

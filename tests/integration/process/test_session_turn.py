@@ -11,14 +11,14 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.session_turn import Layout
+from benchmarks.machine.session_turn import Layout
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("layout", get_args(Layout))
 def test_all_of_its_processes_say_how_they_fared(layout: Layout) -> None:
-    command = [sys.executable, "-m", "benchmarks.session_turn", layout, "0.5"]
+    command = [sys.executable, "-m", "benchmarks.machine.session_turn", layout, "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     said = [json.loads(line) for line in done.stdout.splitlines()]
     cores = len(os.sched_getaffinity(0))

@@ -13,8 +13,9 @@ import pytest
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.load.asked import Asked
+from dynamo_local.load.client import Client
 from dynamo_local.load.errors import LoadError
-from dynamo_local.load.generator import Generator, LoadLimits, SendCounts, Writer
+from dynamo_local.load.generator import Generator, SendCounts
 from dynamo_local.load.http.endpoint import Asking, parse_url
 from dynamo_local.load.results.file import Run
 from dynamo_local.load.session import run
@@ -34,8 +35,8 @@ class Notes:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
-        """Of no interest here."""
+    def progress(self, elapsed_s: float, counts: SendCounts) -> None:
+        """Do nothing: no test looks at the progress."""
 
 
 async def load(stub: Stub, environ: dict[str, str] | None = None, notes: Notes | None = None, **asked: Any) -> Run:
@@ -109,12 +110,12 @@ async def test_what_exceeds_the_cap_is_not_sent_and_fails() -> None:
     async with serving(Stub(hold_back)) as stub:
         endpoint = parse_url(stub.url)
         prompts = Prompts(Alphabet(range(9), 0), 0)
-        writer = Writer(endpoint, Asking("tiny", False, True, {}), prompts)
-        generator = Generator(endpoint.connections(), writer, LoadLimits(max_in_flight=3, timeout_s=30))
+        client = Client(endpoint, Asking("tiny", False, True, {}))
+        generator = Generator(client, prompts, max_in_flight=3)
         async with asyncio.timeout(30):
             await generator.open_loop(twenty())
     assert [record.error for record in generator.records] == [""] * 3 + ["not sent"] * 17
-    assert len(stub.asked) == generator.tally.sent == generator.tally.completed == 3
+    assert len(stub.asked) == generator.counts.sent == generator.counts.completed == 3
 
 
 async def test_a_closed_loop_has_so_many_under_way_and_reuses_their_connections() -> None:

@@ -131,7 +131,7 @@ def test_names_follow_prometheus_habits() -> None:
 
 
 def test_every_metric_is_in_the_documentation_as_it_is() -> None:
-    text = (ROOT / "docs" / "monitoring.md").read_text()
+    text = (ROOT / "docs" / "guides" / "monitoring.md").read_text()
     for metric in METRICS:
         labels = ", ".join(metric.labels) or "-"
         assert f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |" in text

@@ -69,6 +69,11 @@ def states(draw: st.DrawFn) -> State:
 
 def in_child(body: Callable[[], None]) -> int:
     """Run the body in a forked child. Returns its exit code: 0 if it returned, -9 if it was killed."""
+    return os.waitstatus_to_exitcode(os.waitpid(forked(body), 0)[1])
+
+
+def forked(body: Callable[[], None]) -> int:
+    """Have the body run in a forked child, whose pid is returned. The child's exit code is 0 if the body returns."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -77,7 +82,7 @@ def in_child(body: Callable[[], None]) -> int:
             code = 0
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
 
 
 @contextmanager

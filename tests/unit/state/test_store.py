@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import stat
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
 from state.transitions import claim, next_watcher, release, taken
-from tests.unit.state.builders import disaggregated, empty_state, in_child, python
+from tests.unit.state.builders import disaggregated, empty_state, forked, in_child, python
 
 
 @pytest.fixture
@@ -271,7 +272,7 @@ class TestConcurrency:
         """Each process claims as told; every claim is there afterwards and holds a device of its own."""
         store.remove()
         store.create(empty_state())
-        children = [self.start(lambda mine=mine: claim_all(store, mine)) for mine in work]
+        children = [forked(partial(claim_all, store, mine)) for mine in work]
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         assert codes == [0] * len(work)
         state = store.read()
@@ -282,28 +283,16 @@ class TestConcurrency:
 
     def test_creating_and_removing_beside_each_other_loses_nothing(self, store: StateStore) -> None:
         """The lock file comes and goes with the statefile; between removals one creator succeeds."""
-        children = [self.start(lambda: create_and_remove(store)) for _ in range(3)]
+        children = [forked(lambda: create_and_remove(store)) for _ in range(3)]
         assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 3
         assert names(store.paths) == set()
 
     def test_readers_see_whole_versions(self, store: StateStore) -> None:
         store.create(empty_state())
-        child = self.start(lambda: rewrite(store, 60))
+        child = forked(lambda: rewrite(store, 60))
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             level = store.read().environment.get("DYN_LOG", "")
             assert level == level[:1] * len(level)
-
-    def start(self, body: object) -> int:
-        assert callable(body)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                body()
-                code = 0
-            finally:
-                os._exit(code)
-        return pid
 
 
 def claim_all(store: StateStore, services: list[str]) -> None:

@@ -3,7 +3,7 @@
 In a new epoch the engine has the request as one that it resumes: it knows the prompt from the output so far
 (continuing.py). What a parameter computes from these, or from the next token's logits alone, is unchanged. What it
 keeps as state in the engine is rebuilt where that can be done exactly (a grammar, a random generator), and lost where
-not. A contract test fails when vLLM adds a field; docs/fidelity.md explains the table.
+not. A contract test fails when vLLM adds a field; docs/internals/fidelity.md explains the table.
 """
 
 from __future__ import annotations

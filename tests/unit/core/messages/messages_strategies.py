@@ -273,7 +273,6 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         source=st.none() | text,
         destination=st.none() | text,
         cold=st.booleans(),
-        frozen=st.booleans(),
     ),
     RequestsAnswer: st.builds(RequestsAnswer, requests=st.lists(request_rows, max_size=3).map(tuple), left_out=counts),
     MigrationReport: st.builds(MigrationReport, results=st.lists(move_results, max_size=3).map(tuple)),

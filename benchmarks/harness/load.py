@@ -1,0 +1,154 @@
+"""The load on a server: a client for it, and streams in a closed loop, each of which asks again when it is answered."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness.accounting import Usage, usage
+from benchmarks.harness.servers import Server
+from dynamo_local.load.client import Client
+from dynamo_local.load.generator import Generator
+from dynamo_local.load.http.endpoint import Asking
+from dynamo_local.load.results.records import Record
+from dynamo_local.load.workload.lengths import Uniform
+from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.workload.workload import Lengthwise, Planned, endless
+
+LETTERS = range(32, 127)
+"""Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
+_WORDS = ("river", "stone", "cloud", "paper", "lamp", "winter", "garden", "silver", "horse", "letter", "bridge")
+_MAX_IN_FLIGHT = 1000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What each request asks for. Lengths differ, so that the streams do not march in step."""
+
+    prompt_words: int = 16
+    min_tokens: int = 16
+    max_tokens: int = 48
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one turn brought. Times are seconds since its start. Rates and gaps count from `begin` to `end`, CPU for the
+    whole turn."""
+
+    records: tuple[Record, ...]
+    begin: float
+    end: float
+    used: Usage
+
+    @property
+    def failures(self) -> list[str]:
+        return [record.failure for record in self.records if record.error]
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the turn."""
+        return sum(record.tokens for record in self.records)
+
+    @property
+    def events(self) -> int:
+        """All events that brought tokens."""
+        return sum(len(record.chunks_s) for record in self.records)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(self._tokens_within(record) for record in self.records) / (self.end - self.begin)
+
+    @property
+    def requests_per_s(self) -> float:
+        ended = [record.ended_s for record in self.records if record.is_completed]
+        return sum(self.begin <= at < self.end for at in ended if at is not None) / (self.end - self.begin)
+
+    @property
+    def ttfts_s(self) -> list[float]:
+        """Of the requests sent once the streams were under way; their common start is a burst of its own."""
+        late = [record for record in self.records if record.sent_s is not None and record.sent_s >= self.begin]
+        return [record.ttft_s for record in late if record.ttft_s is not None]
+
+    @property
+    def steps_s(self) -> list[float]:
+        """Mean time between two tokens, of each answer. (Events may arrive in bursts: gaps say less.)"""
+        late = [record for record in self.records if record.chunks_s and record.chunks_s[0] >= self.begin]
+        return [record.itl_s for record in late if record.itl_s is not None and not record.error]
+
+    @property
+    def tokens_took_s(self) -> list[float]:
+        """Time for each token of an answer, from the request to its last token. Never 0, however bursty the server."""
+        return [
+            (record.chunks_s[-1] - record.sent_s) / record.tokens
+            for record in self.records
+            if record.chunks_s and record.sent_s is not None and not record.error
+        ]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between two events of an answer."""
+        return [
+            later - earlier
+            for record in self.records
+            for earlier, later in itertools.pairwise(record.chunks_s)
+            if self.begin <= later < self.end
+        ]
+
+    def _tokens_within(self, record: Record) -> float:
+        """A server may put several tokens into one event: taken to be spread evenly."""
+        if not record.chunks_s:
+            return 0.0
+        return record.tokens * sum(self.begin <= at < self.end for at in record.chunks_s) / len(record.chunks_s)
+
+
+RAMP_SHARE = 0.15
+"""Share of a turn that is left out at its start."""
+
+
+def client_of(server: Server, **fields: Any) -> Client:
+    """A client of the server's model, with connections of its own. `fields`: more fields of each request."""
+    return Client(server.endpoint, Asking(server.model, is_chat=False, ignore_eos=True, extra=fields))
+
+
+def generator_of(client: Client, seed: int) -> Generator:
+    """A load of random token ids that the seed draws."""
+    return Generator(client, Prompts(Alphabet(LETTERS, 0), seed), _MAX_IN_FLIGHT)
+
+
+async def closed_loop(server: Server, *, streams: int, seconds: float, seed: int, shape: Shape) -> Load:
+    """Keep `streams` requests under way for `seconds`, then let the last ones end.
+
+    The same seed asks the same of any server.
+    """
+    words = Uniform(shape.prompt_words, shape.prompt_words)
+    requests = endless(Lengthwise(words, Uniform(shape.min_tokens, shape.max_tokens)), seed)
+    before = usage(server.processes)
+    async with client_of(server) as client:
+        generator = Generator(client, _Texts(seed), streams)
+        await generator.closed_loop(requests, streams, seconds)
+    used = usage(server.processes).since(before)
+    return Load(tuple(generator.records), RAMP_SHARE * seconds, seconds, used)
+
+
+class _Texts:
+    """Prompts of words. Text, so that servers have to make tokens of it."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def write(self, index: int, planned: Planned) -> bytes:
+        return msgspec.json.encode(prompt(random.Random(f"{self._seed}/{index}"), planned.input_tokens))
+
+
+def prompt(draw: random.Random, words: int) -> str:
+    """Text that no other draw gives, so that no server has it in its prefix cache."""
+    return " ".join((f"{draw.getrandbits(32):08x}", *draw.choices(_WORDS, k=words)))
+
+
+def pooled_gaps(loads: Iterable[Load]) -> list[float]:
+    return [gap for load in loads for gap in load.gaps_s]

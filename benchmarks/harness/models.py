@@ -1,0 +1,99 @@
+"""The models that are measured: the quick-start one, and one heavy enough to resemble real use.
+
+The heavy one is made here by the same recipe (a Llama with seeded random weights, the same tokenizer and preference
+for printable text), with a step of 30 ms or more on one core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_local.quickstart import quickstart_model, written_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+QUICKSTART, HEAVY = "quickstart", "heavy"
+MODELS = (QUICKSTART, HEAVY)
+
+_SEED = 7
+_SIZES = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+_FORMAT = 1
+
+
+def model_folder(name: str) -> Path:
+    """Folder of the model, made at the first call."""
+    quickstart = quickstart_model()
+    if name == QUICKSTART:
+        return quickstart
+    recipe = json.dumps([_FORMAT, _SEED, _SIZES, quickstart.name])
+    folder = quickstart.parent / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if not folder.is_dir():
+        _make(folder, quickstart)
+    return folder
+
+
+def _make(folder: Path, quickstart: Path) -> None:
+    with written_whole(folder) as draft:
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            shutil.copy(quickstart / name, draft)
+        config = json.loads((quickstart / "config.json").read_text()) | _SIZES
+        (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        _write_weights(draft / "model.safetensors", config)
+
+
+def _write_weights(path: Path, config: dict[str, Any]) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    draw = np.random.default_rng(_SEED)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+
+    def normal(rows: int, columns: int) -> NDArray[np.float32]:
+        """Scaled so that what goes in comes out as large."""
+        values = draw.standard_normal((rows, columns), dtype=np.float32)
+        return values * np.float32(columns**-0.5)
+
+    ones = np.ones(hidden, dtype=np.float32)
+    tensors = {
+        "model.embed_tokens.weight": normal(config["vocab_size"], hidden) * np.float32(hidden**0.5),
+        "model.norm.weight": ones,
+        "lm_head.weight": normal(config["vocab_size"], hidden) * 8 * _preference(config["vocab_size"]),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        tensors |= {
+            f"{prefix}.input_layernorm.weight": ones,
+            f"{prefix}.post_attention_layernorm.weight": ones,
+            f"{prefix}.self_attn.q_proj.weight": normal(queries, hidden),
+            f"{prefix}.self_attn.k_proj.weight": normal(keys, hidden),
+            f"{prefix}.self_attn.v_proj.weight": normal(keys, hidden),
+            f"{prefix}.self_attn.o_proj.weight": normal(hidden, queries),
+            f"{prefix}.mlp.gate_proj.weight": normal(inner, hidden),
+            f"{prefix}.mlp.up_proj.weight": normal(inner, hidden),
+            f"{prefix}.mlp.down_proj.weight": normal(hidden, inner),
+        }
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _preference(vocabulary: int) -> NDArray[np.float32]:
+    """One factor for each token: printable ASCII wins over all else, as in the quick-start model."""
+    import numpy as np
+
+    factors = np.full((vocabulary, 1), 0.3, dtype=np.float32)
+    factors[32:127] = 1.0
+    return factors

@@ -1,0 +1,1 @@
+"""The planner under a load that swings: latency kept, and devices held for it."""
