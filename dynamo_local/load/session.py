@@ -44,11 +44,11 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """What bounds the load itself."""
+    """Limits of a load."""
 
     max_in_flight: int
     timeout_s: float
-    """For one request."""
+    """Time limit of a request, in seconds."""
 
 
 @dataclass(frozen=True)

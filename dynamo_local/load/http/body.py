@@ -49,7 +49,7 @@ class Body:
         self._left = head.length
         """Bytes still to come, if their number is known."""
         self._rest = b""
-        """Of a chunk that is not there as a whole."""
+        """Bytes of a chunk that has not arrived completely."""
         self._ending = False
         self.complete = head.length == 0
 

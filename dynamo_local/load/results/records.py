@@ -76,7 +76,7 @@ class Record(msgspec.Struct):
 
 
 class Completion(Record):
-    """One completion by itself, of which the tokens are kept if the server tells them (`return_token_ids`)."""
+    """A completion whose token ids are kept, if the server returns them (`return_token_ids`)."""
 
     # Not planned: known when it is sent.
     at_s: float = 0.0
