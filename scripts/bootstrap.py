@@ -1,8 +1,8 @@
-"""Make `.venv` at the root of the checkout what the lock file says. Standard library only.
+"""Make `.venv` at the root of the checkout what the lock files say. Standard library only.
 
-Run by scripts/setup. Nothing is done when the stamp in `.venv` says that it is up to date. The stamp is
-removed before any change and written last, so that an interrupted set-up is done again. One set-up at a time:
-others wait for it.
+Run by scripts/setup. pip installs uv, uv installs the rest. Nothing is done when the stamp in `.venv` says that it
+is up to date. The stamp is removed before any change and written last, so that an interrupted set-up is done again;
+what was fetched by then is in uv's cache. One set-up at a time: others wait for it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from scripts.pip_run import PipError, SetupError, pinned, run_pip
+from scripts.uv import SetupError, Uv, plain_environ
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""PyTorch's index of CPU wheels. Asked for torch alone, when pip's own configuration knows no such wheel."""
-
 GIB = 1 << 30
-VENV_GIB = {"cpu": 3.5, "cuda": 14.0}
-DOWNLOAD_GIB = {"cpu": 1.5, "cuda": 8.0}
-"""Free space needed in the checkout and, for pip's downloads, in the temporary folder. For cpu 2.8 and 0.7
-were measured; for cuda it is an estimate."""
+NEEDED_GIB = {"cpu": 3.5, "cuda": 14.0}
+"""Free space needed for a new `.venv`, and for uv's cache where that is on another file system. For cpu 3 were
+measured; for cuda it is an estimate."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,9 @@ def digest(*paths: Path) -> str:
 
 
 def lock_files(root: Path, extra: str) -> tuple[Path, ...]:
-    """The files to install from, in order: what has a file of its own comes first."""
+    """The files to install from: the lock, and what has a file of its own."""
     folder = root / "requirements"
-    return (*sorted(folder.glob(f"{extra}-*.lock")), folder / f"{extra}.lock")
+    return (folder / f"{extra}.lock", *sorted(folder.glob(f"{extra}-*.lock")))
 
 
 def wanted_stamp(root: Path, extra: str) -> Stamp:
@@ -100,150 +96,116 @@ def one_at_a_time(root: Path) -> Iterator[None]:
 
 def check_machine() -> None:
     """The locks hold wheels for Linux on x86-64 with glibc; anything else would fail late and obscurely."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
         raise SetupError(
-            f"the locked packages are for Linux on x86_64, this is {sys.platform} on {platform.machine()}; "
-            "use such a machine, or install without the lock: pip install '.[cpu]'"
+            f"the locked packages are for Linux on x86_64 with glibc, this is {sys.platform} on {platform.machine()}; "
+            "use such a machine (e.g. Debian or Ubuntu), or install without the lock: pip install '.[cpu]'"
         )
-    if platform.libc_ver()[0] != "glibc":
-        raise SetupError("the locked packages need glibc, which this Linux lacks; use e.g. Debian or Ubuntu")
-    try:
-        import ensurepip  # noqa: F401
-        import venv  # noqa: F401
-    except ImportError as error:
-        python = "python{}.{}".format(*sys.version_info)
-        raise SetupError(
-            f"{sys.executable} lacks the venv module; install it, on Debian and Ubuntu: sudo apt install {python}-venv"
-        ) from error
 
 
-def free_gib(path: Path) -> float:
-    space = os.statvfs(path)
-    return space.f_bavail * space.f_frsize / GIB
-
-
-def check_space(extra: str, venv: Path, temporary: Path) -> None:
-    """Enough for the packages and, on the same file system or another, for their downloads."""
-    needs = {venv: VENV_GIB[extra], temporary: DOWNLOAD_GIB[extra]}
-    if venv.stat().st_dev == temporary.stat().st_dev:
-        needs = {venv: VENV_GIB[extra] + DOWNLOAD_GIB[extra]}
-    for path, need in needs.items():
-        free = free_gib(path)
-        if free < need:
-            hint = ", or set TMPDIR to a folder with more" if path == temporary else ""
-            raise SetupError(f"{need:g} GiB are needed in {path}, {free:.1f} are free; make room{hint}, and run again")
-
-
-def discard(venv: Path) -> None:
-    """Remove what an unfinished set-up left, before space is counted. A link is kept, and emptied later."""
-    if venv.is_dir() and not venv.is_symlink():
-        shutil.rmtree(venv)
+def check_folders(extra: str, *folders: Path) -> None:
+    """Each folder can be written, with enough space for the packages. uv links them from its cache where it can."""
+    for folder in folders:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not os.access(there, os.W_OK):
+            raise SetupError(f"{folder} cannot be written; set UV_CACHE_DIR to a folder for uv's cache, and run again")
+        space = os.statvfs(there)
+        free = space.f_bavail * space.f_frsize / GIB
+        if free < NEEDED_GIB[extra]:
+            raise SetupError(
+                f"{NEEDED_GIB[extra]:g} GiB are needed in {folder}, {free:.1f} are free; make room "
+                "(UV_CACHE_DIR moves uv's cache), and run again"
+            )
 
 
 def make_venv(venv: Path) -> None:
-    print("Making .venv", flush=True)
+    """An empty virtual environment with pip. What an unfinished set-up left is removed; a link to a folder is kept."""
+    if venv.is_dir() and not venv.is_symlink():
+        shutil.rmtree(venv)
     command = [sys.executable, "-m", "venv", "--clear", str(venv)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
-        last = (done.stdout.strip() or "no output").splitlines()[-1]
-        raise SetupError(f"the virtual environment could not be made ({last}); try another: make setup PYTHON=...")
+        print(done.stdout, end="", file=sys.stderr)
+        raise SetupError("the virtual environment could not be made; try another Python: make setup PYTHON=...")
 
 
-def install_torch(venv: Path, lock: Path) -> None:
-    """torch's CPU wheel is not on PyPI: found by pip's own configuration, else on PyTorch's index."""
-    arguments = ["install", "--no-deps", "-r", str(lock)]
-    try:
-        run_pip(venv, arguments, lock)
-    except PipError as first:
-        if not first.not_found:
-            raise
-        print(f"  pip's own configuration has no such wheel; asking {PYTORCH_CPU_INDEX}", flush=True)
-        try:
-            run_pip(venv, [*arguments, "--index-url", PYTORCH_CPU_INDEX], lock)
-        except PipError as second:
-            if first.offline:
-                raise first from second
-            raise PipError(
-                f"torch's CPU wheel is found neither by pip's own configuration nor at {PYTORCH_CPU_INDEX}; "
-                "make that address reachable, or put the wheel in a folder and set PIP_FIND_LINKS to it",
-                second.tail,
-            ) from second
+def install_uv(venv: Path, lock: Path) -> None:
+    """uv as the lock has it, by pip: it is a package like any other."""
+    (entry,) = re.findall(r"^uv==.*(?:\n .*)*", lock.read_text(), re.MULTILINE)
+    requirement = venv / "uv.txt"
+    requirement.write_text(f"{entry}\n")
+    command = [str(venv / "bin" / "python"), "-I", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    command += ["--no-deps", "--require-hashes", "-r", str(requirement)]
+    if subprocess.run(command, env=plain_environ(), check=False).returncode != 0:
+        raise SetupError(
+            "pip could not install uv, for the reason above; connect to the network, or set PIP_INDEX_URL to an index "
+            "within reach, and run again"
+        )
 
 
-def install_locked(venv: Path, locks: Iterable[Path]) -> None:
-    for lock in locks:
-        if lock.stem.endswith("-torch"):
-            install_torch(venv, lock)
-        else:
-            run_pip(venv, ["install", "--no-deps", "--require-hashes", "-r", str(lock)], lock)
-
-
-def remove_others(venv: Path, locks: Iterable[Path]) -> None:
-    """Uninstall what an earlier lock had and this one has not."""
-    locked = set().union(*(pinned(lock) for lock in locks))
-    command = [str(venv / "bin" / "python"), "-I", "-m", "pip", "list", "--format=json"]
-    listed = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    names = {entry["name"].lower().replace("_", "-").replace(".", "-") for entry in listed}
-    others = sorted(names - locked - {"pip", "dynamo-local"})
-    if others:
-        run_pip(venv, ["uninstall", "-y", *others])
+def install_packages(venv: Path, root: Path, extra: str) -> None:
+    """Everything that the lock names and nothing else."""
+    lock, *apart = lock_files(root, extra)
+    install_uv(venv, lock)
+    uv = Uv(venv)
+    check_folders(extra, venv, uv.cache())
+    torch = [option for path in apart for option in uv.torch_options(path.read_text())]
+    if not uv.pip("sync", "--no-build", "--compile-bytecode", *torch, lock, *apart):
+        raise SetupError(
+            f"uv could not install {lock.relative_to(root)}, for the reason above; run again to go on. Without the "
+            "public indexes: set PIP_INDEX_URL to one within reach, PIP_FIND_LINKS to a folder with torch's wheel"
+        )
 
 
 def install_project(venv: Path, root: Path) -> None:
     """The checkout itself, editable, built with what the lock installed: no network."""
-    run_pip(venv, ["install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(root)])
+    if not Uv(venv).pip("install", "--quiet", "--offline", "--no-deps", "--no-build-isolation", "-e", root):
+        raise SetupError(f"{root} could not be installed into {venv}, for the reason above")
 
 
-def set_up(root: Path, extra: str | None, keep_python: bool) -> None:
-    """Bring `.venv` up to date. `extra` None keeps what is there, `cpu` at first; Stamp says what counts."""
+def set_up(root: Path, extra: str | None, keep_python: bool, *, only_check: bool = False) -> bool:
+    """Bring `.venv` up to date; with `only_check` say only whether it is.
+
+    `extra` None keeps what is there, `cpu` at first; Stamp says what counts.
+    """
     venv = root / ".venv"
     have = read_stamp(venv)
     want = wanted_stamp(root, extra or (have.extra if have else "cpu"))
     if have and keep_python:
         want = replace(want, python=have.python)
-    if have == want:
-        return
+    if have == want or only_check:
+        return have == want
     check_machine()
     anew = have is None or (have.python, have.root) != (want.python, want.root)
-    if anew:
-        discard(venv)
-    if anew or (have and have.lock != want.lock):
-        install_packages(venv, root, want.extra, anew=anew, hint=extra is None)
+    changed = have is None or have.lock != want.lock
     (venv / "setup.json").unlink(missing_ok=True)
+    if anew:
+        make_venv(venv)
+    if anew or changed:
+        print(f"Setting up .venv for {want.extra}: some minutes, once.", flush=True)
+        if extra is None and want.extra == "cpu" and Path("/proc/driver/nvidia/version").exists():
+            print("  (an NVIDIA GPU is here: `make setup EXTRA=cuda` sets up for it instead)", flush=True)
+        install_packages(venv, root, want.extra)
     install_project(venv, root)
     write_stamp(venv, want)
     print(f"Set up: {venv}", flush=True)
-
-
-def install_packages(venv: Path, root: Path, extra: str, *, anew: bool, hint: bool) -> None:
-    """Everything that the lock names and nothing else, in a new virtual environment or the present one."""
-    check_space(extra, root, Path(tempfile.gettempdir()))
-    print(f"Setting up .venv for {extra}: some minutes, once. Log: {venv / 'setup.log'}", flush=True)
-    if hint and extra == "cpu" and Path("/proc/driver/nvidia/version").exists():
-        print("  (an NVIDIA GPU is here: `make setup EXTRA=cuda` sets up for it instead)", flush=True)
-    if anew:
-        make_venv(venv)
-    for name in ("setup.json", "setup.log"):
-        (venv / name).unlink(missing_ok=True)
-    locks = lock_files(root, extra)
-    install_locked(venv, locks)
-    remove_others(venv, locks)
+    return True
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=__doc__.partition("\n")[0])
-    parser.add_argument("--extra", choices=sorted(VENV_GIB), help="vLLM's build (default: as before, cpu at first)")
+    parser.add_argument("--extra", choices=sorted(NEEDED_GIB), help="vLLM's build (default: as before, cpu at first)")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 0 if `.venv` is up to date")
     options = parser.parse_args()
+    keep_python = not os.environ.get("PYTHON")
     try:
+        if options.check:
+            return int(not set_up(ROOT, options.extra, keep_python, only_check=True))
         with one_at_a_time(ROOT):
-            set_up(ROOT, options.extra, keep_python=not os.environ.get("PYTHON"))
-    except PipError as error:
-        print("\n".join(f"  | {line}" for line in error.tail), file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+            set_up(ROOT, options.extra, keep_python)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1
     except OSError as error:
         print(f"error: {error.filename or ROOT}: {error.strerror}; mend that and run again", file=sys.stderr)
         return 1

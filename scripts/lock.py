@@ -3,32 +3,30 @@
     make lock                  keep every version that still fits, change what pyproject.toml asks for
     make lock ARGS=--upgrade   take the newest of everything
 
-pip resolves, from wheels alone, and names the files' hashes in its report; nothing is installed. A lock
-carries the hashes of the wheels for Linux x86-64 and every Python in PYTHONS, so that an install is the same
-bytes wherever it is made. What docs/internals/dependencies.md says about excluded packages is decided in LOCKS.
+uv resolves, from wheels alone, for Linux x86-64 and every Python in PYTHONS; nothing is installed. A version that is
+kept keeps its hashes; a new one gets those of all its files. LOCKS decides which packages are excluded
+(docs/internals/dependencies.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import subprocess
+import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from scripts.uv import Uv
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13")
-GLIBC_MINORS = range(31, 4, -1)
+PLATFORM = "x86_64-manylinux_2_31"
 """Wheels may need glibc 2.31, no newer. llguidance needs as much."""
 
 
@@ -74,78 +72,52 @@ def digest_of(inputs: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
 
-def pins_in(text: str) -> dict[str, str]:
-    """Canonical name -> version of each `name==version` line of a lock file."""
-    pins: dict[str, str] = {}
-    for line in text.splitlines():
-        name, found, version = line.partition("==")
-        if found and not line.startswith(("#", " ")):
-            pins[canonicalize_name(name.strip())] = version.split()[0]
-    return pins
+def entries_in(text: str) -> dict[str, str]:
+    """Name -> its lines of a lock file: `name==version`, and the hashes below."""
+    return {entry.partition("==")[0]: entry for entry in re.findall(r"^[\w.-]+==.*(?:\n .*)*", text, re.MULTILINE)}
 
 
-def pip_report(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """What pip would install: canonical name -> entry of its report. Ends the program when pip cannot."""
+def version_in(entry: str) -> str:
+    return entry.partition("==")[2].split()[0]
+
+
+def resolve_for(
+    python: str, inputs: list[str], excluded: Iterable[str], keep: Mapping[str, str], torch: Iterable[str]
+) -> dict[str, str]:
+    """The entry of every package that this Python needs, with the versions of `keep` where they fit.
+
+    Ends the program if nothing fits.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-        command += ["--only-binary=:all:", f"--report={report}", f"--target={folder}/target", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"error: pip could not resolve the requirements\n{done.stderr[-3000:]}")
-        entries = json.loads(report.read_text())["install"]
-    return {canonicalize_name(entry["metadata"]["name"]): entry for entry in entries}
+        output, excludes = Path(folder, "lock"), Path(folder, "excludes")
+        # uv keeps the versions and hashes that it finds in its output file.
+        output.write_text("\n".join(keep.values()))
+        excludes.write_text("\n".join(excluded))
+        options = [*torch, "--quiet", "--no-header", "--no-annotate", "--generate-hashes", "--only-binary=:all:"]
+        options += [f"--python-version={python}", f"--python-platform={PLATFORM}"]
+        options += [f"--excludes={excludes}", f"--output-file={output}"]
+        if not Uv(Path(sys.prefix)).pip("compile", "-", *options, requirements="\n".join(inputs)):
+            raise SystemExit(f"error: uv could not resolve the requirements for Python {python}, for the reason above")
+        return entries_in(output.read_text())
 
 
-def closure(
-    report: Mapping[str, Any], inputs: list[str], excluded: Iterable[str], python: str
-) -> Iterator[Requirement]:
-    """Every requirement met when walking from the inputs on that Python, not entering excluded packages."""
-    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    queue = [Requirement(text) for text in inputs]
-    seen: set[tuple[str, str]] = set()
-    while queue:
-        wanted = queue.pop()
-        name = canonicalize_name(wanted.name)
-        if name in excluded:
-            continue
-        yield wanted
-        for extra in ("", *sorted(wanted.extras)):
-            if name not in report or (name, extra) in seen:
-                continue
-            seen.add((name, extra))
-            for text in report[name]["metadata"].get("requires_dist") or ():
-                child = Requirement(text)
-                if child.marker is None or child.marker.evaluate({**environment, "extra": extra}):
-                    queue.append(child)
+def resolve(lock: Lock, inputs: list[str], keep: Mapping[str, str], torch: Iterable[str] = ()) -> dict[str, str]:
+    """The entry of every package that some Python needs, of one version for all of them.
 
-
-def resolve(lock: Lock, inputs: list[str], keep: Mapping[str, str]) -> dict[str, str]:
-    """Name -> version of everything the lock holds, the same for every Python."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write("".join(f"{name}=={version}\n" for name, version in keep.items()))
-        constraints.flush()
-        for _ in range(5):
-            report = pip_report(["-c", constraints.name, *inputs])
-            met = {
-                canonicalize_name(wanted.name): wanted
-                for python in PYTHONS
-                for wanted in closure(report, inputs, lock.excluded, python)
-            }
-            missing = [wanted for name, wanted in met.items() if name not in report]
-            if not missing:
-                return {name: report[name]["metadata"]["version"] for name in sorted(met)}
-            inputs = inputs + [f"{wanted.name}{wanted.specifier}" for wanted in missing]
+    Packages that are apart are resolved for the oldest Python alone: their index may lack wheels for the others.
+    `torch`: uv's options to find torch.
+    """
+    for _ in range(5):
+        answers: list[dict[str, str]] = []
+        found: dict[str, str] = {}
+        for python in PYTHONS:
+            excluded = [*lock.excluded, *(lock.apart if answers else ())]
+            answers.append(resolve_for(python, inputs, excluded, {**keep, **found}, torch))
+            found |= answers[-1]
+        if all(each.items() <= found.items() for each in answers):
+            return dict(sorted(found.items()))
+        keep = found
     raise SystemExit("error: the requirements of different Python versions do not settle")
-
-
-def hashes_of(pins: Mapping[str, str], python: str) -> dict[str, str]:
-    """Name -> sha256 of the wheel that this Python would install on Linux x86-64."""
-    arguments = ["--no-deps", "--implementation=cp", f"--python-version={python}"]
-    arguments += [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
-    arguments += [f"--platform={name}_x86_64" for name in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
-    report = pip_report([*arguments, *(f"{name}=={version}" for name, version in pins.items())])
-    return {name: entry["download_info"]["archive_info"]["hashes"]["sha256"] for name, entry in report.items()}
 
 
 def header(name: str, inputs: list[str]) -> str:
@@ -153,24 +125,15 @@ def header(name: str, inputs: list[str]) -> str:
 
 
 def write_lock(name: str, lock: Lock, upgrade: bool) -> None:
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    inputs = inputs_of(lock, pyproject)
-    path = FOLDER / f"{name}.lock"
-    keep = {} if upgrade or not path.exists() else pins_in(path.read_text())
-    pins = resolve(lock, inputs, keep)
-    for package in lock.apart:
-        text = header(name, inputs) + f"{package}=={pins.pop(package)}\n"
-        (FOLDER / f"{name}-{package}.lock").write_text(text)
-    hashes: dict[str, set[str]] = {package: set() for package in pins}
-    for python in PYTHONS:
-        for package, sha256 in hashes_of(pins, python).items():
-            hashes[package].add(sha256)
-    lines = [
-        f"{package}=={version}" + "".join(f" \\\n    --hash=sha256:{sha256}" for sha256 in sorted(hashes[package]))
-        for package, version in pins.items()
-    ]
-    path.write_text(header(name, inputs) + "\n".join(lines) + "\n")
-    print(f"{path.relative_to(ROOT)}: {len(pins)} packages")
+    inputs = inputs_of(lock, tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    paths = [FOLDER / f"{name}.lock", *(FOLDER / f"{name}-{package}.lock" for package in lock.apart)]
+    keep = {} if upgrade else entries_in("\n".join(path.read_text() for path in paths if path.exists()))
+    torch = Uv(Path(sys.prefix)).torch_options(paths[1].read_text()) if lock.apart else ()
+    entries = resolve(lock, inputs, keep, torch)
+    for package, path in zip(lock.apart, paths[1:], strict=True):
+        path.write_text(header(name, inputs) + f"{package}=={version_in(entries.pop(package))}\n")
+    paths[0].write_text(header(name, inputs) + "\n".join(entries.values()) + "\n")
+    print(f"{paths[0].relative_to(ROOT)}: {len(entries)} packages")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from benchmarks.harness.load import client_of, prompt
 from benchmarks.harness.servers import Server, ServerError
 from dynamo_local.load.results.records import Completion
 
-TOKENS = 300
+TOKENS = 160
 """Of each answer."""
 _PROMPT_WORDS = 12
 _FEW = 4

@@ -13,7 +13,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
-from tests.clients.recipes import AS_OF, UV, NodePackages, OwnEnvironment, PythonPackages
+from tests.clients.recipes import AS_OF, NodePackages, OwnEnvironment, PythonPackages
 from tests.programs import run
 
 INSTALL_WITHIN_S = 900.0
@@ -53,11 +53,11 @@ def make(name: str, recipe: PythonPackages | NodePackages | OwnEnvironment, cach
 
 
 def _digest(recipe: PythonPackages | NodePackages) -> str:
-    return hashlib.sha256(f"{recipe} {AS_OF} {UV} {sys.version_info[:2]}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{recipe} {AS_OF} {sys.version_info[:2]}".encode()).hexdigest()[:12]
 
 
 def _install_python(recipe: PythonPackages, folder: Path, cache: Path) -> None:
-    uv = _uv(cache)
+    uv = Path(sys.executable).with_name("uv")
     _run([uv, "venv", "--quiet", "--clear", f"--python={sys.executable}", folder])
     excluded = folder / "borrowed.txt"
     excluded.write_text("\n".join(recipe.borrowed))
@@ -67,15 +67,6 @@ def _install_python(recipe: PythonPackages, folder: Path, cache: Path) -> None:
         (packages,) = folder.glob("lib/python*/site-packages")
         # Read last, so that what the environment has itself comes first.
         (packages / "zz_borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-
-def _uv(cache: Path) -> Path:
-    """uv installs in seconds what takes pip minutes."""
-    uv = cache / UV / "bin" / "uv"
-    if not uv.exists():
-        _run([sys.executable, "-m", "venv", cache / UV])
-        _run([cache / UV / "bin" / "pip", "install", "--quiet", UV])
-    return uv
 
 
 def _install_node(recipe: NodePackages, folder: Path) -> None:

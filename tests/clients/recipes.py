@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 AS_OF = "2026-11-22T00:00:00Z"
 """Packages published later are not installed, so that the dependencies of pinned packages do not change."""
-UV = "uv==0.13.9"
 
 
 @dataclass(frozen=True)

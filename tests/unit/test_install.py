@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import bootstrap, lock, pip_run
+from scripts import bootstrap, lock, uv
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -37,21 +39,61 @@ def test_lock_was_made_from_the_present_pyproject(name: str) -> None:
 
 @LOCKS
 def test_lock_satisfies_every_requirement(name: str) -> None:
-    pins = lock.pins_in(lock_text(name))
+    entries = lock.entries_in(lock_text(name))
     for text in lock.inputs_of(lock.LOCKS[name], PYPROJECT):
         wanted = Requirement(text)
-        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), text
+        version = lock.version_in(entries[canonicalize_name(wanted.name)])
+        assert wanted.specifier.contains(version, prereleases=True), text
 
 
 @LOCKS
 def test_lock_leaves_out_what_it_says(name: str) -> None:
-    assert not set(lock.pins_in(lock_text(name))) & set(lock.LOCKS[name].excluded)
+    assert not lock.entries_in(lock_text(name)).keys() & set(lock.LOCKS[name].excluded)
 
 
 @LOCKS
 def test_every_package_of_the_main_lock_has_a_hash(name: str) -> None:
     entries = (ROOT / "requirements" / f"{name}.lock").read_text().replace("\\\n", "").splitlines()
     assert not [entry for entry in entries if "==" in entry and "--hash=sha256:" not in entry]
+
+
+def test_lock_is_made_of_entries_with_their_hashes() -> None:
+    text = "# made by\na==1 \\\n    --hash=sha256:12 \\\n    --hash=sha256:34\nb-c==2+cpu\n"
+    entries = lock.entries_in(text)
+    assert "# made by\n" + "\n".join(entries.values()) + "\n" == text
+    assert {name: lock.version_in(entry) for name, entry in entries.items()} == {"a": "1", "b-c": "2+cpu"}
+
+
+def answers_of(monkeypatch: pytest.MonkeyPatch, versions: dict[str, set[str]]) -> list[dict[str, str]]:
+    """Have uv know one package, in these versions for each Python. Returns the list of what it is asked to keep."""
+    asked: list[dict[str, str]] = []
+
+    def resolve_for(
+        python: str, inputs: list[str], excluded: list[str], keep: dict[str, str], torch: tuple[str, ...]
+    ) -> dict[str, str]:
+        asked.append(dict(keep))
+        fits = versions[python]
+        return {"a": keep["a"] if keep.get("a") in fits else max(fits)}
+
+    monkeypatch.setattr(lock, "resolve_for", resolve_for)
+    return asked
+
+
+def test_one_version_serves_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_of(monkeypatch, {"3.11": {"a==1", "a==2"}, "3.12": {"a==1"}, "3.13": {"a==1", "a==3"}})
+    assert lock.resolve(lock.LOCKS["cuda"], ["a"], {}) == {"a": "a==1"}
+
+
+def test_versions_that_fit_no_two_pythons_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_of(monkeypatch, {"3.11": {"a==1"}, "3.12": {"a==2"}, "3.13": {"a==2"}})
+    with pytest.raises(SystemExit, match="do not settle"):
+        lock.resolve(lock.LOCKS["cuda"], ["a"], {})
+
+
+def test_a_version_that_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answers_of(monkeypatch, {python: {"a==1", "a==2"} for python in lock.PYTHONS})
+    assert lock.resolve(lock.LOCKS["cuda"], ["a"], {"a": "a==1"}) == {"a": "a==1"}
+    assert asked == [{"a": "a==1"}] * len(lock.PYTHONS)
 
 
 def test_the_core_needs_neither_vllm_nor_torch() -> None:
@@ -100,14 +142,17 @@ def test_wheel_ships_every_package_with_its_data(tmp_path: Path) -> None:
 
 
 def run_setup(tmp_path: Path, pythons: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run scripts/setup where only these commands, given as shell text, are named python-something."""
+    """Run scripts/setup in a fresh checkout, where only these commands, given as shell text, are named python."""
+    setup = tmp_path / "checkout" / "scripts" / "setup"
+    setup.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "setup", setup)
     for name in ("dirname", "env"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     for name, body in pythons.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     return subprocess.run(
-        ["/bin/sh", str(ROOT / "scripts" / "setup")],
+        ["/bin/sh", str(setup)],
         env={"PATH": str(tmp_path), **environment},
         capture_output=True,
         text=True,
@@ -146,8 +191,8 @@ def test_without_a_suitable_python_setup_says_what_to_do_in_one_line(
 def checkout(tmp_path: Path) -> Path:
     """A tree with what the set-up reads, and a `.venv` that looks finished."""
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements" / "cpu.lock").write_text("a==1\n")
-    (tmp_path / "requirements" / "cuda.lock").write_text("a==2\n")
+    (tmp_path / "requirements" / "cpu.lock").write_text("uv==1\n")
+    (tmp_path / "requirements" / "cuda.lock").write_text("uv==2\n")
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").write_text("#!/bin/sh\nexit 9\n")
@@ -157,14 +202,20 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_finished_setup_is_left_alone(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bootstrap.set_up(checkout, None, keep_python=True)
+    assert bootstrap.set_up(checkout, None, keep_python=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_check_changes_nothing(checkout: Path) -> None:
+    assert bootstrap.set_up(checkout, None, keep_python=True, only_check=True)
+    assert not bootstrap.set_up(checkout, "cuda", keep_python=True, only_check=True)
+    assert bootstrap.set_up(checkout, "cpu", keep_python=True, only_check=True)
 
 
 @pytest.mark.parametrize("changed", ["requirements/cpu.lock", "pyproject.toml"])
 def test_a_change_is_installed_and_the_stamp_goes_first(checkout: Path, changed: str) -> None:
-    (checkout / changed).write_text("b==1\n")
-    with pytest.raises(pip_run.PipError):  # the `.venv` of this test has a pip that fails
+    (checkout / changed).write_text("uv==3\n")
+    with pytest.raises(uv.SetupError):  # the `.venv` of this test has a Python that fails
         bootstrap.set_up(checkout, None, keep_python=True)
     assert bootstrap.read_stamp(checkout / ".venv") is None
 
@@ -198,80 +249,140 @@ def test_setups_of_one_checkout_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_too_little_space_is_said_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bootstrap.VENV_GIB, "cpu", 1e9)
-    with pytest.raises(pip_run.SetupError, match=r"GiB are needed in .* are free; make room"):
-        bootstrap.check_space("cpu", tmp_path, tmp_path)
+    monkeypatch.setitem(bootstrap.NEEDED_GIB, "cpu", 1e9)
+    with pytest.raises(uv.SetupError, match=r"GiB are needed in .* are free; make room"):
+        bootstrap.check_folders("cpu", tmp_path / "not-there-yet", tmp_path)
 
 
-# pip
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    with pytest.raises(uv.SetupError, match=r"cache cannot be written; set UV_CACHE_DIR"):
+        bootstrap.check_folders("cpu", tmp_path / "cache")
 
 
-def fake_pip(venv: Path, body: str) -> Path:
-    """A `.venv` whose Python runs this shell text and notes its arguments. Returns the notes."""
+# pip installs uv, uv the rest
+
+
+PIP = {
+    "index_url": "https://main/simple",
+    "extra_index_urls": [],
+    "find_links": [],
+    "no_index": False,
+    "trusted_hosts": [],
+    "cert": None,
+    "client_cert": None,
+    "proxy": "",
+    "timeout": 15.0,
+    "retries": 5,
+}
+
+
+def test_uv_asks_what_pip_asks() -> None:
+    variables = uv.translated(PIP)
+    assert variables["UV_DEFAULT_INDEX"] == "https://main/simple"
+    assert variables["UV_HTTP_RETRIES"] == "5"
+    assert not variables.keys() & {"UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE", "ALL_PROXY", "UV_INSECURE_HOST"}
+
+
+def test_the_main_index_goes_before_the_extra_ones() -> None:
+    variables = uv.translated({**PIP, "extra_index_urls": ["file:///second", "file:///third"]})
+    assert variables["UV_INDEX"] == "https://main/simple file:///second"
+    assert variables["UV_DEFAULT_INDEX"] == "file:///third"
+
+
+def test_certificates_proxies_and_folders_are_translated() -> None:
+    given = {"cert": "/ca.pem", "proxy": "http://proxy", "find_links": ["/one", "/two"], "trusted_hosts": ["a", "b"]}
+    variables = uv.translated({**PIP, **given})
+    assert variables["SSL_CERT_FILE"] == "/ca.pem"
+    assert variables["ALL_PROXY"] == "http://proxy"
+    assert variables["UV_FIND_LINKS"] == "/one,/two"
+    assert variables["UV_INSECURE_HOST"] == "a b"
+
+
+def test_pips_configuration_is_read_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = tmp_path / "pip.conf"
+    configuration.write_text("[global]\nindex-url = https://file/simple\n[install]\nfind-links = /wheels\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(configuration))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://variable/simple")
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    options = uv.pip_options(Path(sys.prefix))
+    assert options["index_url"] == "https://file/simple"
+    assert options["extra_index_urls"] == ["https://variable/simple"]
+    assert options["find_links"] == ["/wheels"]
+    assert options.keys() >= PIP.keys()
+
+
+def fake_venv(venv: Path, uv_body: str = "exit 0", pip_body: str = "exit 0", **pip: object) -> Path:
+    """A `.venv` whose Python and uv run this shell text and note their arguments. Returns the notes."""
     (venv / "bin").mkdir(parents=True)
-    (venv / "bin" / "python").write_text(f'#!/bin/sh\necho "$*" >> {venv}/asked\n{body}\n')
-    (venv / "bin" / "python").chmod(0o755)
-    return venv / "asked"
-
-
-NOT_FOUND = 'echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1'
+    notes = venv / "asked"
+    options = f"[ $2 = -c ] && {{ echo '{json.dumps({**PIP, **pip})}'; exit 0; }}"
+    cache = f"[ $1 = cache ] && {{ echo {venv}; exit 0; }}"
+    for name, body in (("python", f"{options}\n{pip_body}"), ("uv", f"{cache}\n{uv_body}")):
+        program = venv / "bin" / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {notes}\n{body}\n')
+        program.chmod(0o755)
+    return notes
 
 
 @pytest.fixture
-def torch_lock(tmp_path: Path) -> Path:
-    path = tmp_path / "cpu-torch.lock"
-    path.write_text("torch==2.13.0+cpu\n")
-    return path
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with lock files, torch apart."""
+    monkeypatch.setitem(bootstrap.NEEDED_GIB, "cpu", 0.0)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "cpu.lock").write_text("a==1\nuv==2 \\\n    --hash=sha256:12\nz==3\n")
+    (tmp_path / "requirements" / "cpu-torch.lock").write_text("torch==2.13.0+cpu\n")
+    return tmp_path
 
 
-def test_torch_comes_from_pips_own_configuration_first(tmp_path: Path, torch_lock: Path) -> None:
-    asked = fake_pip(tmp_path / "venv", "exit 0")
-    bootstrap.install_torch(tmp_path / "venv", torch_lock)
-    (only,) = asked.read_text().splitlines()
-    assert "--index-url" not in only
+def syncs(notes: Path) -> list[str]:
+    return [line for line in notes.read_text().splitlines() if line.startswith("uv pip sync")]
 
 
-def test_pytorchs_index_is_asked_for_torch_alone(tmp_path: Path, torch_lock: Path) -> None:
-    asked = fake_pip(tmp_path / "venv", f'case "$*" in *--index-url*) exit 0 ;; esac; {NOT_FOUND}')
-    bootstrap.install_torch(tmp_path / "venv", torch_lock)
-    first, second = asked.read_text().splitlines()
-    assert "--index-url" not in first
-    assert second == f"{first} --index-url {bootstrap.PYTORCH_CPU_INDEX}"
-    assert "--no-deps" in second
+def test_pip_installs_nothing_but_the_locked_uv(root: Path) -> None:
+    notes = fake_venv(root / ".venv")
+    bootstrap.install_packages(root / ".venv", root, "cpu")
+    (pip,) = [line for line in notes.read_text().splitlines() if " -m pip install" in line]
+    assert "--no-deps --require-hashes" in pip
+    assert Path(pip.split()[-1]).read_text() == "uv==2 \\\n    --hash=sha256:12\n"
 
 
-def test_torch_found_nowhere(tmp_path: Path, torch_lock: Path) -> None:
-    fake_pip(tmp_path / "venv", NOT_FOUND)
-    with pytest.raises(pip_run.PipError, match=r"found neither by pip's own configuration nor at .*PIP_FIND_LINKS"):
-        bootstrap.install_torch(tmp_path / "venv", torch_lock)
+def test_torch_comes_from_pips_own_configuration_first(root: Path) -> None:
+    (sync,) = syncs_of(root, "exit 0")
+    assert uv.TORCH_FROM_PYTORCH not in sync
+    assert sync.endswith("cpu.lock " + str(root / "requirements" / "cpu-torch.lock"))
+
+
+def test_pytorchs_index_is_asked_when_pips_own_have_no_such_torch(root: Path) -> None:
+    (sync,) = syncs_of(root, 'case "$*" in *--dry-run*) exit 1 ;; esac')
+    assert uv.TORCH_FROM_PYTORCH in sync
+
+
+def syncs_of(root: Path, uv_body: str) -> list[str]:
+    notes = fake_venv(root / ".venv", uv_body)
+    bootstrap.install_packages(root / ".venv", root, "cpu")
+    return syncs(notes)
+
+
+def test_an_index_that_pip_may_not_ask_is_not_asked_by_uv(tmp_path: Path) -> None:
+    notes = fake_venv(tmp_path, no_index=True)
+    assert uv.Uv(tmp_path).pip("sync", "a.lock")
+    assert syncs(notes) == [f"uv pip sync --python={tmp_path}/bin/python --no-index a.lock"]
 
 
 @pytest.mark.parametrize(
-    ("output", "says"),
+    ("uv_body", "pip_body", "says"),
     [
-        ("OSError: [Errno 28] No space left on device", "the disk is full"),
-        (
-            "THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
-            "not the file that the lock names",
-        ),
-        (
-            "WARNING: Retrying: NewConnectionError\nERROR: No matching distribution found for six==1.17",
-            "cannot reach its package index",
-        ),
-        ("ERROR: No matching distribution found for six==1.17.0", "has no six==1.17.0"),
-        ("Segmentation fault", "the whole log is in .venv/setup.log"),
+        ("echo torch is not there >&2; exit 1", "exit 0", "PIP_FIND_LINKS to a folder with torch's wheel"),
+        ("exit 0", "echo no such index >&2; exit 1", "pip could not install uv.*PIP_INDEX_URL"),
     ],
 )
-def test_failures_of_pip_are_told_in_one_line(output: str, says: str) -> None:
-    error = pip_run.diagnose(output, Path(".venv/setup.log"))
-    assert says in str(error)
-    assert "\n" not in str(error)
-    assert error.tail == output.splitlines()
-
-
-def test_failure_shows_what_pip_wrote_last(tmp_path: Path) -> None:
-    fake_pip(tmp_path, "for n in 1 2 3 4 5 6 7 8 9; do echo line $n; done; exit 3")
-    with pytest.raises(pip_run.PipError) as failure:
-        pip_run.run_pip(tmp_path, ["install", "a"])
-    assert failure.value.tail == [f"line {n}" for n in range(4, 10)]
-    assert "line 1\n" in (tmp_path / "setup.log").read_text()
+def test_failures_say_in_one_line_what_to_do(
+    root: Path, capfd: pytest.CaptureFixture[str], uv_body: str, pip_body: str, says: str
+) -> None:
+    fake_venv(root / ".venv", uv_body, pip_body)
+    with pytest.raises(uv.SetupError, match=says) as failure:
+        bootstrap.install_packages(root / ".venv", root, "cpu")
+    assert "\n" not in str(failure.value)
+    assert capfd.readouterr().err in ("torch is not there\n", "no such index\n")
