@@ -1,8 +1,8 @@
-"""What a device is, who gets which, and what a process must be told about its own. Pure.
+"""Devices, their allocation to processes, and the environment that tells a process of its own. Pure.
 
-A device is a GPU or, where none is used, a CPU slot (a set of cores). A device is held by at most one process of a
-server. On the machine, GPUs and slots that are cores of their own have one holder as well (`state.holding`); slots that
-were counted out on purpose share cores, and are no concern of others.
+A device is a GPU or, where none is used, a CPU slot (a set of cores). At most one process of a server holds a device.
+GPUs, and slots that have cores of their own, also have at most one holder on the machine (`state.holding`). Slots whose
+number was chosen by the user may share cores, and are not held on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CUDA_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True)
 class Device:
-    """One device. A GPU's id is its index in PCI order; a CPU slot has `cores`, a GPU has a `uuid`."""
+    """A device. A GPU's id is its index in PCI order; a CPU slot has `cores`, a GPU has a `uuid`."""
 
     id: int
     kind: DeviceKind
@@ -69,11 +69,12 @@ class Inventory:
         raise DeviceError(f"there is no {noun(self.kind, 1)} {device_id}", f"ids are {_listing(self.ids)}")
 
     def free(self, taken: Collection[int]) -> tuple[int, ...]:
-        """Ids that nobody holds, ascending."""
+        """Ids that are not taken, ascending."""
         return tuple(device_id for device_id in self.ids if device_id not in taken)
 
     def machine_names(self, ids: Iterable[int]) -> tuple[str, ...]:
-        """What the devices are called on the machine, however a server counts them; nothing if others do not matter."""
+        """Names of the devices that are the same for all servers of the machine: a GPU's UUID, each core of a slot.
+        None if the devices are not exclusive."""
         if not self.exclusive:
             return ()
         return tuple(name for device_id in ids for name in _machine_names(self.device(device_id)))
@@ -83,7 +84,7 @@ _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 def noun(kind: DeviceKind, count: int) -> str:
-    """What to call that many devices of the kind in a message."""
+    """The noun for that many devices of the kind, for messages."""
     singular = "GPU" if kind == "gpu" else "CPU slot"
     return singular if count == 1 else f"{singular}s"
 
@@ -95,8 +96,10 @@ def allocate(
     needed_by: str = "the service",
     elsewhere: Mapping[int, str] = _NOBODY,
 ) -> tuple[int, ...]:
-    """The `count` lowest ids that are not taken, nor held `elsewhere` (by id: who holds it). Raises DeviceError when
-    fewer are free: never over-subscribes."""
+    """Choose the `count` lowest ids that are neither taken nor held `elsewhere` (holders by id).
+
+    Raises DeviceError when fewer are free: devices are never over-subscribed.
+    """
     if count < 0:
         raise DeviceError(f"{needed_by} asks for {count} devices", "ask for 0 or more")
     free = inventory.free({*taken, *elsewhere})
@@ -110,17 +113,17 @@ def allocate(
 
 
 def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:
-    """Tell who else holds which devices, to be said behind something else; empty if nobody does."""
+    """Text to append to a message: which devices others hold, and who they are. Empty if nobody holds one."""
     return "".join(f"; {line}" for line in holder_lines(kind, holders))
 
 
 def holder_lines(kind: DeviceKind, holders: Mapping[int, str]) -> list[str]:
-    """Tell who else holds which devices, a line each."""
+    """A line for each device that others hold, with its holder."""
     return [f"{noun(kind, 1)} {device_id} is held by {who}" for device_id, who in sorted(holders.items())]
 
 
 def environment_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
-    """Settings for a process that holds exactly these devices. A GPU it does not hold is hidden from it.
+    """The environment of a process that holds exactly these devices. All other GPUs are hidden from it.
 
     GPUs are named by index in PCI order. CUDA's own default order is by speed, hence CUDA_DEVICE_ORDER.
     """
@@ -135,23 +138,25 @@ def environment_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
 
 
 def cores_of_slots(setting: str) -> tuple[tuple[int, ...], ...]:
-    """Inverse of what `environment_for` says of cores: those of each slot."""
+    """Parse the value of $DYN_CPU_CORES: the cores of each slot."""
     return tuple(tuple(map(int, slot.split(","))) for slot in setting.split("|"))
 
 
 def threads_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
-    """What such a process is to find unless its own settings say otherwise: as many OpenMP threads as a slot has cores.
+    """The default environment of such a process, which its own settings override: one OpenMP thread for each core of a
+    slot.
 
-    From its first moment: OpenMP reads it when it is loaded, which a preloaded library does before any code of the
-    process runs. More threads than cores wait for each other by spinning, and everything becomes many times slower.
+    It must be set when the process starts: OpenMP reads it when it is loaded, and a preloaded library loads it before
+    any code of the process runs. More threads than cores would spin while they wait for each other, which makes
+    everything many times slower.
     """
     cores = [len(inventory.device(device_id).cores) for device_id in ids]
     return {OMP_THREADS_VARIABLE: str(min(cores))} if cores and inventory.kind != "gpu" else {}
 
 
 def cpu_slots(cores: Sequence[int], count: int, *, exclusive: bool = False) -> Inventory:
-    """`count` CPU slots over the cores: fewer slots than cores get contiguous runs whose lengths differ by at
-    most one, more slots share cores (slot i gets core i modulo their number)."""
+    """Divide the cores into `count` CPU slots. Fewer slots than cores get contiguous runs whose lengths differ by at
+    most one. More slots share cores: slot i gets core i modulo their number. Raises DeviceError."""
     ordered = sorted(set(cores))
     if count < 1 or not ordered:
         raise DeviceError(f"cannot make {count} CPU slots of {len(ordered)} cores", "ask for 1 slot or more")

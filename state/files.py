@@ -22,7 +22,7 @@ DIRECTORY_MODE = 0o700
 
 
 class Disk:
-    """The steps of an atomic replacement, one method each, so that a test can crash between any two."""
+    """The steps of an atomic replacement, a method each, so that a test can crash between any two."""
 
     def create(self, path: Path) -> int:
         """Open a new file for writing; fails if one exists."""
@@ -50,11 +50,11 @@ DISK = Disk()
 
 
 def replace_file(path: Path, data: bytes, disk: Disk = DISK, *, durable: bool = True) -> None:
-    """Give `path` the contents, mode 0600. A reader, or a crash at any point, sees the old file or the new
-    one; after a power cut only if it is `durable`, which takes longer.
+    """Replace the file's contents atomically, mode 0600. A reader, also after a crash at any point, sees the old
+    contents or the new ones; after a power cut only if `durable`, which takes longer.
 
-    One writer at a time: the temporary file has a fixed name, so that a crash leaves at most one, which the
-    next write clears away.
+    There may be one writer at a time: the temporary file has a fixed name, so that a crash leaves at most one, which
+    the next write removes. Raises DiskError.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(f"cannot write {path}"):
@@ -70,10 +70,10 @@ def replace_file(path: Path, data: bytes, disk: Disk = DISK, *, durable: bool = 
 
 
 def make_private_directory(path: Path) -> Path:
-    """Create the directory (0700) with its parents, or check that the one there can be trusted, and close it to others.
+    """Create the directory, mode 0700, and its parents. One that exists is checked, and closed to others.
 
-    Raises StateError if it belongs to another user or others can write to it: they could then swap the files
-    in it.
+    Raises StateError if it belongs to another user, or if others can write to it: they could then replace the files in
+    it.
     """
     with system_errors(f"cannot create {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,8 @@ def make_private_directory(path: Path) -> Path:
 
 
 def make_run_directory(paths: StatePaths) -> None:
-    """Create state root, run directory and log directory. Raises StateError if the run directory holds
-    anything: what a crash left is to be cleared first."""
+    """Create state root, run directory and log directory. Raises StateError if the run directory is not empty: what a
+    crash has left must be cleared first."""
     for directory in (paths.root, paths.run_dir, paths.logs_dir):
         make_private_directory(directory)
     with system_errors(f"cannot list {paths.run_dir}"):
@@ -95,9 +95,11 @@ def make_run_directory(paths: StatePaths) -> None:
 
 
 def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
-    """Where the sockets go: the run directory, or a new private directory for temporary files if a path under
-    the run directory would be too long for a socket. `remove_run_directory` removes that, too. `temporary` is where
-    directories for temporary files go, the system's choice by default."""
+    """Choose the directory of the sockets: the run directory, or, if paths in it are too long for sockets, a new
+    private directory under `temporary` (the system's directory for temporary files by default).
+
+    `remove_run_directory` removes the latter as well. Raises StateError.
+    """
     sockets = Sockets(paths.run_dir)
     if sockets.fit:
         return sockets
@@ -109,22 +111,22 @@ def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
             "set DYN_LOCAL_STATE_DIR to a shorter path",
         )
     with system_errors("cannot create a directory for sockets"):
-        # Recorded first: whoever clears up after a crash finds all there can be.
+        # The link before the directory: after a crash in between, nothing exists that is not recorded.
         paths.sockets_link.symlink_to(sockets.directory)
         sockets.directory.mkdir(mode=DIRECTORY_MODE)
     return sockets
 
 
 def sockets_of(paths: StatePaths) -> Sockets:
-    """Where `make_sockets` has put them."""
+    """The sockets of a server, wherever `make_sockets` has put them. Raises DiskError."""
     with system_errors(f"cannot read {paths.sockets_link}"):
         elsewhere = _sockets_elsewhere(paths)
         return Sockets(paths.run_dir if elsewhere is None else elsewhere)
 
 
 def remove_run_directory(paths: StatePaths) -> bool:
-    """Remove the run directory with everything in it, and the directory of the sockets. Returns whether there was
-    one."""
+    """Remove the run directory with everything in it, and the directory of the sockets. Returns whether there was a run
+    directory. Raises DiskError."""
     with system_errors(f"cannot remove {paths.run_dir}"):
         if not os.path.lexists(paths.run_dir):
             return False
@@ -140,7 +142,7 @@ def _remove_sockets(paths: StatePaths) -> None:
 
 
 def _sockets_elsewhere(paths: StatePaths) -> Path | None:
-    """The directory that the run directory names. One that `make_sockets` cannot have made is none."""
+    """The directory of the sockets that the run directory's link names; None if `make_sockets` cannot have made it."""
     if paths.run_dir.is_symlink() or not paths.sockets_link.is_symlink():
         return None
     directory = paths.sockets_link.readlink()
@@ -151,7 +153,7 @@ def _sockets_elsewhere(paths: StatePaths) -> Path | None:
 
 
 class DiskError(StateError):
-    """A file or directory cannot be read or written, as the system says."""
+    """The system cannot read or write a file or directory."""
 
 
 @contextmanager
@@ -185,7 +187,7 @@ def _check_private(path: Path) -> None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateError(f"others can write to {path}", f"run: chmod go-w {path}")
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        # What is in it has names that tell something.
+        # Closed to readers as well: names of files, such as namespaces, are private.
         path.chmod(DIRECTORY_MODE)
 
 
@@ -197,7 +199,7 @@ def remove_tree(directory: Path) -> None:
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
-        # A dying process removed one of its files meanwhile; what is left goes now.
+        # A dying process has removed one of its files meanwhile. Remove the rest.
         shutil.rmtree(directory, ignore_errors=True)
 
 

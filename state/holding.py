@@ -1,17 +1,17 @@
-"""Holders of devices on this machine, across namespaces, state directories and users.
+"""Holds devices on this machine, and tells which process holds which, across namespaces, state directories and users.
 
-It is told by names of abstract unix sockets, which the kernel gives to one owner at a time, and takes back when the
-last process is gone that has the socket open:
+A holder binds the name of an abstract unix socket. The kernel gives a name to one owner at a time, and frees it when
+the last process that has the socket open is gone:
 
-    dynamo-local/device/NAME             the server that may start processes on the device, for as long as it may
-    dynamo-local/device/NAME/PID-NONCE   a process on the device, until it and all that it has forked are gone
+    dynamo-local/device/NAME             the server that may start processes on the device
+    dynamo-local/device/NAME/PID-NONCE   a process on the device, until it and all its children are gone
 
-NAME is a GPU's UUID, or a core. A server that takes a device looks for processes of others on it afterwards; a process
-looks afterwards whether its server still holds it. So of a server and the process of another one that has been killed,
-one sees the other, in whatever order things happen.
+NAME is a GPU's UUID, or a core. A server first takes a device, then looks for processes of others on it. A process
+first marks itself on the device, then looks whether its server still holds it. So between a server and a process of
+another server that was killed, at least one sees the other, in whatever order they act.
 
-Names are those of one network namespace: containers that share devices, but no network, do not see each other. Any user
-can take a name. Who answers to it is told by the kernel.
+Names are visible in one network namespace: containers that share devices, but no network, do not see each other. Any
+user can bind a name; the kernel tells the pid and user of its owner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that has a name; unknown is None. `left_over`: of a server that holds the device no more."""
+    """The process that has bound a name. Fields that are not known are None. `left_over`: its server does not hold the
+    device any more."""
 
     pid: int | None = None
     user: str | None = None
@@ -58,30 +59,30 @@ class Holder:
 
 
 class Bound(Protocol):
-    """A name that this process has."""
+    """A name that this process has bound."""
 
     def close(self) -> None:
-        """Give the name back. What was forked meanwhile has it, too."""
+        """Free the name. Children that were forked meanwhile keep it bound until they are gone."""
 
 
 class Names(Protocol):
-    """The machine's names. `AbstractNames` is the real one."""
+    """The names of the machine. `AbstractNames` is the real implementation."""
 
     def bind(self, name: str) -> Bound | None:
-        """Take a name; None if somebody has it."""
+        """Bind a name; None if another process has bound it."""
 
     def bound(self) -> Collection[str]:
-        """All names of devices, and of processes on them, that somebody has."""
+        """All bound names, of devices and of processes on them."""
 
     def holder(self, name: str) -> Holder:
-        """Tell which process has that name. It may be given back meanwhile."""
+        """The process that has bound the name. All fields are None if the name is free by now."""
 
 
 class AbstractNames:
-    """Names of abstract unix sockets. `holder` waits for an answer for a moment."""
+    """Names of abstract unix sockets. `holder` waits up to half a second for an answer."""
 
     def bind(self, name: str) -> socket.socket | None:
-        """Raises DeviceError if there can be no such names here."""
+        """Bind a name; None if another process has bound it. Raises DeviceError if the system forbids such names."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             bound.bind(f"\0{name}")
@@ -101,7 +102,7 @@ class AbstractNames:
     def holder(self, name: str) -> Holder:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(_ANSWER_WITHIN_S)
-            said = b""
+            answer = b""
             try:
                 asking.connect(f"\0{name}")
                 pid, uid, _ = _CREDENTIALS.unpack(
@@ -110,16 +111,16 @@ class AbstractNames:
             except OSError:
                 return Holder()
             with suppress(OSError):
-                said = asking.recv(_MOST_BYTES)
-        # A process that this one cannot see has no pid here.
-        return Holder(pid or None, _user(uid), said.decode("ascii", "replace") or None)
+                answer = asking.recv(_MOST_BYTES)
+        # The pid is 0 if the holder is in a pid namespace that this process cannot see.
+        return Holder(pid or None, _user(uid), answer.decode("ascii", "replace") or None)
 
 
 NAMES = AbstractNames()
 
 
 def introduce(listening: socket.socket, namespace: str) -> None:
-    """Tell who asks, if somebody does, whose server this is."""
+    """Answer a process that asks for the holder of a name, if there is one, with the server's namespace."""
     with suppress(OSError):
         asking, _ = listening.accept()
         with asking:
@@ -128,17 +129,17 @@ def introduce(listening: socket.socket, namespace: str) -> None:
 
 
 def device(name: str) -> str:
-    """The name that the holder of a device has."""
+    """The name that the holder of a device binds."""
     return f"{_ROOT}{name}"
 
 
 def on_device(bound: Iterable[str], name: str) -> tuple[str, ...]:
-    """The names of processes on a device, among those that somebody has."""
+    """The bound names that belong to processes on the device."""
     return tuple(found for found in bound if found.startswith(f"{device(name)}/"))
 
 
 def take(names: Names, wanted: Iterable[str]) -> dict[str, Bound]:
-    """Hold devices, all or none. Raises HeldError for one that somebody else holds, or is still on."""
+    """Hold devices, all or none. Raises HeldError for a device that another server holds, or that a process is on."""
     taken: dict[str, Bound] = {}
     try:
         for name in sorted(wanted):
@@ -158,7 +159,7 @@ def take(names: Names, wanted: Iterable[str]) -> dict[str, Bound]:
 
 
 class HeldError(DeviceError):
-    """Somebody else has the device of that `name`."""
+    """Another server holds the device of that `name`, or a process is still on it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"device {name} was taken by somebody else meanwhile", "try again")
@@ -166,7 +167,7 @@ class HeldError(DeviceError):
 
 
 def holder_of(names: Names, name: str, bound: Collection[str]) -> Holder | None:
-    """Tell which process holds a device, or is left over on it; None if it is free. `bound`: names in use."""
+    """The process that holds a device, or is left over on it; None if the device is free. `bound`: all bound names."""
     if device(name) in bound:
         return names.holder(device(name))
     for process in on_device(bound, name):
@@ -176,7 +177,7 @@ def holder_of(names: Names, name: str, bound: Collection[str]) -> Holder | None:
 
 
 def held(inventory: Inventory, but: Collection[int] = (), names: Names = NAMES) -> frozenset[int]:
-    """The devices that somebody holds or is left over on, without those of `but`. Asks nobody."""
+    """The devices, except those in `but`, that a server holds or a process is left over on. Asks no holder."""
     if not inventory.exclusive:
         return frozenset()
     bound = names.bound()
@@ -191,8 +192,10 @@ def held(inventory: Inventory, but: Collection[int] = (), names: Names = NAMES) 
 def held_elsewhere(
     inventory: Inventory, server: int, mine: Collection[int] = (), names: Names = NAMES
 ) -> dict[int, Holder]:
-    """By device: who holds it that is not the server of that pid. `mine`: devices that are that one's by its own word.
-    Blocks for as long as holders take to answer."""
+    """Devices that others hold than the server of that pid, each with its holder.
+
+    `mine`: devices that are skipped, as the server's statefile claims them. Blocks until the holders have answered.
+    """
     found: dict[int, Holder] = {}
     for device_id in sorted(held(inventory, mine, names)):
         for name in inventory.machine_names((device_id,)):
@@ -203,10 +206,10 @@ def held_elsewhere(
 
 
 def occupy(environ: Mapping[str, str], server: int, names: Names = NAMES) -> list[Bound]:
-    """Have it known that this process, and all that it forks, are on the devices that its environment names.
+    """Mark this process, and all that it forks, as being on the devices that its environment names.
 
-    Raises DeviceError unless the server of that pid holds them: it has been killed, and somebody else may be about to
-    take them.
+    `server`: pid of its server. Raises DeviceError unless that holds the devices: it was killed then, and another
+    server may be about to take them.
     """
     marks = mark(environ, names)
     for name in _devices_of(environ):
@@ -218,7 +221,7 @@ def occupy(environ: Mapping[str, str], server: int, names: Names = NAMES) -> lis
 
 
 def mark(environ: Mapping[str, str], names: Names = NAMES) -> list[Bound]:
-    """The same for a process that another one has started, which is on the devices itself."""
+    """Mark this process as `occupy` does, without the check: for a child of a process that is on the devices itself."""
     own = f"{os.getpid()}-{secrets.token_hex(4)}"
     bound = [names.bind(f"{device(name)}/{own}") for name in _devices_of(environ)]
     return [each for each in bound if each is not None]

@@ -1,7 +1,7 @@
-"""What devices this machine has: GPUs by NVML, else CPU slots.
+"""Finds the devices of this machine: GPUs by NVML, else CPU slots.
 
-"There is no GPU" and "I could not find out" are different answers: the first gives CPU slots, the second a
-DeviceError. NVML opens no CUDA context, so probing costs no GPU memory and leaves later forks safe.
+"There is no GPU" gives CPU slots; "it could not be found out" is a DeviceError. NVML opens no CUDA context, so probing
+costs no GPU memory, and later forks stay safe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK = "check that nvidia-smi works, or set DYN_CPU_SLOTS to run on CPU slots"
 
 
 class Nvml(Protocol):
-    """The part of module `pynvml` (distribution nvidia-ml-py) that is used."""
+    """The part of the module `pynvml` (distribution nvidia-ml-py) that is used here."""
 
     NVMLError: type[Exception]
     NVMLError_LibraryNotFound: type[Exception]
@@ -58,13 +58,13 @@ def driver_present() -> bool:
 
 
 def usable_cores() -> Sequence[int]:
-    """Cores this process may run on."""
+    """The cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where `probe` asks. The default is this machine."""
+    """The sources of `probe`. By default those of this machine."""
 
     nvml: Callable[[], Nvml | None] = load_nvml
     driver_present: Callable[[], bool] = driver_present
@@ -75,13 +75,12 @@ THIS_MACHINE = Machine()
 
 
 def probe(slots: int | None, environ: Mapping[str, str], machine: Machine = THIS_MACHINE) -> Inventory:
-    """The devices that may be handed out.
+    """Find the devices that a server may give to its processes.
 
-    Asking for CPU slots, by argument or $DYN_CPU_SLOTS (the argument counts first), gives CPU slots also on a
-    machine with GPUs; these share cores with whoever computes there. Otherwise GPUs, restricted to
-    $CUDA_VISIBLE_DEVICES where that is set; where there is none or all are hidden, one CPU slot a core. Raises
-    DeviceError for a setting that makes no sense, and when NVML fails for another reason than the absence of its
-    library or driver.
+    `slots`, or else $DYN_CPU_SLOTS, asks for that many CPU slots, also on a machine with GPUs; they share cores with
+    other programs. Otherwise the devices are the GPUs, restricted to $CUDA_VISIBLE_DEVICES where that is set. Where
+    there is none, or all are hidden, each core is a CPU slot. Raises DeviceError for a setting that makes no sense, and
+    when NVML fails for another reason than a missing library or driver.
     """
     wanted = slots if slots is not None else _slots_setting(environ)
     if wanted is not None:
@@ -109,7 +108,7 @@ def _checked(slots: int) -> int:
 
 
 def _gpus(machine: Machine) -> tuple[Device, ...]:
-    """All GPUs this process may use, in PCI order; empty if there is verifiably none."""
+    """All GPUs that this process may use, in PCI order; empty only if it is certain that there is none."""
     nvml = machine.nvml()
     if nvml is None:
         _check_no_driver(machine, "package nvidia-ml-py is not installed")
@@ -135,8 +134,8 @@ def _check_no_driver(machine: Machine, finding: str) -> None:
 
 
 def _enumerate(nvml: Nvml) -> tuple[Device, ...]:
-    """NVML counts GPUs that this user may not open; CUDA does not. So an id is the position among those that
-    can be opened, which is what CUDA_VISIBLE_DEVICES means by an index in PCI order."""
+    """List the GPUs that can be opened. An id is the position among these: NVML also counts GPUs that this user may not
+    open, but CUDA does not, and the indices of CUDA_VISIBLE_DEVICES are CUDA's."""
     with _nvml_errors(nvml, "count the GPUs"):
         count = nvml.nvmlDeviceGetCount()
     found: list[Device] = []
@@ -160,5 +159,5 @@ def _nvml_errors(nvml: Nvml, doing: str) -> Iterator[None]:
 
 
 def _text(value: str | bytes) -> str:
-    """Bindings before 11.5 answer bytes."""
+    """The text of an NVML answer, which is bytes in bindings before 11.5."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,11 +1,10 @@
 """Locks between processes, by flock on a file that exists only as long as it is needed.
 
-A lock belongs to an open file description: the kernel frees it when the process dies, however it dies.
-Descriptors are closed on exec, so started programs do not inherit a lock; a forked child that never execs
-would.
+A lock belongs to an open file description, so the kernel frees it when the process dies. Descriptors are closed on
+exec: programs that the process starts do not inherit a lock, but a forked child that never execs would.
 
-A lock file is removed by its holder before it lets go. Whoever waited then holds a lock on a file that is no
-longer there, notices, and starts over; so no two processes ever hold "the" lock.
+The holder removes the lock file before it lets go. A process that waited then gets a lock on a file that is not at the
+path any more, notices that, and starts over. So no two processes ever hold the lock of one path.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from state.paths import StatePaths
 
 _RETRY_S = 0.005
 _SERVER_RETRY_FOR_S = 0.25
-"""How long a server tries: `server_pid` takes the lock for microseconds, which must not look like a
-server."""
+"""Time for which a server tries to take its lock. `server_pid` holds it for microseconds, which must not look like a
+running server."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Clock:
 
 
 class LockTimeoutError(StateError):
-    """The lock was not free before the deadline. `holder` is the pid written in the file, if one is."""
+    """The lock was not free before the deadline. `holder`: the pid in the lock file, if there is one."""
 
     def __init__(self, path: Path, waited_s: float, holder: int | None) -> None:
         who = "another process" if holder is None else f"process {holder}"
@@ -47,7 +46,7 @@ class LockTimeoutError(StateError):
 
 
 class FileLock:
-    """An exclusive lock on `path`. Not reentrant; one object is for one thread."""
+    """An exclusive lock on `path`. Not reentrant; use each object from one thread only."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.path = path
@@ -80,11 +79,11 @@ class FileLock:
 
     @property
     def in_place(self) -> bool:
-        """Whether the lock is held, and its file is where others look for it."""
+        """Whether the lock is held, and its file is still at its path."""
         return self._descriptor is not None and _is_at(self._descriptor, self.path)
 
     def release(self, remove: bool) -> None:
-        """Let go, removing the file first if told to. Does nothing when the lock is not held."""
+        """Let go of the lock, and remove the file before if told to. Does nothing when the lock is not held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -97,8 +96,7 @@ class FileLock:
 
 
 class ServerLock:
-    """The mark of a running server, held for its life. Use it as a context manager or by acquire and
-    release."""
+    """The lock that a server holds for its whole life. Use it as a context manager, or by `acquire` and `release`."""
 
     def __init__(self, paths: StatePaths, clock: Clock | None = None) -> None:
         self.paths = paths
@@ -109,7 +107,7 @@ class ServerLock:
         return self._lock.held
 
     def acquire(self) -> None:
-        """Raises NamespaceBusyError naming the process that holds it."""
+        """Take the lock. Raises NamespaceBusyError, which names the process that holds it."""
         make_private_directory(self.paths.root)
         try:
             self._lock.acquire(_SERVER_RETRY_FOR_S)
@@ -122,8 +120,8 @@ class ServerLock:
             ) from error
 
     def renew(self) -> None:
-        """Make the file again if somebody has removed it. Raises NamespaceBusyError if another server has been started
-        since, which could not know of this one."""
+        """Make the lock file again if it was removed. Raises NamespaceBusyError if another server was started since,
+        which could not know of this one."""
         if not self._lock.in_place:
             self.release()
             self.acquire()
@@ -142,8 +140,7 @@ class ServerLock:
 
 
 def server_pid(paths: StatePaths) -> int | None:
-    """Pid of the server that runs in the namespace, or None. 0 if one runs that has not written its pid
-    yet."""
+    """The pid of the server that runs in the namespace; None if none runs, 0 if one has not written its pid yet."""
     with system_errors(f"cannot read {paths.server_lock}"):
         try:
             descriptor = os.open(paths.server_lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -159,7 +156,7 @@ def server_pid(paths: StatePaths) -> int | None:
 
 
 def read_pid(path: Path) -> int | None:
-    """The pid in a lock file; None if there is none (yet)."""
+    """The pid in a lock file; None if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -167,7 +164,7 @@ def read_pid(path: Path) -> int | None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock on the file that is at `path` now, or None if it was not to be had."""
+    """A descriptor that holds the lock on the file that is at `path` now; None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

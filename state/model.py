@@ -1,16 +1,15 @@
 """The statefile's contents: frozen, validated on every construction, versioned.
 
 The JSON has Dynamo's shape (`namespace`, `circus_endpoint`, `components.{watcher}.{watcher_name, cmd,
-resources.allocated_gpus, lease}`, `environment`) with additions of our own. A state that breaks one of the
-rules below cannot be built or read: both raise StateError. Ranges of numbers
-are checked when a state is written or read.
+resources.allocated_gpus, lease}`, `environment`) with additions of our own. A state that breaks one of the rules below
+can be neither built nor read: both raise StateError. Ranges of numbers are checked when a state is written or read.
 
 - A component's key is its watcher's name; its namespace is the state's, its service is `component`.
 - No device is held by two components.
 - An entry whose process is gone holds nothing: no device list, no lease, no pid, no phase. Only an unsuffixed entry
   may be such a template; a suffixed one exists only while it holds.
-- Only an entry that starts replaces another one.
-- No secrets: `environment` takes DYN_* settings whose names do not look secret; commands carry no
+- Only an entry in the phase "starting" replaces another one.
+- There are no secrets: `environment` takes DYN_* settings whose names do not look secret; commands carry no
   credentials.
 """
 
@@ -29,10 +28,10 @@ from state.inventory import CPU_SLOTS_VARIABLE
 from state.paths import STATE_DIR_VARIABLE
 
 SCHEMA_VERSION = 3
-"""Version 2 has phases: who does not know of them would start a retiring worker again. Version 3 has restarts."""
+"""Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts."""
 
 RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
-"""Environment settings worth recording: they explain how a server was started, and none is secret."""
+"""Environment variables that are recorded: they tell how a server was started, and none is secret."""
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
@@ -40,24 +39,28 @@ _SECRET_OPTION = re.compile(
 )
 
 Phase = Literal["starting", "retiring", "restarting"]
-"""A change of what runs that is under way. `starting`: added, and undone unless it becomes ready. `retiring`: to end,
-and not to be started again. `restarting`: to end, and to be started under its name and on its devices, once more."""
+"""The change of an entry that is under way. `starting`: its process was added, and is ended again unless it becomes
+ready. `retiring`: its process is to end for good. `restarting`: its process is to end, and another one to start under
+its name and on its devices."""
 
 DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`allocated_gpus`: ids of the devices held, GPUs or CPU slots; empty for a process that needs none.
-    None: the entry is a template whose process is gone. It is then written as `{}`."""
+    """The devices of an entry. `allocated_gpus`: ids of GPUs or CPU slots; empty for a process that needs none. None
+    for a template, whose process is gone: it is written as `{}`."""
 
     allocated_gpus: tuple[DeviceId, ...] | None = None
 
 
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One watcher's entry. `component` is the service's name, `lease` names the life of one process: a
-    restarted process has a new one. `lease` and `pid` are None until the process has registered. `phase` is None for a
-    worker that is to run, and for a template. `replaces` names the watcher that is to end once this one is ready."""
+    """A watcher's entry.
+
+    `component`: the service's name. `lease`: the id of one process; a restarted process has a new one. `lease` and
+    `pid` are None until the process has registered. `phase`: the change under way, if there is one. `replaces`: the
+    watcher that is to end once this one is ready.
+    """
 
     watcher_name: str
     component: str
@@ -87,8 +90,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the entry stands for a process (that runs, starts or restarts). False for an emptied
-        template."""
+        """Whether the entry claims resources for a process, which may be about to start. False for a template."""
         return self.resources.allocated_gpus is not None
 
     @property
@@ -104,14 +106,14 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that cannot be mistaken for a later one of the same pid. `start_time`: ticks since boot."""
+    """A process, which its start time tells from a later one of the same pid. `start_time`: ticks since boot."""
 
     pid: Pid
     start_time: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What runs in one namespace. Change it through `state.transitions`; treat its dicts as read-only."""
+    """The processes of one namespace. Change it by `state.transitions`; treat its dicts as read-only."""
 
     schema_version: int = SCHEMA_VERSION
     namespace: str
@@ -150,13 +152,13 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class _Version(msgspec.Struct):
-    """The one field that every version of the file has."""
+    """The field that every version of the file has."""
 
     schema_version: int
 
 
 def encode(state: State) -> bytes:
-    """JSON of the state, indented for readers. Raises StateError for what `decode` would not give back."""
+    """Encode the state as indented JSON. Raises StateError for a state that `decode` would not give back."""
     try:
         data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
     except (TypeError, OverflowError, UnicodeError) as error:
@@ -167,7 +169,7 @@ def encode(state: State) -> bytes:
 
 
 def decode(data: bytes) -> State:
-    """Inverse of `encode`. Raises StateError for anything else, an unknown version included."""
+    """Inverse of `encode`. Raises StateError for anything else, including another version."""
     try:
         _check_version(msgspec.json.decode(data, type=_Version).schema_version)
         return msgspec.json.decode(data, type=State)
@@ -176,7 +178,7 @@ def decode(data: bytes) -> State:
 
 
 def recorded_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that may be written to the statefile."""
+    """The variables of an environment that the statefile records."""
     return {name: environ[name] for name in RECORDED_SETTINGS if name in environ}
 
 

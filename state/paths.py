@@ -1,4 +1,4 @@
-"""Where a namespace's files lie. Every path is spelled here and nowhere else.
+"""The paths of a namespace's files. Every path is spelled here and nowhere else.
 
     {root}/{namespace}.json           statefile
     {root}/{namespace}.json.lock      held for the time of one update of the statefile
@@ -58,7 +58,7 @@ class StatePaths:
 
     @property
     def unreadable_statefile(self) -> Path:
-        """Where a statefile that nobody can read is set aside."""
+        """The place to which a statefile that cannot be read is moved."""
         return self.root / f"{self.namespace}.json.unreadable"
 
     @property
@@ -79,47 +79,47 @@ class StatePaths:
 
     @property
     def state_copy(self) -> Path:
-        """The statefile once more, for the case that it is damaged while the server runs."""
+        """A copy of the statefile, which is used if that is damaged while the server runs."""
         return self.run_dir / "state.json"
 
     @property
     def graph_file(self) -> Path:
-        """The resolved graph, JSON."""
+        """The resolved graph, as JSON."""
         return self.run_dir / "graph.json"
 
     @property
     def blueprint_file(self) -> Path:
-        """How workers are made, JSON. There while workers may be added and removed."""
+        """The blueprint of processes, as JSON. Exists while workers may be added and removed."""
         return self.run_dir / "blueprint.json"
 
     @property
     def changes_lock(self) -> Path:
-        """Held by whoever adds or removes workers."""
+        """Lock of the process that changes what runs, for the time of a change."""
         return self.run_dir / "changes.lock"
 
     @property
     def planner_lock(self) -> Path:
-        """Held by the planner that adds and removes workers, for its whole life."""
+        """Lock of the planner that adds and removes workers, for its whole life."""
         return self.run_dir / "planner.lock"
 
     @property
     def decisions_file(self) -> Path:
-        """What the planner decided, one JSON object a line."""
+        """The planner's decisions, a JSON object in each line."""
         return self.logs_dir / "decisions.jsonl"
 
     @property
     def bus_file(self) -> Path:
-        """Address and token of the bus, JSON."""
+        """Address and token of the bus, as JSON."""
         return self.run_dir / "bus.json"
 
     @property
     def forkserver_socket(self) -> Path:
-        """Where services are forked (process/forkserver). Its path may be too long for a socket by name."""
+        """Socket of the fork server (process/forkserver). The path may be too long to bind by name."""
         return self.run_dir / "forkserver.sock"
 
     @property
     def sockets_link(self) -> Path:
-        """Names the directory of the sockets, if that is elsewhere. There before the directory, and gone after it."""
+        """Link to the directory of the sockets, if that is elsewhere. Made before that directory, removed after it."""
         return self.run_dir / "sockets"
 
     @property
@@ -156,12 +156,12 @@ class Sockets:
 
     @property
     def circus(self) -> Path:
-        """Commands."""
+        """Socket for commands."""
         return self.directory / "circus.sock"
 
     @property
     def circus_pubsub(self) -> Path:
-        """Events."""
+        """Socket for events."""
         return self.directory / "circus.pub"
 
     @property
@@ -173,17 +173,17 @@ class Sockets:
         return f"ipc://{self.circus_pubsub}"
 
     def process_folder(self, pid: int) -> Path:
-        """Where one process of a service has its sockets and temporary files. See `state.remains`."""
+        """Folder for the sockets and temporary files of one process. See `state.remains`."""
         return self.directory / str(pid)
 
     @property
     def fit(self) -> bool:
-        """Whether a socket can be bound at every path, those included that are named by a UUID (vLLM's) in the folder
-        of a process."""
+        """Whether all paths are short enough for sockets, including those that vLLM names by a UUID in a process's
+        folder."""
         longest = len(bytes(self.directory)) + 1 + _PID_LENGTH + 1 + _UUID_LENGTH
         return longest <= SOCKET_PATH_LIMIT_BYTES
 
     @classmethod
     def of_endpoint(cls, circus_endpoint: str) -> Sockets:
-        """The sockets beside the one that a statefile names."""
+        """The sockets in the directory of the one that a statefile names."""
         return cls(Path(circus_endpoint.removeprefix("ipc://")).parent)

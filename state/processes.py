@@ -1,7 +1,7 @@
-"""Processes as /proc shows them: who they are beyond doubt, what namespace they serve, and how to end them.
+"""Processes, by /proc: their identity, environment and family, and how to end them.
 
-A pid alone is no identity, it is reused. A pid with its start time is one; and a signal goes through a pidfd,
-which never reaches a successor.
+A pid is reused, so it identifies a process only together with the start time. Signals go through a pidfd, which never
+reaches a later process of the same pid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATE, _PARENT, _GROUP, _SESSION, _START, _EXIT = 0, 1, 2, 3, 19, 49
 
 @dataclass(frozen=True)
 class Process:
-    """One live process of this user. `environ` is what it was started with."""
+    """A living process of this user. `start_time`: ticks since boot. `environ`: the environment at its start."""
 
     pid: int
     start_time: int
@@ -36,15 +36,14 @@ class Process:
 
 
 class Processes(Protocol):
-    """What repair after a crash needs of the system. `ProcFs` is the real one."""
+    """The processes of the machine, for repair after a crash. `ProcFs` is the real implementation."""
 
     def snapshot(self) -> tuple[Process, ...]:
-        """Live processes of this user whose environment can be read, without this process and its
-        ancestors."""
+        """Living processes of this user whose environment can be read, except this process and its ancestors."""
         ...
 
     def end(self, processes: Collection[Process], term_s: float, kill_s: float) -> tuple[Process, ...]:
-        """SIGTERM, after `term_s` SIGKILL. Returns those that live on `kill_s` after that."""
+        """Send SIGTERM, and SIGKILL after `term_s`. Returns the processes that still live `kill_s` after that."""
         ...
 
 
@@ -55,13 +54,13 @@ def start_time(pid: int) -> int | None:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether that very process lives."""
+    """Whether the process of that pid and start time lives."""
     return start_time(pid) == started
 
 
 @dataclass(frozen=True)
 class Kin:
-    """Pids of a process' parent, and of the leaders of its group and session."""
+    """Pids of a process's parent, and of the leaders of its group and session."""
 
     parent: int
     group: int
@@ -69,7 +68,7 @@ class Kin:
 
 
 def kin(pid: int) -> Kin | None:
-    """None if the process is gone or a zombie."""
+    """The kin of a process; None if it is gone or a zombie."""
     fields = _stat(pid)
     if fields is None or fields[_STATE] in _DEAD:
         return None
@@ -77,7 +76,7 @@ def kin(pid: int) -> Kin | None:
 
 
 def exit_code(pid: int, started: int) -> int | None:
-    """How a process has ended whose parent has not asked yet, negative for a signal; None for any other one."""
+    """The exit code of a process that has ended and was not reaped yet, negative for a signal; None for any other."""
     fields = _stat(pid)
     if fields is None or fields[_STATE] not in _DEAD or int(fields[_START]) != started:
         return None
@@ -94,7 +93,7 @@ def this_process() -> Owner:
 
 
 def pids() -> tuple[int, ...]:
-    """Of all processes there are."""
+    """The pids of all processes. Raises DiskError."""
     with system_errors("cannot list processes"):
         return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
@@ -122,33 +121,33 @@ class ProcFs:
     def end(self, processes: Collection[Process], term_s: float, kill_s: float) -> tuple[Process, ...]:
         with system_errors("cannot end processes"), ExitStack() as stack:
             waiting = {fd: process for process in processes if (fd := _open(process, stack)) is not None}
-            for number, patience_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+            for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
                 for descriptor in waiting:
                     with suppress(ProcessLookupError):
                         self.send(descriptor, number)
-                for descriptor in _ended(waiting, patience_s):
+                for descriptor in _ended(waiting, wait_s):
                     del waiting[descriptor]
             return tuple(waiting.values())
 
 
 def _open(process: Process, stack: ExitStack) -> int | None:
-    """A pidfd of that very process, closed with the stack; None if it is gone."""
+    """A pidfd of the process, closed with the stack; None if the process is gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
     stack.callback(os.close, descriptor)
-    # Asked after opening: from here on the pidfd cannot come to mean another process.
+    # Checked after opening: from here on the pidfd cannot come to mean another process.
     return descriptor if alive(process.pid, process.start_time) else None
 
 
-def _ended(descriptors: Collection[int], patience_s: float) -> set[int]:
-    """Those of the pidfds whose process ended in time. Returns early when all have."""
+def _ended(descriptors: Collection[int], wait_s: float) -> set[int]:
+    """Wait for processes to end, by their pidfds. Returns the pidfds of those that did, early when all did."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     ended: set[int] = set()
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + wait_s
     while len(ended) < len(descriptors):
         left_s = deadline - time.monotonic()
         for descriptor, _ in poller.poll(max(left_s, 0) * 1000):
@@ -166,7 +165,7 @@ def _read(pid: int) -> Process | None:
         before = start_time(pid)
         data = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        return None  # it ended meanwhile, or is not ours to look at
+        return None  # the process ended meanwhile, or belongs to another user
     if before is None or start_time(pid) != before:
         return None
     return Process(pid, before, _environment(data))
@@ -186,7 +185,7 @@ def _lineage(pid: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command, which may itself hold spaces and parentheses."""
+    """The fields of /proc/PID/stat after the command, which may contain spaces and parentheses itself."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:

@@ -1,7 +1,6 @@
-"""State against reality: on a timer while a server runs, and once at the start of a server that follows a
-crash.
+"""Compares the state with what runs, and clears what a crashed server has left.
 
-`reconcile` and `leftovers` decide and are pure; `clear_leftovers` acts.
+`reconcile`, `unclaimed` and `leftovers` decide and are pure; `clear_leftovers` acts, at the start of the next server.
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from state.store import StateStore
 from state.transitions import release
 
 TERM_S = 5.0
-"""Patience after SIGTERM with a process whose server is dead: nobody waits for its answers any more."""
+"""Between SIGTERM and SIGKILL, for a process whose server is dead: its answers reach nobody any more."""
+
 KILL_S = 5.0
-"""Patience after SIGKILL: a process that frees much memory, or hangs in a driver, takes its time."""
+"""For a killed process to be gone. Freeing much memory takes seconds."""
+
 ROUNDS = 5
 
 
 def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tuple[str, ...]]:
-    """Release the claims of watchers that are not alive. Returns the new state and a note for each release.
+    """Release the claims of watchers that circusd does not know. Returns the new state and a note for each release.
 
-    A watcher is alive while circusd knows it, also while its process is about to be started again, and so is one
-    that is to be restarted: its claim is kept for the next process. Idempotent.
-    `watchers_alive` must have been read after `state`: a claim precedes its process, so a claim younger than the list
-    of processes would look dead.
+    A watcher is known also while its process is about to be started again. Claims in the phase "restarting" are kept
+    for the next process. Idempotent. `watchers_alive`, the watchers that circusd knows, must have been read after
+    `state`: a claim precedes its watcher, so a claim that is younger than the list would look dead.
     """
     notes: list[str] = []
     for name, component in state.components.items():
@@ -43,26 +43,26 @@ def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tup
 
 
 def unclaimed(state: State, watchers_alive: Collection[str]) -> tuple[str, ...]:
-    """Watchers that run without a claim, sorted: to be stopped."""
+    """Watchers without a claim, sorted: they are to be stopped."""
     holding = {name for name, component in state.components.items() if component.holds}
     return tuple(sorted(set(watchers_alive) - holding))
 
 
 def leftovers(paths: StatePaths, processes: Iterable[Process]) -> tuple[Process, ...]:
-    """Those processes that a server of this very namespace and state root started, by their own environment.
+    """The processes that a server of this namespace and state root has started, by their environment.
 
-    A process belongs if it was given the namespace, a watcher of it, and the state root. Another server's
-    processes differ in one of them; a process somebody else started has none.
+    The environment of such a process names the namespace, one of its watchers, and the state root. Processes of another
+    server differ in one of them; other processes have none.
     """
     return tuple(process for process in processes if _belongs(paths, process))
 
 
 def clear_leftovers(lock: ServerLock, processes: Processes | None = None) -> tuple[str, ...]:
-    """End what a crashed server of the namespace left running and remove what it left lying. Returns notes on
-    what was found, empty after a clean end.
+    """End the processes that a crashed server of the namespace has left, and remove its files. Returns a note for
+    each; none after a clean end.
 
-    The caller holds the server lock, so no server lives that any of it could belong to. Raises StateError if
-    a process cannot be ended: its devices are in use, and nothing was removed.
+    The caller holds the server lock, so nothing of it belongs to a living server. Raises StateError if a process cannot
+    be ended: its devices are in use then, and nothing is removed.
     """
     if not lock.held:
         raise StateError("leftovers are only cleared under the server lock")
@@ -80,7 +80,7 @@ def _belongs(paths: StatePaths, process: Process) -> bool:
 
 
 def _end_processes(paths: StatePaths, processes: Processes) -> list[str]:
-    """Looks again after each round: what was ended may have started something meanwhile."""
+    """End leftover processes. Lists them again after each round, as they may have started others meanwhile."""
     notes: list[str] = []
     found = leftovers(paths, processes.snapshot())
     for _ in range(ROUNDS):
@@ -100,8 +100,8 @@ def _end_processes(paths: StatePaths, processes: Processes) -> list[str]:
 
 
 def _remove_files(store: StateStore) -> list[str]:
-    """The run directory goes before the statefile: a crash in between leaves a state that is cleared next
-    time."""
+    """Remove files, the run directory before the statefile: after a crash in between, the next start clears the
+    rest."""
     paths = store.paths
     notes: list[str] = []
     try:

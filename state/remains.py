@@ -1,9 +1,9 @@
-"""What a process leaves behind when it is killed, and its removal by whoever notices its end.
+"""Removes what killed processes have left: the server does while it runs, and the next server after a crash.
 
     {directory of the sockets}/{pid}/                  its sockets and temporary files, mode 0700
-    {directory of the sockets}/{pid}/owner.json        which process that is, and its lease
-    /dev/shm/dynamo-{server}-{lease}-*                 shared memory that it, or what it has started, has created
-    {directory of the sockets}/{pid}/segments.json     their other shared memory, not named by us
+    {directory of the sockets}/{pid}/owner.json        the identity of the process, and its lease
+    /dev/shm/dynamo-{server}-{lease}-*                 shared memory that it, or its children, have created
+    {directory of the sockets}/{pid}/segments.json     their other shared memory, whose names are not ours
 
 Shared memory that a living process has mapped or open is never removed.
 """
@@ -35,19 +35,19 @@ SEGMENTS_ENV = "DYN_SHM_PREFIX"
 """Set by the server in each of its processes: prefix of the names of shared memory that the process creates."""
 
 SHARED_MEMORY = Path("/dev/shm")
-PATIENCE_S = 5.0
-"""With processes that were killed: one that frees much memory takes its time."""
+GONE_WITHIN_S = 5.0
+"""For killed processes to be gone. Freeing much memory takes seconds."""
 
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 _PROC = Path("/proc")
 _OWNER = "owner.json"
 _SEGMENTS = "segments.json"
 _MAPPED = re.compile(rf"\s([0-9]+)\s+{SHARED_MEMORY}/([^/\n]+)$", re.MULTILINE)
-"""Inode and name, at the end of a line of /proc/PID/maps."""
+"""Matches inode and name of shared memory, at the end of a line of /proc/PID/maps."""
 
 
 class Segment(msgspec.Struct, frozen=True, order=True):
-    """One file of shared memory. A name may be given again, to another inode."""
+    """A file of shared memory. The inode tells it from a later file of the same name."""
 
     name: str
     inode: int
@@ -60,15 +60,15 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 def segment_prefix(paths: StatePaths, lease: str = "") -> str:
-    """How the names of a server's shared memory begin, or those of its process with that lease."""
-    # A container that has the same paths and the same /dev/shm has processes of its own.
+    """The prefix of the names of a server's shared memory, or of those of its process with that lease."""
+    # The pid namespace is part of it: a container may have the same paths and the same /dev/shm, but other processes.
     processes = (_PROC / "self/ns/pid").readlink()
     server = hashlib.sha256(f"{paths.root}\0{paths.namespace}\0{processes}".encode()).hexdigest()[:12]
     return f"dynamo-{server}-{lease}-" if lease else f"dynamo-{server}-"
 
 
 def make_folder(sockets: Sockets, owner: Owner, lease: str) -> Path:
-    """Make the folder of a process. What an earlier one of its pid has left is removed. Raises StateError."""
+    """Make the folder of a process, and remove what an earlier process of its pid has left. Raises StateError."""
     folder = sockets.process_folder(owner.pid)
     with system_errors(f"cannot create {folder}"):
         if folder.exists():
@@ -81,46 +81,46 @@ def make_folder(sockets: Sockets, owner: Owner, lease: str) -> Path:
 
 
 def record_segments(folder: Path, processes: Iterable[int]) -> None:
-    """Write into a process's folder which shared memory these processes have. Raises StateError."""
+    """Record in a process's folder which shared memory these processes have. Raises StateError."""
     found = sorted({segment for pid in processes for segment in segments_of(pid)})
     replace_file(folder / _SEGMENTS, msgspec.json.encode(found), durable=False)
 
 
 def reap(sockets: Sockets) -> None:
-    """Remove what processes that are gone have left. While a child of one takes its time to die, and so has shared
-    memory in use, that one's is left for the next time. Raises StateError."""
+    """Remove what dead processes have left. If a child of one still uses shared memory, that process's folder is left
+    for the next call. Raises StateError."""
     with system_errors(f"cannot clear {sockets.directory}"):
         for folder in _folders(sockets):
             if _is_gone(folder) and _remove_segments(_left_in(folder)):
                 remove_tree(folder)
 
 
-def clear_segments(paths: StatePaths, sockets: Sockets, patience_s: float = PATIENCE_S) -> int:
-    """Remove the shared memory of a server that has ended. What processes of it use that were killed, and take their
-    time to die, is waited for. Returns how many files there were. Raises StateError."""
+def clear_segments(paths: StatePaths, sockets: Sockets, wait_s: float = GONE_WITHIN_S) -> int:
+    """Remove the shared memory of a server that has ended. Waits up to `wait_s` for killed processes that still use
+    some. Returns the number of removed files. Raises StateError."""
     with system_errors(f"cannot clear {SHARED_MEMORY}"):
         found = {segment for folder in _folders(sockets) for segment in _left_in(folder)}
         found = {segment for segment in found | _named(f"{segment_prefix(paths)}*") if _is_there(segment)}
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = time.monotonic() + wait_s
         while not _remove_segments(found) and time.monotonic() < give_up_at and has_segments(paths):
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return len([segment for segment in found if not _is_there(segment)])
 
 
 def has_segments(paths: StatePaths) -> bool:
-    """Whether there is shared memory of the server, which may have ended."""
+    """Whether there is shared memory of the namespace's server, also of one that has ended."""
     return bool(_named(f"{segment_prefix(paths)}*"))
 
 
 def remove_remains(paths: StatePaths) -> tuple[int, bool]:
-    """Remove what a server has beside statefile and logs, once none of its processes lives. Returns how many files of
-    shared memory there were, and whether there was a run directory. Raises StateError."""
+    """Remove shared memory and run directory of a server none of whose processes lives. Returns the number of files of
+    shared memory, and whether there was a run directory. Raises StateError."""
     segments = clear_segments(paths, sockets_of(paths))
     return segments, remove_run_directory(paths)
 
 
 def segments_of(pid: int) -> set[Segment]:
-    """Shared memory that the process has mapped or open. Empty if it is gone, or none of ours."""
+    """The shared memory that a process has mapped or open; none if the process is gone, or another user's."""
     found: set[Segment] = set()
     with suppress(OSError):
         maps = (_PROC / str(pid) / "maps").read_text(errors="replace")
@@ -143,7 +143,7 @@ def _folders(sockets: Sockets) -> Iterator[Path]:
 def _is_gone(folder: Path) -> bool:
     owner = _owner_of(folder)
     if owner is None:
-        # It may be about to say who it is.
+        # A living process may be about to write owner.json.
         return not (_PROC / folder.name).exists()
     return not alive(owner.pid, owner.start_time)
 
@@ -179,13 +179,13 @@ def _inode_of(path: Path) -> int | None:
 
 
 def _remove_segments(segments: Collection[Segment]) -> bool:
-    """Remove those that are still there. Returns whether none had to be left as it is in use."""
+    """Remove the segments that exist and that no process uses. Returns whether none is left."""
     left = {segment for segment in segments if _is_there(segment)}
     if not left:
         return True
     used = left & {segment for pid in pids() for segment in segments_of(pid)}
     for segment in left - used:
-        # One that is recorded may be another user's.
+        # A recorded segment may belong to another user.
         with suppress(FileNotFoundError, PermissionError):
             (SHARED_MEMORY / segment.name).unlink()
     return not used

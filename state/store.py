@@ -1,10 +1,8 @@
-"""The statefile on disk: atomic, locked, 0600. `ServerLock` and `server_pid` are offered here too.
+"""The statefile on disk: atomic, locked, mode 0600. Also exports `ServerLock` and `server_pid`.
 
-Readers take no lock: they see one whole version. Writers take turns under a lock that exists as long as the
-statefile does.
-
-Each update goes to a copy in the run directory first. A statefile that is damaged or removed while a server runs is
-read, and updated, by its copy, until the server has written it anew (`heal`).
+Readers take no lock: they see one whole version. Writers exclude each other by a lock that exists as long as the
+statefile does. Each update is written to a copy in the run directory first. If the statefile is damaged or removed
+while a server runs, the copy is read and updated until the server has written the statefile anew (`heal`).
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from state.paths import StatePaths
 __all__ = ["ServerLock", "StateStore", "server_pid"]
 
 LOCK_TIMEOUT_S = 10.0
-"""An update takes milliseconds; whoever holds the lock for this long is stopped or stuck."""
+"""An update takes milliseconds; a process that holds the lock for this long is stopped or stuck."""
 
 HEALED_WITHIN_S = 3.0
-"""For the server, which looks every second, to write a statefile anew of which there is no copy either."""
+"""For the server, which checks its files every second, to write the statefile anew if the copy is gone, too."""
 
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 
 _T = TypeVar("_T")
 
 
 class UnreadableError(DiskError):
-    """The statefile cannot be read, or is no statefile of the namespace."""
+    """The statefile cannot be read, or is not one of the namespace."""
 
 
 class StateStore:
@@ -69,27 +67,27 @@ class StateStore:
             replace_file(self.paths.statefile, data, self._disk)
 
     def read(self) -> State:
-        """The current version. Raises NotRunningError if there is none, UnreadableError if it cannot be understood, and
-        a server that runs does not write it anew in time."""
-        return self._patiently(lambda: self._version()[0])
+        """Read the current version. Raises NotRunningError if there is none, UnreadableError if it cannot be read; each
+        only after a running server had time to write it anew."""
+        return self._with_retries(lambda: self._version()[0])
 
     def read_file(self) -> State:
-        """What stands in the statefile itself. Raises as `read` does, at once."""
+        """Read the statefile itself, not its copy. Raises as `read`, but at once."""
         return self._read(self.paths.statefile)
 
     def update(self, change: Callable[[State], State]) -> State:
         """Replace the state by `change(state)` and return it. No other update happens in between.
 
-        `change` is pure and quick: it runs under the lock. If it raises, nothing is written and the error
-        passes through. Raises as `read` does, and LockTimeoutError (a StateError that names the holder).
+        `change` must be pure and quick, as it runs under the lock, and may run again. If it raises, nothing is written
+        and the error passes through. Raises as `read`, and LockTimeoutError (a StateError that names the holder).
         """
-        return self._patiently(lambda: self._update(change))
+        return self._with_retries(lambda: self._update(change))
 
     def heal(self, remembered: State | None = None) -> tuple[State, str | None]:
-        """Write the statefile anew if it is damaged or missing: from its copy, or else as `remembered`. For the server,
-        which alone knows that there has to be one. Returns the state, and what was wrong with the file.
+        """Write the statefile anew if it is damaged or missing: from its copy, or else as `remembered`.
 
-        Raises as `read` does, at once, if nothing is known to write.
+        For the server only, which knows that the file must exist. Returns the state, and what was wrong with the file,
+        or None. Raises as `read`, but at once, if there is neither a copy nor a remembered state.
         """
         with suppress(NotRunningError, UnreadableError):
             return self.read_file(), None
@@ -107,24 +105,22 @@ class StateStore:
             return state, damage
 
     def remove(self) -> None:
-        """Remove the statefile, its lock and whatever an interrupted write left. Nothing to remove is no
-        error."""
+        """Remove the statefile, its copy and lock, and what an interrupted write has left. Harmless without one."""
         if not self.paths.root.exists():
             return
         with self._locked(), system_errors(f"cannot remove {self.paths.statefile}"):
-            # The copy first: it would stand for the statefile.
+            # The copy first: without the statefile it would be read in its place.
             for path in (self.paths.state_copy, self.paths.statefile):
                 path.unlink(missing_ok=True)
                 path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
 
     def set_aside(self) -> None:
-        """Move a statefile that cannot be read out of the way, keeping it for whoever wants to look into
-        it."""
+        """Rename a statefile that cannot be read, so that it can be examined later."""
         with self._locked(), system_errors(f"cannot move {self.paths.statefile}"):
             self.paths.statefile.replace(self.paths.unreadable_statefile)
 
-    def _patiently(self, attempt: Callable[[], _T]) -> _T:
-        """Try again while there is a server that can write the statefile anew."""
+    def _with_retries(self, attempt: Callable[[], _T]) -> _T:
+        """Try again for a while if there is a server that can write the statefile anew."""
         clock = self._clock or Clock()
         give_up_at = clock.now() + HEALED_WITHIN_S
         while True:
@@ -133,7 +129,7 @@ class StateStore:
             except (NotRunningError, UnreadableError):
                 if clock.now() >= give_up_at or server_pid(self.paths) is None:
                     raise
-            clock.sleep(_LOOK_EVERY_S)
+            clock.sleep(_POLL_S)
 
     def _update(self, change: Callable[[State], State]) -> State:
         if not self._exists():
@@ -145,13 +141,13 @@ class StateStore:
             if after != before:
                 data = encode(after)
                 self._write_copy(data)
-                # One that is damaged is left to the server, which says so.
+                # A damaged statefile is left to the server, which reports it.
                 if damage is None:
                     replace_file(self.paths.statefile, data, self._disk)
             return after
 
     def _version(self) -> tuple[State, str | None]:
-        """The current version; and what is wrong with the statefile, if it had to be read from the copy."""
+        """The current version, and what is wrong with the statefile if the copy had to be read, else None."""
         try:
             return self.read_file(), None
         except (NotRunningError, UnreadableError) as error:
@@ -174,7 +170,7 @@ class StateStore:
             raise UnreadableError(f"cannot read {path}: {error.cause}", error.remedy or _REPAIR) from error
 
     def _write_copy(self, data: bytes) -> None:
-        """Where there is no run directory, there is no server either: nothing is to be healed then."""
+        """Write the copy, unless there is no run directory: then no server runs that could heal the statefile."""
         if self.paths.run_dir.is_dir():
             replace_file(self.paths.state_copy, data, self._disk, durable=False)
 
@@ -185,7 +181,7 @@ class StateStore:
         try:
             yield
         finally:
-            # lexists raises nothing: the lock is let go whatever happened to the directory.
+            # lexists raises nothing, so the lock is released whatever happened to the directory.
             lock.release(remove=not os.path.lexists(self.paths.statefile))
 
     def _exists(self) -> bool:

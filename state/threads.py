@@ -1,4 +1,4 @@
-"""Threads and cores as /proc shows them: who has run, who waits for a core, who may run where."""
+"""Threads and cores, by /proc: how long threads have run and waited for a core, and which cores they may use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERRUPTS = slice(5, 7)
 
 
 def times_of(pid: int, thread: int) -> ThreadTimes | None:
-    """None: it is gone, or not ours to look at."""
+    """The counters of a thread; None if it is gone, or another user's."""
     try:
         ran, waited, _ = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
         fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()
@@ -31,7 +31,7 @@ def times_of(pid: int, thread: int) -> ThreadTimes | None:
 
 
 def _read(path: str) -> bytes:
-    """A small file, read as cheaply as can be: there are many, often."""
+    """Read a small file with the fewest system calls: there are many of them, read often."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096)
@@ -40,7 +40,7 @@ def _read(path: str) -> bytes:
 
 
 def threads_of(pid: int) -> tuple[int, ...]:
-    """By id; no ones if the process is gone."""
+    """The ids of a process's threads; none if it is gone."""
     try:
         return tuple(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208  # cheaper
     except OSError:
@@ -48,13 +48,13 @@ def threads_of(pid: int) -> tuple[int, ...]:
 
 
 def times_of_all(pids: Iterable[int]) -> dict[int, ThreadTimes]:
-    """All threads of the processes, by id."""
+    """The counters of all threads of the processes, by thread id."""
     found = ((thread, times_of(pid, thread)) for pid in pids for thread in threads_of(pid))
     return {thread: times for thread, times in found if times is not None}
 
 
 def forked_by(pid: int, thread: int) -> tuple[int, ...]:
-    """The children of a process that this thread has forked; no ones on a kernel that does not tell."""
+    """The children that one thread of a process has forked; none on a kernel without that file."""
     try:
         return tuple(int(child) for child in (_PROC / str(pid) / "task" / str(thread) / "children").read_text().split())
     except OSError:
@@ -62,15 +62,15 @@ def forked_by(pid: int, thread: int) -> tuple[int, ...]:
 
 
 def family_of(pid: int) -> tuple[int, ...]:
-    """The process and all that it, and these in turn, have forked."""
+    """The process and all its descendants."""
     found = [pid]
-    for one in found:
-        found += [child for thread in threads_of(one) for child in forked_by(one, thread)]
+    for each in found:
+        found += [child for thread in threads_of(each) for child in forked_by(each, thread)]
     return tuple(found)
 
 
 def busy_seconds() -> dict[int, float]:
-    """By core, since boot: how long it has done something."""
+    """The time for which each core has been busy since boot."""
     ticks = os.sysconf("SC_CLK_TCK")
     lines = (line.split() for line in (_PROC / "stat").read_text().splitlines())
     cores = {name.removeprefix("cpu"): [int(field) for field in fields] for name, *fields in lines if "cpu" in name}
@@ -80,14 +80,14 @@ def busy_seconds() -> dict[int, float]:
 
 
 def cores_of(thread: int) -> frozenset[int]:
-    """Where the thread may run; empty if it is gone."""
+    """The cores on which a thread may run; none if it is gone."""
     with suppress(OSError):
         return frozenset(os.sched_getaffinity(thread))
     return frozenset()
 
 
 def bind_thread(thread: int, cores: Collection[int]) -> None:
-    """Have it run on these cores, unless it is gone or they are."""
+    """Bind a thread to the cores. Does nothing if the thread or the cores are gone."""
     with suppress(OSError):
         os.sched_setaffinity(thread, cores)
 
@@ -102,7 +102,7 @@ class _Look:
 
 @dataclass
 class CoreWatch:
-    """Tells how processes and others have shared the cores since the look before."""
+    """Measures how our processes and others have shared the cores since the previous look."""
 
     cores: frozenset[int]
     _last: _Look | None = field(default=None, init=False)
@@ -110,8 +110,11 @@ class CoreWatch:
     def look(
         self, own: Mapping[int, ThreadTimes], beside: Mapping[int, ThreadTimes] | None = None
     ) -> tuple[Shares, dict[int, float]] | None:
-        """What the `own` threads did, and each core's share that neither they nor those `beside` had. None: it is the
-        first look."""
+        """Measure since the previous look; None at the first one.
+
+        Returns the sums over the `own` threads, and for each core the share of the time in which it was busy with
+        neither these nor the threads `beside`.
+        """
         now = _Look(time.monotonic(), own, beside or {}, busy_seconds())
         last, self._last = self._last, now
         if last is None:

@@ -1,21 +1,21 @@
-"""The moves of a state. Each is pure and returns a new state; an illegal one raises StateError.
+"""The transitions of a state. Each is pure and returns a new state; an illegal one raises StateError.
 
     (no entry)  --claim-->        holding     the process may be started: its devices are its own
     template    --claim-->        holding     (claimed as "starting", it is undone unless it becomes ready)
     starting    --settle-->       holding     the process that was added has become ready; the one that it replaces, if
-                                              any, retires in the same move
+                                              any, retires in the same transition
     holding     --retire-->       retiring    the process is to end, and is not to be started again
     holding     --restart-->      restarting  the process is to end, and to be started once more
     restarting  --settle-->       holding     the process that was started once more has become ready
-    holding     --set_lease-->    holding     the process (or the one that replaced it) says who it is
-    holding     --set_role-->     holding     the process has taken up another role; one that replaces it has it too
-    holding     --clear_lease-->  holding     that process is gone, another is to follow
+    holding     --set_lease-->    holding     the process has registered
+    holding     --set_role-->     holding     the process has taken up another role, which its successor keeps
+    holding     --clear_lease-->  holding     that process is gone, another one is to follow
     holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
     holding     --release-->      (no entry)  suffixed: gone for good
     any         --remove-->       (no entry)  a start that is rolled back
 
-"holding" is any entry with resources, whatever its phase. A claim comes before its process starts, a
-release after it is gone, so that no device is ever in use unrecorded.
+"holding" is any entry with resources, whatever its phase. A claim precedes the start of its process, and a release
+follows its end, so that no device is ever in use without being recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def new_state(
     owner: Owner,
     environment: Mapping[str, str] | None = None,
 ) -> State:
-    """A state in which nothing runs yet."""
+    """The state of a server that has started nothing yet."""
     return State(
         namespace=namespace,
         circus_endpoint=circus_endpoint,
@@ -59,8 +59,8 @@ def claim(
     phase: Phase | None = None,
     replaces: str | None = None,
 ) -> State:
-    """Give the watcher its entry and devices. Illegal if it holds already, if a device is taken, or if it is
-    suffixed and its service has no unsuffixed entry."""
+    """Give the watcher an entry and devices. Illegal if it holds already, if a device is taken, or if it is suffixed
+    and its service has no unsuffixed entry."""
     name = str(watcher)
     parts = _parse(name)
     held = state.components.get(name)
@@ -73,8 +73,10 @@ def claim(
 
 
 def settle(state: State, watcher: Watcher | str) -> State:
-    """Record that a process that was started is to run from now on, and the one that it replaces is to end. Illegal for
-    one that is to end itself; for one that was settled before, the state is returned as it is."""
+    """Record that a started process is ready and is to stay, and that the one that it replaces is to end.
+
+    Illegal for a retiring entry. Settling again changes nothing.
+    """
     component = _holding(state, watcher)
     if component.phase == "retiring":
         raise StateError(f"{watcher} is to end", "wait until it has, then add another one")
@@ -84,13 +86,13 @@ def settle(state: State, watcher: Watcher | str) -> State:
 
 
 def retire(state: State, watcher: Watcher | str) -> State:
-    """Record that the watcher's process is to end for good. It keeps its devices until it has."""
+    """Record that the watcher's process is to end for good. The entry keeps its devices until it is released."""
     return _with(state, msgspec.structs.replace(_holding(state, watcher), phase="retiring", replaces=None))
 
 
 def restart(state: State, watcher: Watcher | str) -> State:
-    """Record that the watcher's process is to end and another one to be started in its place. Illegal while another
-    change of it is under way."""
+    """Record that the watcher's process is to end, and another one to be started under its name. Illegal while another
+    change of the entry is under way."""
     component = _holding(state, watcher)
     if component.phase is not None:
         raise StateError(f"{watcher} is {component.phase}", "wait until that is over")
@@ -98,14 +100,13 @@ def restart(state: State, watcher: Watcher | str) -> State:
 
 
 def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
-    """Record the process that now runs for the watcher. A process that replaced another replaces its
-    lease."""
+    """Record the lease and pid of the watcher's process, in place of those of an earlier one."""
     component = _holding(state, watcher)
     return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
 
 
 def set_role(state: State, watcher: Watcher | str, lease: str, role: str) -> State:
-    """Record that the process of that lease has another role now. Illegal if it is not the watcher's any more."""
+    """Record the role of the watcher's process. Illegal if the lease is not that of its present process."""
     component = _holding(state, watcher)
     if component.lease != lease:
         raise StateError(f"{watcher} is another process by now", "look at `dynamo ps`, and try again")
@@ -113,9 +114,9 @@ def set_role(state: State, watcher: Watcher | str, lease: str, role: str) -> Sta
 
 
 def clear_lease(state: State, watcher: Watcher | str, lease: str) -> State:
-    """Record that the process of that lease is gone while the watcher keeps its devices for the next one.
+    """Record that the process of that lease is gone. The watcher keeps its devices for the next one.
 
-    The state is returned as it is when the lease is no longer the watcher's: a late farewell does no harm.
+    Changes nothing if the lease is not that of the present process: the call may come late.
     """
     component = state.components.get(str(watcher))
     if component is None or component.lease != lease:
@@ -124,7 +125,8 @@ def clear_lease(state: State, watcher: Watcher | str, lease: str) -> State:
 
 
 def release(state: State, watcher: Watcher | str) -> State:
-    """Record that the watcher's process is gone for good. The unsuffixed entry stays as template, emptied."""
+    """Record that the watcher's process is gone for good. An unsuffixed entry stays, emptied, as the template of its
+    service."""
     component = _holding(state, watcher)
     if component.watcher.index > 0:
         return remove(state, watcher)
@@ -135,7 +137,7 @@ def release(state: State, watcher: Watcher | str) -> State:
 
 
 def remove(state: State, watcher: Watcher | str) -> State:
-    """Drop the entry, template or not. Illegal for an unsuffixed entry while suffixed ones depend on it."""
+    """Remove the entry, template or not. Illegal for an unsuffixed entry while its service has suffixed ones."""
     component = _entry(state, watcher)
     if component.watcher.index == 0 and len(entries(state, component.component)) > 1:
         raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
@@ -143,23 +145,23 @@ def remove(state: State, watcher: Watcher | str) -> State:
 
 
 def taken(state: State) -> frozenset[int]:
-    """Ids of all devices that are held."""
+    """The ids of all devices that entries hold."""
     return frozenset(device for component in state.components.values() for device in component.devices)
 
 
 def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
-    """Watchers in that phase, in the statefile's order."""
+    """The watchers in that phase, in the statefile's order."""
     return tuple(name for name, component in state.components.items() if component.phase == phase)
 
 
 def entries(state: State, service: str) -> tuple[Component, ...]:
-    """All entries of a service, template first, by index."""
+    """The entries of a service by index, the unsuffixed one first."""
     mine = (c for c in state.components.values() if c.component == service)
     return tuple(sorted(mine, key=lambda component: component.watcher))
 
 
 def next_watcher(state: State, service: str) -> Watcher:
-    """The name for one more process of the service: the unsuffixed one if it is not holding, else the lowest
+    """The watcher for one more process of the service: the unsuffixed one if it is not holding, else that of the lowest
     free suffix."""
     used = {component.watcher.index for component in entries(state, service) if component.holds}
     index = next(i for i in range(len(used) + 1) if i not in used)

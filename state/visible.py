@@ -1,7 +1,7 @@
-"""What $CUDA_VISIBLE_DEVICES leaves of the GPUs. Pure.
+"""Applies $CUDA_VISIBLE_DEVICES to the GPUs. Pure.
 
-CUDA skips silently over what it does not understand, which ends in "no GPU" much later; here that is a
-DeviceError at once. Hiding GPUs on purpose (an empty setting, -1) is honoured as CUDA does.
+CUDA ignores entries that it does not understand, which leads to "no GPU" much later; here they are a DeviceError at
+once. An empty setting and -1 hide GPUs, as with CUDA.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from state.devices import CUDA_DEVICES_VARIABLE, CUDA_ORDER_VARIABLE, Device
 
 
 def visible_gpus(gpus: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """The GPUs that the setting names, by index in PCI order or by UUID (or its beginning), ascending by id.
-    All of them when it is not set. Raises DeviceError for MIG slices, unknown or repeated GPUs, and indices
-    whose meaning depends on CUDA's order by speed."""
+    """The GPUs that the setting names, by index in PCI order or by UUID (or its beginning), ascending by id. All of
+    them if it is not set.
+
+    Raises DeviceError for MIG slices, for unknown or repeated GPUs, and for indices whose meaning depends on CUDA's
+    order by speed.
+    """
     setting = environ.get(CUDA_DEVICES_VARIABLE)
     if setting is None or not gpus:
         return tuple(gpus)
@@ -57,8 +60,8 @@ def _find(entry: str, gpus: Sequence[Device]) -> Device:
 
 
 def _check_order(setting: str, gpus: Sequence[Device], environ: Mapping[str, str]) -> None:
-    """Unlike GPUs are numbered by speed unless told otherwise, so an index alone does not say which is
-    meant."""
+    """Raise DeviceError if the GPUs differ and no order is set: CUDA numbers them by speed then, so an index does not
+    tell which GPU is meant."""
     unlike = len({gpu.name for gpu in gpus}) > 1
     if unlike and environ.get(CUDA_ORDER_VARIABLE) != "PCI_BUS_ID":
         raise DeviceError(

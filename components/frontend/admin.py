@@ -1,4 +1,4 @@
-"""Answers operators: which requests this frontend has, and having some of them moved."""
+"""Answers operators: lists the live requests of a frontend, and carries out orders to migrate some of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
 
 import msgspec
 
@@ -29,51 +28,51 @@ from dynamo_local.tasks import TaskGuard
 _log = logging.getLogger(__name__)
 
 MOST_ROWS = 2000
-"""Requests told at once: a quarter of what the bus takes in one message."""
+"""Requests listed at once: a quarter of what fits into one message on the bus."""
 
 
 class FrontendAdmin:
-    """Of one frontend. `live` are the dispatcher's requests."""
+    """Serves one frontend's subject for operators."""
 
     def __init__(
         self,
         bus: Bus,
         subjects: Subjects,
         lease: str,
-        live: Mapping[str, LiveRequest],
-        mover: MigrationScheduler,
+        scheduler: MigrationScheduler,
         tasks: TaskGuard,
     ) -> None:
         self._bus = bus
         self._subject = subjects.requests(lease)
-        self._live = live
-        self._mover = mover
+        self._scheduler = scheduler
+        self._requests = scheduler.requests
         self._tasks = tasks
 
     async def start(self) -> None:
-        """Answer from now on."""
-        await self._bus.subscribe(self._subject, self._on_inquiry)
+        """Begin to answer."""
+        await self._bus.subscribe(self._subject, self._on_question)
 
-    async def _on_inquiry(self, message: Message) -> None:
+    async def _on_question(self, message: Message) -> None:
         try:
-            inquiry: AdminRequest = codec.decode(message.data, AdminRequest)
+            question: AdminRequest = codec.decode(message.data, AdminRequest)
         except DecodeError as error:
-            _log.warning("inquiry ignored: %s", error)
+            _log.warning("question of an operator ignored: %s", error)
             return
-        match inquiry:
+        match question:
             case RequestsQuestion():
-                await self._answer(message.reply, self._rows(inquiry.limit))
+                await self._answer(message.reply, self._rows(question.limit))
             case MigrationOrder():
-                # Not awaited: a move takes a while, and others ask.
-                self._tasks.spawn("moves by hand", self._move(inquiry, message.reply))
+                # Not awaited: a migration takes a while, and other questions come meanwhile.
+                self._tasks.spawn("ordered migrations", self._migrate(question, message.reply))
 
     def _rows(self, limit: int) -> RequestsAnswer:
         now = time.monotonic()
-        told = max(min(limit, MOST_ROWS), 0)
-        rows = tuple(self._row(live, now) for live in itertools.islice(self._live.values(), told))
-        return RequestsAnswer(rows, len(self._live) - len(rows))
+        most = max(min(limit, MOST_ROWS), 0)
+        rows = tuple(self._row(live, now) for live in itertools.islice(self._requests.values(), most))
+        return RequestsAnswer(rows, len(self._requests) - len(rows))
 
     def _row(self, live: LiveRequest, now: float) -> RequestRow:
+        current = live.migration.current
         return RequestRow(
             live.request_id,
             live.log.epoch,
@@ -81,18 +80,18 @@ class FrontendAdmin:
             len(live.request.prompt_token_ids),
             live.log.position,
             now - live.born_at,
-            live.moving.destination if live.moving is not None else None,
-            self._mover.why_not(live),
+            None if current is None else current.destination,
+            self._scheduler.why_not(live),
         )
 
-    async def _move(self, order: MigrationOrder, reply: str) -> None:
+    async def _migrate(self, order: MigrationOrder, reply: str) -> None:
         wanted = frozenset(order.request_ids)
-        meant = [
+        chosen = [
             live
-            for live in self._live.values()
+            for live in self._requests.values()
             if live.request_id in wanted or (order.source is not None and live.log.worker == order.source)
         ]
-        orders = [self._mover.order(live, order.destination, cold=order.cold) for live in meant]
+        orders = [self._scheduler.order(live, order.destination, cold=order.cold) for live in chosen]
         results = await asyncio.gather(*orders)
         await self._answer(reply, MigrationReport(tuple(results)))
 
@@ -100,4 +99,4 @@ class FrontendAdmin:
         try:
             await self._bus.publish(reply, codec.encode(answer))
         except BusError as error:
-            _log.warning("an operator is not answered: %s", error)
+            _log.warning("an operator's question could not be answered: %s", error)

@@ -1,4 +1,4 @@
-"""Where a frontend's requests go: asked of the router, or, in a graph without one, decided here by the same policy."""
+"""Assigns a frontend's requests to workers: the router decides, or, in a graph without one, the same policy here."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from dynamo_local.core.names import Subjects
 _log = logging.getLogger(__name__)
 
 _ROUTER_TIMEOUT_S = 1.0
-
-_TELL_CHARGES_EVERY_S = 5.0
+_REPORT_CHARGES_EVERY_S = 5.0
 
 
 class Assigner(Protocol):
     """Assigns requests to workers."""
 
     async def assign(self, request: AssignRequest) -> str | None:
-        """The lease of the worker to take the request, None if no worker is routable."""
+        """Return the lease of the worker to take the request, None if no worker is routable."""
 
     async def release(self, request_id: str) -> None:
-        """The request has left its worker. Never raises: at worst, a load is overestimated for a while."""
+        """Charge the request to no worker. Never raises: at worst, a load is overestimated for a while."""
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
-        """The request, with so many tokens, is another worker's now. Never raises, like `release`."""
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
+        """Charge the request, with so many tokens of context, to this worker. Never raises, like `release`."""
 
     async def run(self) -> None:
-        """What is to be done besides, until cancelled."""
+        """Do what is to be done periodically, until cancelled."""
 
 
 class LocalAssigner:
@@ -57,14 +56,14 @@ class LocalAssigner:
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
         self.ledger.charge(self._frontend, request_id, worker, tokens)
 
     async def run(self) -> None:
         return
 
     def knows(self, worker: str) -> bool:
-        """Whether the worker is there, as far as this process has heard."""
+        """Return whether the worker is in this frontend's view of the fleet."""
         return self._fleet.view.get(worker) is not None
 
     def _on_change(self, change: Change) -> None:
@@ -73,7 +72,8 @@ class LocalAssigner:
 
 
 class RouterAssigner:
-    """Asks the router. While there is none (it is restarting), decides by itself rather than let requests wait."""
+    """Asks the router. If the router does not answer (while it restarts), `fallback` decides, so that no request
+    waits."""
 
     def __init__(self, bus: Bus, subjects: Subjects, frontend: str, fallback: LocalAssigner) -> None:
         self._bus = bus
@@ -94,7 +94,7 @@ class RouterAssigner:
         if worker is None:
             return None
         if not self._fallback.knows(worker):
-            # The router's view is older than ours: it has just started, or come back from a hang.
+            # The router's view of the fleet is older than this one: it has just started, or has hung.
             return await self._fallback.assign(request)
         self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens)
         return worker
@@ -105,24 +105,24 @@ class RouterAssigner:
         try:
             await self._bus.publish(self._subjects.released, message)
         except BusError as error:
-            _log.warning("the router is not told that %s left its worker: %s", request_id, error)
+            _log.warning("the router could not be told that request %s has left its worker: %s", request_id, error)
 
-    async def moved(self, request_id: str, worker: str, tokens: int) -> None:
-        await self._fallback.moved(request_id, worker, tokens)
-        await self._tell_charges()
+    async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
+        await self._fallback.reassign(request_id, worker, tokens)
+        await self._report_charges()
 
     async def run(self) -> None:
-        """Tell the router now and then what is charged: it may have missed something, or be another one."""
+        """Report all charges to the router from time to time: it may have missed messages, or have restarted."""
         while True:
-            await asyncio.sleep(_TELL_CHARGES_EVERY_S)
-            await self._tell_charges()
+            await asyncio.sleep(_REPORT_CHARGES_EVERY_S)
+            await self._report_charges()
 
-    async def _tell_charges(self) -> None:
+    async def _report_charges(self) -> None:
         charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
         try:
             await self._bus.publish(self._subjects.charges, codec.encode(charges))
         except BusError as error:
-            _log.warning("the router is not told what is charged: %s", error)
+            _log.warning("the charges could not be reported to the router: %s", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

@@ -1,5 +1,5 @@
-"""Remote prefill, as a frontend needs it of others: what the decode worker has cached, how long the queue is, and a
-place in it. What becomes of the request is prefill_jobs.py's."""
+"""Decides whether a prompt is worth a prefill job, and publishes the job. What becomes of the job and of its request is
+in remote_prefill.py."""
 
 from __future__ import annotations
 
@@ -27,52 +27,69 @@ from dynamo_local.core.request.disaggregation import PrefillLimits, PrefillReaso
 _log = logging.getLogger(__name__)
 
 _CACHED_TIMEOUT_S = 2.0
-"""A worker answers between two engine steps."""
+"""Until a decode worker has answered how much it has cached, which it does between two engine steps."""
 
 _LENGTH_AGE_S = 0.25
-"""A reading of the queue's length is good for so long."""
+"""Age up to which a reading of the queue's length is used again."""
 
 HOLD_S = 60.0
-"""How long a prefill worker keeps the blocks of a finished prefill for a decode worker that does not come."""
+"""For so long a prefill worker keeps the blocks of a finished prefill, if no decode worker pulls them."""
 
 
 @dataclass(frozen=True)
 class PrefillDeadlines:
-    """How long a frontend waits for remote prefill, in seconds, and how often it tries."""
+    """Limits of remote prefill: seconds until a job ends, and how often it is tried."""
 
     in_queue_s: float = 10.0
-    """For a worker to claim the job. Then the decode worker prefills."""
+    """Until a prefill worker has claimed the job. After that the decode worker computes the prompt."""
     at_work_s: float = 120.0
-    """For that worker to compute the prompt, beside others it has: far more than any takes that is not stuck."""
+    """From the claim until the prompt is computed: far more than any worker takes that is not stuck."""
     jobs: int = 2
-    """Jobs for one request: of these, all but the last were lost with a prefill worker."""
+    """Jobs of one request at most: a job that is lost with its prefill worker may be followed by another."""
     deliveries: int = 3
-    """Of one job, before it is ended."""
+    """Deliveries of one job at most."""
 
 
 @dataclass
 class Job:
-    """A request in the prefill queue, or with the prefill worker that claimed it. Other requests may wait for it."""
+    """A prompt in the prefill queue, or at the prefill worker that claimed it. Several requests may wait for one
+    job."""
 
     id: str
     request_id: str
+    """The request that the prefill worker is given."""
     deadline: float
-    """For the job to be claimed; and from then on, for the prompt to be computed."""
+    """When the job ends if it is not claimed, and after the claim, if it is not computed (CLOCK_MONOTONIC, s)."""
     granted: RequestEpoch | None = None
+    """The epoch under which the last claim was granted."""
     claims: int = 0
-    """How often it was claimed. (NATS counts deliveries, but may begin anew when it is restarted.)"""
+    """Number of claims. (NATS counts deliveries, but starts again from one when it is restarted.)"""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A finished prefill, kept by its worker until it is told that the decode worker has taken over."""
+    """A finished prefill: the worker that keeps its KV until the epoch is cancelled, and that epoch."""
 
     worker: str
     request: RequestEpoch
 
 
+@dataclass
+class PrefillRecord:
+    """The remote prefill of one request. Written by remote_prefill.py."""
+
+    decode_worker: str | None = None
+    """Lease of the worker that the request is charged to, while another worker is to prefill the prompt."""
+    job: Job | None = None
+    """The job that the request waits for. Requests with the same prompt may wait for one job."""
+    jobs: int = 0
+    """Number of jobs that the request has waited for."""
+    held: Held | None = None
+    """A finished prefill of the prompt, to be pulled by the decode worker."""
+
+
 class PrefillJobs:
-    """Decides and publishes for one frontend. `limits` gives the limits that hold now."""
+    """The prefill jobs of one frontend."""
 
     def __init__(
         self,
@@ -81,23 +98,26 @@ class PrefillJobs:
         lease: str,
         fleet: FleetWatch,
         limits: Callable[[], PrefillLimits],
-        patience: PrefillDeadlines | None = None,
+        deadlines: PrefillDeadlines | None = None,
     ) -> None:
+        """`lease` is the frontend's own. `limits` returns the limits that hold now."""
         self._bus = bus
         self._subjects = subjects
         self._lease = lease
         self._fleet = fleet
         self._limits = limits
-        self.patience = patience or PrefillDeadlines()
+        self.deadlines = deadlines or PrefillDeadlines()
         self._queue = PrefillQueue(bus, subjects)
         self._length: tuple[float, int | None] = (0.0, None)
         self._reading = asyncio.Lock()
         self.outcomes: Counter[str] = Counter()
-        """Where prompts are prefilled, by reason; and what became of jobs."""
+        """Number of decisions by reason, and of jobs by their ends."""
 
     async def wanted(self, request: Request, decode: str, *, queued: bool = False) -> bool:
-        """Whether the request is to be prefilled elsewhere than at its decode worker. `queued`: there is a job for its
-        prompt already."""
+        """Return whether the request is to be prefilled by another worker than its decode worker.
+
+        `queued`: there is a job for its prompt already, so that the queue does not grow.
+        """
         limits, tokens = self._limits(), len(request.prompt_token_ids)
         if not request.prefill_elsewhere:
             return False
@@ -106,31 +126,31 @@ class PrefillJobs:
             return False
         workers = len(self._fleet.view.routable((PREFILL_ROLE,)))
         waiting = await self._waiting() if workers and not queued else 0
-        # The decode worker, which has other things to do, is asked only if nothing else speaks against it.
+        # The question costs the decode worker time, so it is asked only if the answer matters.
         decision = decide(tokens, 0, waiting, workers, limits)
         if decision.remote:
             cached = await self._cached(request, decode)
-            # Others may have joined the queue meanwhile.
+            # Other jobs may have been published meanwhile.
             decision = decide(tokens, cached, 0 if queued else await self._waiting(), workers, limits)
         self.outcomes[decision.reason] += 1
         return decision.remote
 
     def job_for(self, request: Request) -> Job:
-        """A new job, not published yet."""
+        """Return a new job for the request, not published yet."""
         read_at, waiting = self._length
         if waiting is not None:
-            # Many requests may come between two readings.
+            # Many jobs may be published between two readings, so each is counted here.
             self._length = read_at, waiting + 1
-        return Job(uuid4().hex, request.request_id, time.monotonic() + self.patience.in_queue_s)
+        return Job(uuid4().hex, request.request_id, time.monotonic() + self.deadlines.in_queue_s)
 
     async def publish(self, request: Request, job: Job) -> None:
-        """Offer the request to the prefill workers. Raises BusError."""
+        """Put the job into the prefill queue. Raises BusError."""
         await self._queue.publish(
             PrefillJob(job.id, request.request_id, self._lease, len(request.prompt_token_ids), job.deadline)
         )
 
     async def answer_claims(self, handler: Callable[[Message], Awaitable[PrefillGrant | None]]) -> None:
-        """Have `handler` say what becomes of each claim of this frontend's requests; None: nothing is answered."""
+        """Answer claims of this frontend's requests with what `handler` returns; None: no answer."""
 
         async def answer(message: Message) -> None:
             grant = await handler(message)
@@ -147,7 +167,7 @@ class PrefillJobs:
             )
             return codec.decode(answer, CachedAnswer).tokens
         except (BusError, DecodeError) as error:
-            _log.warning("what %s has cached is unknown: %s", decode, error)
+            _log.warning("how much of a prompt worker %s has cached is unknown: %s", decode, error)
             return None
 
     async def _waiting(self) -> int | None:

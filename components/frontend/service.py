@@ -1,4 +1,4 @@
-"""The frontend service: vLLM's OpenAI server with all the workers behind it. It owns the log of every request."""
+"""The frontend service: vLLM's OpenAI server in front of all workers. It keeps the log of every request."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
 _UNREAD_MS = 60_000
-"""How long a client may leave unread what it is sent."""
+"""How long data sent to a client may remain unacknowledged, in milliseconds."""
 
 
 @dataclass(frozen=True)
 class FrontendSettings(AdmissionLimits):
-    """Keys of the frontend itself; those of vLLM's server and engine come beside them."""
+    """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(
         default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
@@ -77,7 +77,7 @@ class FrontendSettings(AdmissionLimits):
 
     @property
     def live(self) -> dict[str, int]:
-        """What `dynamo config set` may change, as it is configured."""
+        """The configured values of the settings that `dynamo config set` may change."""
         return {
             MAX_LOCAL_PREFILL_LENGTH.name: self.max_local_prefill_length,
             MAX_PREFILL_QUEUE_SIZE.name: self.max_prefill_queue_size,
@@ -100,7 +100,7 @@ class Frontend(Service):
     workers = depends(VllmWorker)
     prefill_workers = depends(PrefillWorker)
     planner = depends(Planner)
-    """Not called: part of what runs behind the API, so that a graph starts it."""
+    """The frontend does not call the planner; with the dependency, a graph starts it."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -109,7 +109,7 @@ class Frontend(Service):
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
         self._live_settings = LiveSettings(context.bus, context.subjects, self._settings.live)
-        self._remote = self._remote_prefill()
+        self._prefill_jobs = self._make_prefill_jobs()
         self._dispatcher = BusDispatcher(
             context.bus,
             context.subjects,
@@ -118,15 +118,15 @@ class Frontend(Service):
             self._assigner(),
             context.tasks,
             RecoveryDeadlines(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
-            self._remote,
+            self._prefill_jobs,
         )
-        self._rebalancer = Rebalancer(self._dispatcher.mover, self._fleet, self._rebalancing, context.tasks)
+        self._rebalancer = Rebalancer(self._dispatcher.migrations, self._fleet, self._rebalancing, context.tasks)
         self._draining = False
         self._server: Any = None
 
     @async_on_start
     async def start(self) -> None:
-        """Serve HTTP. The process is ready then; whether a worker is, /health tells."""
+        """Serve HTTP. The process is ready then, and /health reports whether a worker is."""
         from dynamo_local.engine.vllm.frontend.server import OpenAIServer
 
         listener = bind()
@@ -147,9 +147,9 @@ class Frontend(Service):
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
         serving = await self._server.start(listener, progress)
-        mover = self._dispatcher.mover
-        mover.subscribe(lambda moves: announcer.note(counts=Counts(moves=moves)))
-        expose(self._samples, {MIGRATION_GAP_SECONDS: mover.gap_s, MIGRATION_GAP_STEPS: mover.gap_steps})
+        migrations = self._dispatcher.migrations.statistics
+        migrations.subscribe(lambda counts: announcer.note(counts=Counts(moves=counts)))
+        expose(self._samples, {MIGRATION_GAP_SECONDS: migrations.gap_s, MIGRATION_GAP_STEPS: migrations.gap_steps})
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 
@@ -157,7 +157,7 @@ class Frontend(Service):
     async def stop(self) -> None:
         """Refuse new requests and let those under way finish."""
         self._draining = True
-        self._dispatcher.mover.stop()
+        self._dispatcher.migrations.stop()
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
         await self._dispatcher.cancel_all()
@@ -168,21 +168,21 @@ class Frontend(Service):
             return local
         return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
 
-    def _remote_prefill(self) -> PrefillJobs | None:
+    def _make_prefill_jobs(self) -> PrefillJobs | None:
         context = self._context
         if not context.has(PrefillWorker.__name__):
             return None
         return PrefillJobs(context.bus, context.subjects, context.lease, self._fleet, self._prefill_limits)
 
     def _prefill_limits(self) -> disaggregation.PrefillLimits:
-        """As they are now: `dynamo config set` may have changed them."""
+        """Return the limits that hold now: `dynamo config set` may have changed them."""
         settings = self._live_settings
         return disaggregation.PrefillLimits(
             settings.get(MAX_LOCAL_PREFILL_LENGTH.name), settings.get(MAX_PREFILL_QUEUE_SIZE.name)
         )
 
     def _rebalancing(self) -> rebalancing.RebalancingLimits | None:
-        """As they are now; None: it is off."""
+        """Return the limits that hold now; None: rebalancing is off."""
         settings = self._live_settings
         if not settings.get(REBALANCE.name):
             return None
@@ -196,16 +196,16 @@ class Frontend(Service):
         return [service.role for service in self._context.graph.services]
 
     def _samples(self) -> Iterator[Sample]:
-        """What /metrics shows beside vLLM's own."""
-        prefills = None if self._remote is None else self._remote.outcomes
-        mover = self._dispatcher.mover
+        """Return the samples that /metrics shows beside vLLM's own."""
+        prefills = None if self._prefill_jobs is None else self._prefill_jobs.outcomes
+        migrations = self._dispatcher.migrations.statistics
         state = FrontendState(
             self._dispatcher.live_requests,
             self._roles(),
             prefills,
-            mover.outcomes,
-            mover.pulled_tokens,
-            mover.counts.pulled_bytes,
+            migrations.outcomes,
+            migrations.pulled_tokens,
+            migrations.pulled_bytes,
         )
         return samples(self._graph.snapshot(), state)
 
@@ -221,14 +221,14 @@ class Frontend(Service):
 
 
 def _with_max_logprobs(limits: AdmissionLimits, config: Mapping[str, Any]) -> AdmissionLimits:
-    """The limits; who has set vLLM's max-logprobs and no max-candidates of ours means both."""
+    """Return the limits. vLLM's max-logprobs also sets max-candidates, if that is not set itself."""
     if "max-candidates" in config or config.get("max-logprobs") is None:
         return limits
     return replace(limits, max_candidates=config["max-logprobs"])
 
 
 def bind() -> socket.socket:
-    """The listening address that `dynamo serve` chose and has checked to be free."""
+    """Return a socket bound to the address that `dynamo serve` has chosen and found free. Raises PortInUseError."""
     host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
     port = int(os.environ.get(HTTP_PORT_ENV, "0"))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -236,7 +236,7 @@ def bind() -> socket.socket:
     # first token of every stream waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # A client that does not read its answer is given up: its requests would be under way for ever.
+    # A client that does not read its answer is disconnected: its requests would never end.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
     try:
         listener.bind((host, port))
@@ -260,12 +260,12 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
         raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
     if not keys:
         # An empty file must not open the server to everybody.
-        raise ConfigError(f"{path} holds no API key", "write one key a line, or leave api-key-file out")
+        raise ConfigError(f"{path} holds no API key", "write one key per line, or leave api-key-file out")
     return keys
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:
-    """The HTTP server's life as a guarded task: if it ends by itself, the process ends."""
+    """Wait for the HTTP server's end. Raises PortInUseError if the server ends by itself, which ends the process."""
     await asyncio.shield(serving)
     if not is_draining():
         raise PortInUseError("the HTTP server ended by itself")

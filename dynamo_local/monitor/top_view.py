@@ -8,7 +8,7 @@ from dynamo_local.bus.prefill_queue import QueueLength
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
-from dynamo_local.core.migration.counts import moves_of
+from dynamo_local.core.migration.counts import migrations_of
 from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures
@@ -74,7 +74,7 @@ def view_of(namespace: str, snapshot: Snapshot, rates: Rates, figures: FrontendF
         queue=snapshot.queue,
         frontend=figures,
         planner=snapshot.planner,
-        migrations=moves_of(snapshot.members),
+        migrations=migrations_of(snapshot.members),
     )
 
 

@@ -20,7 +20,7 @@ from dynamo_local.core.planning.recording import Recorder
 from dynamo_local.planner.loop import PlannerLoop
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
-from dynamo_local.supervisor.actuator.change_lock import turn_at
+from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.blueprint import Blueprint
@@ -102,7 +102,7 @@ class PlannerSession:
             if first:
                 _log.warning("%s is the planner already: waiting until it ends", who)
 
-        async with turn_at(self.paths.planner_lock, _LOOK_EVERY_S, busy):
+        async with hold_lock(self.paths.planner_lock, _LOOK_EVERY_S, busy):
             yield
 
 

@@ -1,4 +1,9 @@
-"""What a process of the server stands on: the bus, its presence, its tasks, its parent, the host of a service.
+"""The process of a service: its life from start to end, and what ties it to its server.
 
-NATS is known here and nowhere else. What starts and stops processes belongs in the supervisor.
+    main.py, service.py           the life of a service's process
+    startup.py, context.py        what the process reads at start, and what it gives to its service
+    ancestry.py, death_pipe.py    how processes end with their parent or server, however that ends
+    forkserver/                   how services start without importing vLLM again
+
+Starting and stopping processes belongs in the supervisor.
 """

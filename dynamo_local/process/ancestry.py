@@ -1,11 +1,12 @@
-"""No child survives its parent.
+"""Ties processes to their parents, so that no child survives its parent.
 
-A process that is SIGKILLed cannot tell anybody, so every process asks the kernel beforehand to be killed when its
-parent dies: prctl(2), PR_SET_PDEATHSIG. The setting is kept across execve and lost across fork, hence the two
-functions. The signal comes when the *thread* that forked ends: fork from the main thread.
+A process that is killed by SIGKILL cannot end its children. So every process asks the kernel beforehand to be killed
+when its parent dies: prctl(2), PR_SET_PDEATHSIG. The kernel keeps the setting across execve and drops it at a fork,
+hence `die_with_parent` for the one and `prepare_forks` for the other. It sends the signal when the *thread* that forked
+ends: fork from the main thread.
 
-A watcher's process is tied to `dynamo serve` instead, by a death pipe (death_pipe.py): its parent is circusd, whose
-death it survives.
+A watcher's process is tied to `dynamo serve` instead, by a death pipe (death_pipe.py): it is to survive its parent,
+which is circusd.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int | None = None) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 
-    The parent may have died before the request was made: then `parent_pid` (what the parent said of itself) is no
-    longer the parent, and this process ends here, with status 1.
+    `parent_pid`: the parent's pid as the parent knows it. If that process is not the parent any more, it died before
+    the request was made, and this process ends here, with status 1.
     """
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid is not None and os.getppid() != parent_pid:
@@ -38,11 +39,10 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def die_as_environment_says(*, across_exec: bool = False) -> None:
-    """Tie this process to the one that its environment names, and remove the name: this process' children have
-    others.
+    """Tie this process to the one that its environment names, and remove the variables, which are not for its children.
 
-    $DYN_DEATH_PIPE names the server of a watcher's process, else $DYN_PARENT_PID the parent; without either it is
-    whoever is the parent now. `across_exec`: this process is about to become another program.
+    $DYN_DEATH_PIPE names the server of a watcher's process, else $DYN_PARENT_PID names the parent. Without either, this
+    process is tied to its present parent. `across_exec`: this process is about to become another program.
     """
     pipe, parent = os.environ.pop(DEATH_PIPE_ENV, None), os.environ.pop(PARENT_PID_ENV, None)
     if pipe is not None:
@@ -52,15 +52,15 @@ def die_as_environment_says(*, across_exec: bool = False) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent dies, instead of the system's first process."""
+    """Become the parent of all descendants whose own parent dies, in place of the system's init."""
     _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def prepare_forks() -> None:
-    """Make it safe for this process, and for its children, to fork from now on.
+    """Have every child that this process forks from now on, and their own children, die with its parent.
 
-    A forked child dies with its parent. It also lets go of the descriptor by which the interpreter wakes the event
-    loop at a signal: shared with the parent, the child's signals would be taken for the parent's.
+    A child also drops the descriptor by which the interpreter wakes the event loop at a signal. If it were shared, the
+    parent would take the child's signals for its own.
     """
     parent = 0
 
@@ -76,14 +76,15 @@ def prepare_forks() -> None:
 
 
 def let_forks_lead_sessions() -> None:
-    """Have each process that is forked from this one from now on lead a session, in which those stay that it forks.
+    """Have each child that this process forks from now on lead a session of its own, which its own children join.
 
-    Linux shares a core among sessions first (sched_autogroup, on in most distributions), and only then within each. A
-    session that keeps to its cores and computes there is one among few, and others that wake up beside it go first. In
-    one with them, on all cores, it was not so, and before Linux 6.18.45 (https://github.com/ejc3/fcvm/pull/940) such a
-    session kept all other ones from these cores for seconds: the more processes woke up in it, the longer.
+    For engines. Linux shares a core among sessions first (sched_autogroup, on in most distributions), and only then
+    within each. An engine that computes on its cores in a session of its own competes there as one among few, and
+    processes of other sessions that wake up beside it run first. In one session with all others it would slow them
+    down; and before Linux 6.18.45 (https://github.com/ejc3/fcvm/pull/940) such a session could keep all other sessions
+    from these cores for seconds, the longer, the more processes woke up in it.
 
-    Such a process is no member of this one's group any more. It ends with this one nevertheless: `prepare_forks`.
+    Such a child leaves this process's group. It ends with this process all the same: `prepare_forks`.
     """
     group = os.getpgrp()
 

@@ -1,4 +1,4 @@
-"""What a service is given when it runs: its place in the graph, its configuration, the bus, its tasks."""
+"""The context that a service gets in its constructor: its place in the graph, its configuration, the bus, its tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class ServiceContext:
-    """Handed to a service's constructor by the host. One for each process."""
+    """Passed to a service's constructor. There is one for each process."""
 
     watcher: Watcher
     lease: str
@@ -28,7 +28,7 @@ class ServiceContext:
     bus: Bus
     announcer: Announcer
     private_dir: Path
-    """This process's own, mode 0700, removed after its end: for sockets and temporary files."""
+    """Directory of this process alone, mode 0700, for sockets and temporary files. Removed after the process ends."""
     tasks: TaskGuard = field(default_factory=TaskGuard)
     take_role: Callable[[str], Awaitable[None]] | None = None
     """Records this process's new role in the statefile, then announces it. Raises StateError."""

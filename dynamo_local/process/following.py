@@ -1,4 +1,4 @@
-"""A process that stands for another one, which is not its child: it passes signals on, and ends as that one ends."""
+"""Stands for another process that is not a child: passes signals on to it, and ends as it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 def follow(pidfd: int, begun: Callable[[], object] = lambda: None) -> None:
-    """Pass signals on to the process until it has ended. `begun` is called once they are."""
+    """Pass signals on to the process until it has ended. `begun` is called as soon as signals are passed on."""
     arrived, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     for passed_on in _PASSED_ON:

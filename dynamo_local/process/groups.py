@@ -1,9 +1,8 @@
-"""Processes as the kernel shows them under /proc: children, who is left in a process group, and ending the whole group.
+"""Process groups and children, by /proc: lists their members, and kills a whole group.
 
-Every service is the leader of a group of its own, whether circusd has started it or the fork server has forked
-it, so that what it forks can be found by its pid even when the service itself is gone. What leads a session of its own
-cannot be:
-that ends with the service (ancestry.py).
+Every service leads a process group, whether circusd has started it or the fork server has forked it. So its children
+can be found by its pid even when the service itself is gone. Children that lead sessions of their own are no members,
+but end with the service (ancestry.py).
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from pathlib import Path
 _PROC = Path("/proc")
 _TRACKER = b"multiprocessing.resource_tracker"
 _ROUNDS = 100
-"""Against a process that forks while it is being killed."""
+"""Rounds of killing, for a process that forks while it is being killed."""
 
 
 def members(group: int) -> tuple[int, ...]:
-    """Living processes of a process group, zombies left out."""
+    """Pids of the living processes of a process group, without zombies."""
     return tuple(pid for pid, _, group_id in _processes() if group_id == group)
 
 
 def children_of(parent: int) -> tuple[int, ...]:
-    """Living children of a process, zombies left out."""
+    """Pids of the living children of a process, without zombies."""
     return tuple(pid for pid, parent_id, _ in _processes() if parent_id == parent)
 
 
 def kill_group(group: int) -> None:
     """SIGKILL every process of the group. Harmless when none is left.
 
-    Only Python's resource trackers are spared: they end by themselves once those that they serve are dead, and remove
-    the shared memory which these have left.
+    Python's resource trackers are spared: they end by themselves once the processes that they serve are dead, and
+    remove the shared memory that these have left.
     """
     if group <= 1:
         raise ValueError(f"{group} is not the process group of a service")
     looks_empty = False
     for _ in range(_ROUNDS):
-        # Only a group that has members: its number cannot have been given to another one then.
+        # By member, not by killpg: while a group has members, its number cannot belong to another group.
         victims = [pid for pid in members(group) if not _is_resource_tracker(pid)]
-        # Who forks and ends between being listed and being looked at hides its child: a second look finds that.
+        # A process that forks and ends between two steps of the listing hides its child. A second listing finds that.
         if not victims and looks_empty:
             return
         looks_empty = not victims
@@ -59,7 +58,7 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:
-    """(pid, its parent's, its group) of all that live."""
+    """Pid, parent's pid and group of every living process."""
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue

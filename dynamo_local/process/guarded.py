@@ -1,5 +1,5 @@
-"""`python -m dynamo_local.process.guarded -- COMMAND ARG...`: run a foreign program that dies with its parent, or
-with its server (ancestry.py)."""
+"""`python -m dynamo_local.process.guarded -- COMMAND ARG...`: runs a program that is not ours, so that it dies with its
+parent or with its server (ancestry.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynamo_local.process.ancestry import die_as_environment_says
 
 
 def main(argv: list[str]) -> int:
-    """Tie this process to the other one, then become COMMAND."""
+    """Tie this process to the one that its environment names, then become COMMAND."""
     if len(argv) < 2 or argv[0] != "--":
         print("usage: python -m dynamo_local.process.guarded -- COMMAND ARG...", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """`python -m dynamo_local.process.main --namespace N --service S`: the process of a service.
 
-Exit status: 0 when told to end (SIGTERM, SIGINT, lease revoked), even while starting; the error's own when it
-cannot start; 1 when it dies later or does not shut down well. Why it failed is the line on stderr that starts
-with `error:`.
+Exit status: 0 when told to end (SIGTERM, SIGINT, lease revoked), even while starting; that of the error when the
+service cannot start; 1 when it fails later or does not shut down well. The cause of a failure is the line on stderr
+that starts with `error:`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dynamo_local.process.service import report, run_service
 from dynamo_local.process.startup import Startup, read_startup
 
 _EXIT_DEADLINE_S = 5.0
-"""For exit handlers after all is done: a model still being loaded must not hold up the end."""
+"""For exit handlers, after the service has ended. A thread that still loads a model must not delay the exit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,34 +39,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """`main` for a process that somebody else ties to its parent."""
+    """`main` without `die_as_environment_says`, for a fork, which its launcher ties to itself (forkserver/child.py)."""
     try:
         arguments = _parse(argv)
         configure_log(os.environ)
-        placement = read_startup(arguments.namespace, arguments.service, os.environ)
+        startup = read_startup(arguments.namespace, arguments.service, os.environ)
     except DynamoError as error:
         report(error)
         return error.exit_code
     with asyncio.Runner() as runner:
-        code = runner.run(_run(placement))
+        code = runner.run(_run(startup))
         _exit_in_any_case(code)
     return code
 
 
 def end(code: int) -> NoReturn:
-    """End this process with that status, exit handlers included, but without taking the interpreter apart: that takes
-    a second where vLLM is imported, and the kernel takes everything back in any case."""
+    """Run exit handlers and end this process with that status, without finalizing the interpreter.
+
+    Finalizing takes a second where vLLM is imported, and the kernel frees everything anyway.
+    """
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-async def _run(placement: Startup) -> int:
+async def _run(startup: Startup) -> int:
     told_to_end = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, told_to_end.set)
-    return await run_service(placement, told_to_end)
+    return await run_service(startup, told_to_end)
 
 
 def _exit_in_any_case(code: int) -> None:
@@ -76,7 +78,7 @@ def _exit_in_any_case(code: int) -> None:
 
 
 def configure_log(environ: Mapping[str, str]) -> None:
-    """Log to stderr. Again with another environment, only the level changes."""
+    """Log to stderr. A second call changes the level only."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     level = environ.get(LOG_ENV, "info").upper()
     logging.getLogger().setLevel(logging.getLevelNamesMapping().get(level, logging.INFO))

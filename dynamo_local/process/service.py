@@ -1,9 +1,9 @@
-"""The life of one service process, from the bus connection to the last hook. `main.py` runs it.
+"""The life of one service process, from the bus connection to the last hook. `main.py` runs it. Its states:
 
-starting   clients injected, the service object made, its on_start hooks run
+starting   clients are injected, the service object is made, its on_start hooks run
 ready      its endpoints answer
-draining   told to end (SIGTERM, SIGINT, lease revoked): calls under way finish, then on_shutdown hooks
-failed     it could not start, or one of its tasks died, be it while draining; then as draining
+draining   told to end (SIGTERM, SIGINT, lease revoked): calls under way finish, then on_shutdown hooks run
+failed     the start failed, or a task died, also while draining; then the same steps as in draining
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.names import Subjects
+from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.startup import Startup
 from dynamo_local.sdk.graph import import_service
@@ -45,27 +46,27 @@ from state.transitions import clear_lease, set_lease, set_role
 _log = logging.getLogger(__name__)
 
 CALLS_DEADLINE_S = 10.0
-"""For endpoint calls under way when the process is told to end."""
+"""For endpoint calls that are under way when the process is told to end."""
 
 HOOK_DEADLINE_S = 120.0
-"""For each on_shutdown hook. Services have shorter ones of their own, and the server kills in the end."""
+"""For each on_shutdown hook. Services have shorter deadlines of their own; in the end the server kills the process."""
 
 _CANCEL_DEADLINE_S = 10.0
-_TRY_AGAIN_S = 1.0
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
 class _End:
-    """Why a process ends, and with which status. Without an error it was told to."""
+    """The reason why a process ends, and its exit status. Without an error, it was told to end."""
 
     error: BaseException | None = None
     code: int = 0
 
 
-async def run_service(placement: Startup, told_to_end: asyncio.Event) -> int:
-    """Live until told to end or until something fails. Returns the exit status; errors are reported."""
+async def run_service(startup: Startup, told_to_end: asyncio.Event) -> int:
+    """Run the service until it is told to end or fails. Returns the exit status; errors are reported on stderr."""
     tasks = TaskGuard()
-    connecting = asyncio.create_task(Bus.connect(placement.bus, name=str(placement.watcher)))
+    connecting = asyncio.create_task(Bus.connect(startup.bus, name=str(startup.watcher)))
     end = await _race(connecting, told_to_end, tasks)
     if end is not None:
         if end.error is not None:
@@ -73,31 +74,31 @@ async def run_service(placement: Startup, told_to_end: asyncio.Event) -> int:
         return end.code
     bus = connecting.result()
     try:
-        return await ServiceProcess(placement, bus, tasks, told_to_end).live()
+        return await ServiceProcess(startup, bus, tasks, told_to_end).run()
     finally:
         await bus.close()
 
 
 class ServiceProcess:
-    """One service object and what surrounds it."""
+    """A service object, with its clients, endpoints, presence and lease."""
 
-    def __init__(self, placement: Startup, bus: Bus, tasks: TaskGuard, told_to_end: asyncio.Event) -> None:
-        self._placement = placement
+    def __init__(self, startup: Startup, bus: Bus, tasks: TaskGuard, told_to_end: asyncio.Event) -> None:
+        self._startup = startup
         self._bus = bus
         self._tasks = tasks
         self._told_to_end = told_to_end
         self._lease = secrets.token_hex(8)
-        self._store = StateStore(placement.paths)
-        self._subjects = Subjects(placement.watcher.namespace)
+        self._store = StateStore(startup.paths)
+        self._subjects = Subjects(startup.watcher.namespace)
         self._announcer = Announcer(bus, self._subjects, self._first_presence())
         self._client = CallClient(bus, self._subjects)
         self._server = CallServer(bus, self._subjects, tasks)
         self._instance: object | None = None
         self._marks: list[Bound] = []
-        """Never given back but by the kernel."""
+        """Marks on this process's devices (state.holding). Kept until the kernel frees them."""
 
-    async def live(self) -> int:
-        """The whole life. Returns the exit status."""
+    async def run(self) -> int:
+        """Start, serve until told to end or until a failure, and shut down. Returns the exit status."""
         self._tasks.on_failure(self._fail)
         self._tasks.spawn("presence", self._announcer.run())
         self._tasks.spawn("bus", self._bus.failed())
@@ -118,25 +119,25 @@ class ServiceProcess:
         return self._announcer.presence.state == "failed"
 
     def _fail(self, error: BaseException) -> None:
-        """Say why the process fails, once: on stderr, and to those who count on it."""
+        """Report the first failure of the process, on stderr and in its presence. Later ones follow from it."""
         if not self._failed:
             self._announcer.update(state="failed", detail=report(error))
 
     async def _start(self) -> None:
-        placement = self._placement
+        startup = self._startup
         await self._announcer.announce()
-        state = await self._enter_lease()
-        # Before there is an engine. What this process forks is on them, too, until it is gone.
+        state = await self._register()
+        # Before the engine starts: its processes inherit the marks, which last until the last of them is gone.
         self._marks = await asyncio.to_thread(occupy, os.environ, state.owner.pid)
-        # A process that replaces another goes on in its role.
-        self._announcer.update(role=state.components[str(placement.watcher)].role)
+        # A process that replaces another keeps its role.
+        self._announcer.update(role=state.components[str(startup.watcher)].role)
         await self._bus.subscribe(self._subjects.revoked, self._on_revoked)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
-        cls = import_service(placement.service.target)
+        cls = import_service(startup.service.target)
         sockets = Sockets.of_endpoint(state.circus_endpoint)
         folder = await asyncio.to_thread(make_folder, sockets, this_process(), self._lease)
-        os.environ[SEGMENTS_ENV] = segment_prefix(placement.paths, self._lease)
+        os.environ[SEGMENTS_ENV] = segment_prefix(startup.paths, self._lease)
         self._instance = self._make(cls, folder)
         for hook in spec_of(cls).on_start:
             await getattr(self._instance, hook)()
@@ -144,8 +145,8 @@ class ServiceProcess:
         self._tasks.spawn("calls served", self._server.run())
 
     def _make(self, cls: type, private_dir: Path) -> object:
-        """The service object, with its clients in place before its __init__ runs."""
-        linked = self._placement.service.depends_on
+        """Make the service object. Its clients are in place before its __init__ runs."""
+        linked = self._startup.service.depends_on
         dependencies = spec_of(cls).dependencies.items()
         instance: object = cls.__new__(cls)  # type: ignore[call-overload]
         bind_clients(
@@ -153,10 +154,10 @@ class ServiceProcess:
             {name: self._client.service(target) for name, target in dependencies if target.__name__ in linked},
         )
         context = ServiceContext(
-            watcher=self._placement.watcher,
+            watcher=self._startup.watcher,
             lease=self._lease,
-            graph=self._placement.graph,
-            service=self._placement.service,
+            graph=self._startup.graph,
+            service=self._startup.service,
             bus=self._bus,
             announcer=self._announcer,
             private_dir=private_dir,
@@ -164,13 +165,13 @@ class ServiceProcess:
             take_role=self._take_role,
         )
         if _takes_context(cls):
-            cls.__init__(instance, context)  # type: ignore[misc]  # made by hand: see above
+            cls.__init__(instance, context)  # type: ignore[misc]  # called by hand, after the clients are bound
         else:
             cls.__init__(instance)  # type: ignore[misc]
         return instance
 
     async def _shut_down(self) -> bool:
-        """End everything in order, each step with a deadline. Returns whether the hooks went well."""
+        """End everything in order, each step with a deadline. Returns whether all hooks succeeded."""
         await self._announcer.announce()
         await self._server.stop(CALLS_DEADLINE_S)
         clean = True
@@ -178,32 +179,31 @@ class ServiceProcess:
             for hook in spec_of(type(self._instance)).on_shutdown:
                 clean = await _run_hook(self._instance, hook) and clean
         await self._client.stop()
-        await self._forget_lease()
+        await self._unregister()
         for name in await self._tasks.close(_CANCEL_DEADLINE_S):
             _log.warning("task %s did not end within %g s", name, _CANCEL_DEADLINE_S)
         return clean
 
-    async def _enter_lease(self) -> State:
-        watcher, said = self._placement.watcher, ""
+    async def _register(self) -> State:
+        """Write lease and pid into the statefile. Tries again for as long as the file cannot be written."""
+        watcher, failure = self._startup.watcher, LogOnce(_log)
         while True:
             try:
                 return await asyncio.to_thread(
                     self._store.update, lambda state: set_lease(state, watcher, self._lease, os.getpid())
                 )
             except (DiskError, LockTimeoutError) as error:
-                # A disk that is full, say: no reason to end.
-                if str(error) != said:
-                    _log.warning("the lease is not in the statefile yet: %s", error)
-                said = str(error)
-            await asyncio.sleep(_TRY_AGAIN_S)
+                # A full disk, for example, is no reason to end.
+                failure.note(f"the lease is not in the statefile yet: {error}")
+            await asyncio.sleep(_RETRY_S)
 
     async def _take_role(self, role: str) -> None:
-        watcher = self._placement.watcher
+        watcher = self._startup.watcher
         await asyncio.to_thread(self._store.update, lambda state: set_role(state, watcher, self._lease, role))
         self._announcer.update(role=role)
 
-    async def _forget_lease(self) -> None:
-        watcher = self._placement.watcher
+    async def _unregister(self) -> None:
+        watcher = self._startup.watcher
         try:
             await asyncio.to_thread(self._store.update, lambda state: clear_lease(state, watcher, self._lease))
         except NotRunningError:
@@ -223,9 +223,9 @@ class ServiceProcess:
             self._told_to_end.set()
 
     def _first_presence(self) -> Presence:
-        service = self._placement.service
+        service = self._startup.service
         return Presence(
-            watcher=str(self._placement.watcher),
+            watcher=str(self._startup.watcher),
             component=service.name,
             role=service.role,
             lease=self._lease,
@@ -236,8 +236,8 @@ class ServiceProcess:
 
 
 def report(error: BaseException) -> str:
-    """Say on stderr, in one line, why the process fails; what is not ours, with its traceback before. Returns
-    the line."""
+    """Print on stderr, in one line, why the process fails, and return the line. Unexpected errors are logged with their
+    traceback before."""
     if isinstance(error, DynamoError):
         line = " ".join(str(error).split())
     else:
@@ -248,8 +248,8 @@ def report(error: BaseException) -> str:
 
 
 async def _race(work: asyncio.Task[Any], told_to_end: asyncio.Event, tasks: TaskGuard) -> _End | None:
-    """Wait for the work. None: it is done. Otherwise it failed, a side task died, or the process is to end;
-    the work is cancelled then."""
+    """Wait until the work is done, and return None. If the work fails, a task of the process dies, or the process is
+    told to end, cancel the work and return that."""
     told = asyncio.create_task(told_to_end.wait())
     died = asyncio.create_task(tasks.failed())
     contenders: set[asyncio.Task[Any]] = {work, told, died}
@@ -266,7 +266,7 @@ async def _race(work: asyncio.Task[Any], told_to_end: asyncio.Event, tasks: Task
             contender.cancel()
         done, _ = await asyncio.wait(contenders, timeout=_CANCEL_DEADLINE_S)
         for contender in done:
-            # Looked at, or asyncio reports them as forgotten.
+            # Read the exception, or asyncio logs that it was never retrieved.
             _error_of(contender)
 
 
@@ -281,7 +281,7 @@ async def _run_hook(instance: object, hook: str) -> bool:
     except TimeoutError:
         report(StateError(f"{name} did not end within {HOOK_DEADLINE_S:g} s"))
     except Exception as error:  # noqa: BLE001
-        # The boundary of a hook: the other hooks must run whatever this one does.
+        # Any error of a hook: the other hooks must run all the same.
         report(error)
     else:
         return True

@@ -1,4 +1,4 @@
-"""What a service process learns when it starts: who it is, what it is part of, where the bus is."""
+"""Reads what a service process needs to start: its watcher, its graph, and the address of the bus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.paths import StatePaths
 
 @dataclass(frozen=True)
 class Startup:
-    """One service process of a running server."""
+    """The identity of a service process, and where it finds the bus and its server's files."""
 
     watcher: Watcher
     graph: ResolvedGraph
@@ -24,7 +24,7 @@ class Startup:
 
 
 def read_startup(namespace: str, service: str, environ: Mapping[str, str]) -> Startup:
-    """Put together what the server wrote for this process. Raises a DynamoError."""
+    """Read what the server wrote for this process. Raises ConfigError, GraphError, NotRunningError or BusError."""
     watcher = parse_watcher(environ.get(WATCHER_ENV, ""))
     if (watcher.namespace, watcher.service) != (namespace, service):
         raise ConfigError(f"{WATCHER_ENV} is {watcher}, which is no watcher of {service} in {namespace}")

@@ -1,6 +1,10 @@
-"""Starts, keeps and stops the processes of one server on one box, with stock circus.
+"""Starts, keeps and stops the processes of one server on one machine, with stock circus.
 
-Here: the plan of watchers, circusd and its client, our NATS server, restarts, the ordered drain, log
-files, and what `dynamo serve`, `ps`, `logs` and `stop` do. circus and zmq are known here and nowhere else.
-What runs *inside* a service's process belongs in the runtime; what a terminal shows belongs in the cli.
+    server/     one server, from its first file to its last process: plans, start-up, NATS, logs
+    circus/     circusd, and how to talk to it
+    upkeep/     tasks that keep the server whole while it runs
+    actuator/   changes of what runs: adding, removing, restarting workers
+    admin/      what commands ask of a running server
+
+What runs *inside* a service's process belongs in `process`; what a terminal shows belongs in `cli`.
 """

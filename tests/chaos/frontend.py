@@ -18,6 +18,7 @@ import msgspec
 from components.frontend.assigner import LocalAssigner, RouterAssigner
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.prefill_jobs import PrefillJobs
+from components.frontend.request_table import RequestTable
 from components.frontend.requests import LiveRequest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
@@ -43,27 +44,34 @@ QUEUE_SIZE = 8
 PULLED, COMPUTED = "handed over, KV found or pulled", "handed over, KV computed"
 
 
-class LoggedDispatcher(BusDispatcher):
-    """The product's, which here also says which workers requests lose, and when, and counts hand-overs."""
+class LoggedTable(RequestTable):
+    """The product's table, which here also logs which workers requests lose, and when."""
 
-    hand_overs: Counter[str]
     on_lost: Callable[[LiveRequest], None]
 
+    async def lose(self, live: LiveRequest, epoch: int) -> None:
+        worker, recovery = live.log.worker, live.recovery
+        _log.info(
+            "%s#%d loses %s at %d (began at %d, %d fruitless; %s)",
+            *(live.request_id, epoch, worker, live.log.position, recovery.epoch_start, recovery.fruitless),
+            "known" if worker and self._fleet.view.get(worker) else "unknown",
+        )
+        self.on_lost(live)
+        await super().lose(live, epoch)
+
+
+class LoggedDispatcher(BusDispatcher):
+    """The product's dispatcher, which here also logs losses and counts hand-overs."""
+
+    table_type = LoggedTable
+    hand_overs: Counter[str]
+
     def _accept(self, live: LiveRequest, delta: TokenDelta, now: float) -> TokenDelta | None:
-        if live.held is not None and delta.cached_tokens is not None:
+        if live.prefill.held is not None and delta.cached_tokens is not None:
             # The last block is computed at any rate, unless it was full.
             pulled = delta.cached_tokens + BLOCK_SIZE >= len(live.request.prompt_token_ids)
             self.hand_overs[PULLED if pulled else COMPUTED] += 1
         return super()._accept(live, delta, now)
-
-    async def _lose(self, live: LiveRequest, epoch: int) -> None:
-        _log.info(
-            "%s#%d loses %s at %d (began at %d, %d fruitless; %s)",
-            *(live.request_id, epoch, live.log.worker, live.log.position, live.epoch_start, live.fruitless),
-            "known" if live.log.worker and self._fleet.view.get(live.log.worker) else "unknown",
-        )
-        self.on_lost(live)
-        await super()._lose(live, epoch)
 
 
 @dataclass
@@ -93,15 +101,14 @@ class ChaosFrontend:
         self.fleet = FleetWatch(bus, subjects)
         self.local = LocalAssigner(self.fleet, self.lease)
         router = RouterAssigner(bus, subjects, self.lease, self.local)
-        self._remote = None
+        self._jobs = None
         if max_local_prefill_length is not None:
             limits = PrefillLimits(max_local_prefill_length, QUEUE_SIZE)
-            self._remote = PrefillJobs(bus, subjects, self.lease, self.fleet, lambda: limits)
-        self.dispatcher = LoggedDispatcher(
-            bus, subjects, self.lease, self.fleet, router, self.tasks, remote=self._remote
-        )
+            self._jobs = PrefillJobs(bus, subjects, self.lease, self.fleet, lambda: limits)
+        self.dispatcher = LoggedDispatcher(bus, subjects, self.lease, self.fleet, router, self.tasks, jobs=self._jobs)
         self.dispatcher.hand_overs = Counter()
-        self.dispatcher.on_lost = self._lost
+        assert isinstance(self.dispatcher.table, LoggedTable)
+        self.dispatcher.table.on_lost = self._lost
         self._results = Results()
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)
@@ -115,8 +122,10 @@ class ChaosFrontend:
     @property
     def results(self) -> Results:
         """The results of the requests so far."""
-        decisions = self._remote.outcomes if self._remote is not None else Counter[str]()
-        migrations = {" by ".join(ended): count for ended, count in self.dispatcher.mover.outcomes.items()}
+        decisions = self._jobs.outcomes if self._jobs is not None else Counter[str]()
+        migrations = {
+            " by ".join(ended): count for ended, count in self.dispatcher.migrations.statistics.outcomes.items()
+        }
         return msgspec.structs.replace(
             self._results,
             prefills=dict(decisions + self.dispatcher.hand_overs),
@@ -153,19 +162,19 @@ class ChaosFrontend:
         found = []
         if self.dispatcher.live_requests:
             found.append(f"{self.dispatcher.live_requests} requests live in the dispatcher: {self._live()}")
-        if charged := self.local.ledger.charged.total():
-            found.append(f"{charged} requests are charged in the frontend's ledger")
+        if charged := self.local.ledger.of_frontend(self.lease):
+            found.append(f"{len(charged)} requests are charged in the frontend's ledger")
         return found
 
     def migrations_at(self, watcher: str) -> Counter[str]:
         """Count the migrations in flight at a worker, by the worker's part in them and whether they have been cut."""
         leases = {member.lease for member in self.fleet.view.members() if member.watcher == watcher}
         found: Counter[str] = Counter()
-        for live in self.dispatcher._live.values():
-            if (moving := live.moving) is None:
+        for live in self.dispatcher.table.requests.values():
+            if (migration := live.migration.current) is None:
                 continue
-            when = "before the cut" if moving.cut_at is None else "after the cut"
-            if moving.destination in leases:
+            when = "before the cut" if migration.cut_at is None else "after the cut"
+            if migration.destination in leases:
                 found[f"destination, {when}"] += 1
             elif live.log.worker in leases:
                 found[f"source, {when}"] += 1
@@ -230,9 +239,9 @@ class ChaosFrontend:
 
     def _judge_gap(self, answer: Answer, delta: TokenDelta, now: float) -> None:
         # With prefill workers, the time to the first token depends on their queue, and is not judged.
-        if answer.received or self._remote is None:
+        if answer.received or self._jobs is None:
             request_id = answer.task.request_id
-            live = self.dispatcher._live.get(request_id)
+            live = self.dispatcher.table.requests.get(request_id)
             place = None if live is None else live.log.worker
             self._gaps.ended(request_id, place, answer.news_at, now, waits_of(delta))
 
@@ -240,7 +249,7 @@ class ChaosFrontend:
         waiting = self._waiting.get(live.request_id)
         if waiting is None or live.log.worker is None:
             return
-        fruitless = live.log.position == live.epoch_start
+        fruitless = live.log.position == live.recovery.epoch_start
         kind = self._gaps.lost(live.request_id, live.log.worker, waiting.answer.news_at if fruitless else None)
         if kind is not None and kind in DEADLY:
             waiting.answer.deaths += 1
@@ -248,10 +257,14 @@ class ChaosFrontend:
                 self._gaps.suspected(live.request_id, kind, time.monotonic())
 
     def _circumstances(self, request_id: str) -> str:
-        live = self.dispatcher._live.get(request_id)
+        live = self.dispatcher.table.requests.get(request_id)
         ready = len(self.fleet.view.routable())
-        known = "not live" if live is None else f"epoch {live.log.epoch}, worker {live.log.worker}, avoid {live.avoid}"
+        known = (
+            "not live"
+            if live is None
+            else f"epoch {live.log.epoch}, worker {live.log.worker}, avoid {live.recovery.avoid}"
+        )
         return f"{known}, {ready} workers ready"
 
     def _live(self) -> str:
-        return "; ".join(f"{name}: {self._circumstances(name)}" for name in list(self.dispatcher._live)[:5])
+        return "; ".join(f"{name}: {self._circumstances(name)}" for name in list(self.dispatcher.table.requests)[:5])

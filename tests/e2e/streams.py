@@ -90,7 +90,7 @@ def samples(api: openai.OpenAI, name: str, labels: str = ".*") -> list[float]:
 
 def requests(pair: LlmServer) -> list[dict[str, Any]]:
     """As `dynamo requests` shows them, without the start of a process: streams go on meanwhile."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_admin.look(pair.paths, 1000)).requests)
+    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_admin.list_requests(pair.paths, 1000)).requests)
     return found
 
 

@@ -95,7 +95,7 @@ class Disaggregate(Protocol):
     async def __call__(
         self,
         *,
-        patience: PrefillDeadlines = ENDLESS,
+        deadlines: PrefillDeadlines = ENDLESS,
         queue: QueueLimits = LIMITS,
         frontend: RecoveryDeadlines = PATIENT,
     ) -> Disaggregated: ...
@@ -106,11 +106,11 @@ async def disaggregate(connect: Connect, subjects: Subjects, bus: Bus) -> AsyncI
     started: list[Disaggregated] = []
 
     async def start(
-        *, patience: PrefillDeadlines = ENDLESS, queue: QueueLimits = LIMITS, frontend: RecoveryDeadlines = PATIENT
+        *, deadlines: PrefillDeadlines = ENDLESS, queue: QueueLimits = LIMITS, frontend: RecoveryDeadlines = PATIENT
     ) -> Disaggregated:
         await create_prefill_queue(bus, subjects, queue)
-        remote = remote_prefill(patience)
-        made = await FakeFrontend(await connect(), subjects, patience=frontend, remote_of=remote).start()
+        remote = remote_prefill(deadlines)
+        made = await FakeFrontend(await connect(), subjects, deadlines=frontend, remote_of=remote).start()
         started.append(Disaggregated(made, PrefillQueue(bus, subjects), bus))
         return started[-1]
 

@@ -69,7 +69,7 @@ class FakeWorker:
         self.ends = 0
         """How often it was told that it need not be set apart any more."""
         self.deaf_to_ends = 0
-        self._role = role
+        self.role = role
         self._bus = bus
         self._subjects = subjects
         self._watcher = watcher or f"{subjects.namespace}_VllmWorker_{lease}"
@@ -85,11 +85,11 @@ class FakeWorker:
         return self
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
-        await self._publish(Presence(self._watcher, "VllmWorker", self._role, lease or self.lease, 1, state))
+        await self._publish(Presence(self._watcher, "VllmWorker", self.role, lease or self.lease, 1, state))
 
     async def is_set_apart(self, exclusive: Exclusive) -> None:
         """Announce that."""
-        presence = Presence(self._watcher, "VllmWorker", self._role, self.lease, 1, "ready", exclusive=exclusive)
+        presence = Presence(self._watcher, "VllmWorker", self.role, self.lease, 1, "ready", exclusive=exclusive)
         await self._publish(presence)
 
     async def _publish(self, presence: Presence) -> None:
@@ -165,7 +165,7 @@ class FakeFrontend:
     bus: Bus
     subjects: Subjects
     lease: str = "f1"
-    patience: RecoveryDeadlines = PATIENT
+    deadlines: RecoveryDeadlines = PATIENT
     assigner_of: Callable[[FakeFrontend, LocalAssigner], Assigner] = lambda _, local: local
     remote_of: Callable[[FakeFrontend], PrefillJobs | None] = lambda _: None
     now: float = 100.0
@@ -184,7 +184,7 @@ class FakeFrontend:
             self.fleet,
             self.assigner_of(self, self.local),
             self.tasks,
-            self.patience,
+            self.deadlines,
             self.remote,
         )
 
@@ -207,7 +207,7 @@ class FakeFrontend:
     @property
     def silent(self) -> bool:
         """Whether no output waits to be taken."""
-        return self.dispatcher._outputs.empty()
+        return self.dispatcher.table.outputs.empty()
 
     def pass_silence(self, seconds: float = 3.0) -> None:
         """Nobody is heard for so long."""

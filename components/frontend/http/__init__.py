@@ -1,5 +1,4 @@
-"""HTTP before the OpenAI server, as ASGI: which paths are open, how bodies are read, what answers look like.
+"""HTTP in front of the OpenAI server, as ASGI: the gate, the reading of bodies, and what is changed in answers.
 
-Whether a request is let in is decided by the gate (gate.py) and core/http/admission.py's. No HTTP
-server and no engine is known here.
+The rules by which requests are let in are in core/http/. No HTTP server and no engine is known here.
 """

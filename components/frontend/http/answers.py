@@ -1,4 +1,4 @@
-"""Answers that the gate gives by itself."""
+"""Answers that the gate gives itself, without the OpenAI server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def answer(send: Send, status: int, body: bytes, headers: Sequence[tuple[b
 
 
 async def refuse(send: Send, refusal: Refusal) -> None:
-    """The refusal, in OpenAI's error shape."""
+    """Send a refusal, in OpenAI's error shape."""
     headers = [JSON]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
@@ -27,6 +27,6 @@ async def refuse(send: Send, refusal: Refusal) -> None:
     if refusal.allowed:
         headers.append((b"allow", ", ".join(sorted(refusal.allowed)).encode()))
     if refusal.status == 408:
-        # What the client still sends of this request must not be read as the next one.
+        # The rest of this request's body must not be read as the next request.
         headers.append((b"connection", b"close"))
     await answer(send, refusal.status, refusal.body(), headers)

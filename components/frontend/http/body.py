@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole within a limit and a deadline, and handed on as they were read."""
+"""Reads the bodies of requests whole, within a limit and a deadline, and passes them on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTH_DIGITS = 18
 
 
 class BodyRefusedError(Exception):
-    """The body is too large, or too slow."""
+    """The body is too large, or arrives too slowly."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -21,11 +21,11 @@ class BodyRefusedError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client hung up before it had sent its request."""
+    """The client disconnected before it had sent its whole request."""
 
 
 async def read_body(scope: Scope, receive: Receive, limits: AdmissionLimits) -> bytes:
-    """The whole body. Raises BodyRefusedError as soon as it is known to exceed the limits, or ClientGoneError."""
+    """Return the whole body. Raises BodyRefusedError as soon as the body exceeds the limits, or ClientGoneError."""
     if _announced_bytes(scope) > limits.max_body_bytes:
         raise _too_large(limits)
     try:
@@ -52,7 +52,7 @@ async def _read(receive: Receive, limits: AdmissionLimits) -> bytes:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read already, then what still comes (the disconnection)."""
+    """Return a `receive` that gives the body that was read already, then later events (the disconnection)."""
     given = False
 
     async def replay() -> Event:
@@ -66,7 +66,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _announced_bytes(scope: Scope) -> float:
-    """What Content-Length says, 0 if it says nothing: what comes is counted in any case."""
+    """Return the Content-Length, or 0 without one: the bytes that arrive are counted in any case."""
     announced = header(scope, b"content-length")
     if not announced.isdigit():
         return 0

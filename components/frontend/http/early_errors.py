@@ -1,8 +1,8 @@
-"""Errors of streams that have brought nothing yet, as the HTTP errors that they are.
+"""Answers errors of streams before their first token with the HTTP status of the error.
 
-The OpenAI server begins a stream with status 200 before anybody has looked at the request. What goes wrong before the
-first token is then an error in a stream that was called a success. Here the beginning waits for the first event: if
-that is an error, the client is answered with its status, as if it had not asked for a stream.
+The OpenAI server begins a stream with status 200 before the engine has looked at the request. An error before the first
+token is then an event in a stream that was called a success. Here the beginning waits for the first event: if that is
+an error, the client is answered with its status, as if it had not asked for a stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DATA = b"data: "
 
 
 def with_early_errors(send: Send) -> Send:
-    """An ASGI `send` for one answer."""
+    """Return an ASGI `send` for one answer, which delays the beginning of a stream until its first event."""
     start: Event | None = None
     answered = False
 
@@ -50,7 +50,7 @@ def _is_stream(start: Event) -> bool:
 
 
 def _error_in(body: bytes) -> tuple[int, bytes] | None:
-    """The status and the body of the error that the first event is, if it is one."""
+    """Return the status and the body of the error, if the first event is one."""
     if not body.startswith(_DATA + b'{"error"'):
         return None
     line = body.partition(b"\n")[0].removeprefix(_DATA)

@@ -1,7 +1,7 @@
-"""The gate before the OpenAI server: an ASGI middleware that lets through what clients may ask, and only that.
+"""The gate in front of the OpenAI server: an ASGI middleware that lets requests through, or refuses them.
 
-It knows which paths are open, who may enter, how large and how many requests may be, and whether anybody is there to
-serve them. Refusals have OpenAI's error shape. The decisions are pure (core/http/admission.py); here they meet HTTP.
+The gate checks paths, API keys, the size and the number of requests, and whether a worker is ready. Refusals have
+OpenAI's error shape. The rules are pure (core/http/admission.py); here they are applied to HTTP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_NO_WORKER_S = 2
 
 @dataclass(frozen=True)
 class GateState:
-    """What the gate asks of the frontend at every request."""
+    """The state of the frontend, asked for each request."""
 
     has_worker: Callable[[], bool]
     is_draining: Callable[[], bool]
@@ -36,14 +36,14 @@ class GateState:
 
 @dataclass(frozen=True)
 class SettingNames:
-    """The service that the gate stands before, and its settings: what errors call by name."""
+    """The service behind the gate and its settings, as errors name them."""
 
     service: str = "Frontend"
     settings: Collection[str] = ()
 
 
 class HttpGate:
-    """Pure ASGI. `api_keys` empty: no key is asked for."""
+    """ASGI middleware. `api_keys` empty: requests need no key."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class HttpGate:
         if not route.keyless and not self._knows_key(scope):
             return Refusal(401, "missing or wrong API key", "AuthenticationError")
         if scope["path"] in ("/live", "/health", "/load"):
-            return await self._tell(scope["path"], send)
+            return await self._answer_state(scope["path"], send)
         try:
             return await self._pass(route, scope, receive, send)
         except BodyRefusedError as error:
@@ -93,8 +93,8 @@ class HttpGate:
         except ClientGoneError:
             return None
 
-    async def _tell(self, path: str, send: Send) -> Refusal | None:
-        """What the gate itself knows."""
+    async def _answer_state(self, path: str, send: Send) -> Refusal | None:
+        """Answer a path about the frontend's own state. Return a refusal instead if it is not healthy."""
         if path == "/health" and (unready := self._unready()) is not None:
             return unready
         if path == "/load":
@@ -147,7 +147,7 @@ class HttpGate:
         return Refusal(429, why, "RateLimitError", retry_after_s=RETRY_BUSY_S)
 
     def _crowded(self, scope: Scope, route: Route | None) -> Refusal | None:
-        """Beyond the limit of connections there is a little room, for monitoring alone."""
+        """Refuse all but monitoring on connections beyond the limit."""
         if not is_crowded(scope) or (route is not None and route.keyless):
             return None
         return _unavailable(f"{self._limits.max_connections} connections (setting max-connections) are open")
@@ -171,7 +171,7 @@ class HttpGate:
         if not self._keys:
             return True
         given = _digest(_bearer(scope))
-        # Every key is compared, so that the time taken tells nothing.
+        # Every key is compared, so that the time taken reveals nothing about the keys.
         return sum([hmac.compare_digest(given, key) for key in self._keys]) > 0
 
 
@@ -181,7 +181,7 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _bearer(scope: Scope) -> bytes:
-    """The key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
+    """Return the key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
     scheme, _, key = header(scope, b"authorization").partition(b" ")
     return key if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
 

@@ -1,4 +1,4 @@
-"""What is changed in the answers of the server behind: headers of streams, and the names of settings in errors."""
+"""Changes answers of the OpenAI server: the headers of streams, and the names of settings in errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dynamo_local.core.http.asgi import Event, Send
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Caches keep no event stream, and nginx passes on each event at once."""
+"""Headers that keep caches from storing event streams, and nginx from buffering them."""
 
 _OPTION = re.compile(rb"(?<![\w-])--([a-z0-9]+(?:-[a-z0-9]+)*)")
 
 
 def with_stream_headers(send: Send) -> Send:
-    """An ASGI `send` that marks event streams as nothing to be kept or collected."""
+    """Return an ASGI `send` that forbids caching and buffering of event streams."""
 
     async def send_on(event: Event) -> None:
         if event["type"] == "http.response.start" and _type_of(event).startswith(b"text/event-stream"):
@@ -27,8 +27,8 @@ def with_stream_headers(send: Send) -> Send:
 
 
 def with_setting_names(send: Send, service: str, settings: Collection[str]) -> Send:
-    """An ASGI `send` for one answer, that names options of the server behind in refusals as they are named here:
-    --tool-call-parser as --Frontend.tool-call-parser, if the service `Frontend` has that setting."""
+    """Return an ASGI `send` for one answer, which renames vLLM's options in refusals to the settings that set them:
+    --tool-call-parser to --Frontend.tool-call-parser, if the service `Frontend` has that setting."""
     start: Event | None = None
     known = frozenset(name.encode() for name in settings)
 

@@ -1,1 +1,1 @@
-"""Migrations as the frontend of a request schedules and executes them."""
+"""Migrations of a frontend's requests: which are begun, how one is carried out, and what is counted."""

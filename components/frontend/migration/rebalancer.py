@@ -1,7 +1,7 @@
-"""Migrates requests of a frontend off workers that run full, to free ones; core/migration/rebalancing.py decides which.
+"""Migrates requests of a frontend off workers that run full, to free ones. core/migration/rebalancing.py decides which.
 
-Each frontend looks after its own requests. Several of them cannot pour into the same worker: a destination takes a
-request only if it stays free enough with all that it has been promised.
+Each frontend looks after its own requests. Several frontends cannot overfill the same worker: a destination accepts a
+request only if it stays free enough with all requests that it has accepted.
 """
 
 from __future__ import annotations
@@ -20,67 +20,69 @@ from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = BEAT_S
-"""As often as workers tell their load."""
+_CHECK_EVERY_S = BEAT_S
+"""Workers report their load as often."""
 
 _SILENT_S = 2.0
-"""A request that has brought no token for so long waits, or its worker hangs: it has no KV that could be pulled."""
+"""A request without a token for so long waits in a queue, or its worker hangs: its KV cannot be pulled."""
 
 
 class Rebalancer:
-    """Of one frontend. `limits`, as they are now; None: nothing is to be moved."""
+    """Rebalances the requests of one frontend."""
 
     def __init__(
         self,
-        mover: MigrationScheduler,
+        scheduler: MigrationScheduler,
         fleet: FleetWatch,
         limits: Callable[[], RebalancingLimits | None],
         tasks: TaskGuard,
     ) -> None:
-        self._mover = mover
+        """`limits` returns the limits that hold now; None: rebalancing is off."""
+        self._scheduler = scheduler
         self._fleet = fleet
         self._limits = limits
         self._tasks = tasks
 
     def start(self) -> None:
-        """Look now and then from now on."""
+        """Rebalance periodically from now on."""
         self._tasks.spawn("rebalancing", self._run())
 
     async def _run(self) -> None:
         while True:
-            await self._mover.live.pause(_LOOK_EVERY_S)
+            await self._scheduler.requests.pause(_CHECK_EVERY_S)
             limits = self._limits()
-            if limits is not None and not self._mover.stopped:
-                self._look(limits, time.monotonic())
+            if limits is not None and not self._scheduler.stopped:
+                self._rebalance(limits, time.monotonic())
 
-    def _look(self, limits: RebalancingLimits, now: float) -> None:
+    def _rebalance(self, limits: RebalancingLimits, now: float) -> None:
         workers = {worker.lease: worker for worker in self._fleet.view.routable()}
-        known = [room_of(worker, now, self._mover.traffic.change(worker)) for worker in workers.values()]
+        known = [room_of(worker, now, self._scheduler.in_flight.change(worker)) for worker in workers.values()]
         rooms = [room for room in known if room is not None]
         if len(rooms) < 2:
             return
         candidates = [
             Candidate(live.request_id, live.log.worker, live.tokens, live.request.priority)
-            for live in self._mover.live.values()
-            if live.log.worker is not None and self._may_move(live, limits, now)
+            for live in self._scheduler.requests.values()
+            if live.log.worker is not None and self._may_migrate(live, limits, now)
         ]
-        for transfer in plan(rooms, candidates, limits):
-            self._begin(transfer, workers[transfer.destination])
+        for planned in plan(rooms, candidates, limits):
+            self._begin(planned, workers[planned.destination])
 
-    def _may_move(self, live: LiveRequest, limits: RebalancingLimits, now: float) -> bool:
+    def _may_migrate(self, live: LiveRequest, limits: RebalancingLimits, now: float) -> bool:
         last = live.pace.last
-        rested = live.moved_at is None or now - live.moved_at >= limits.period_s
+        migrated_at = live.migration.migrated_at
+        rested = migrated_at is None or now - migrated_at >= limits.period_s
         running = last is not None and now - last < _SILENT_S
-        return rested and running and now >= live.not_before and self._mover.why_not(live) is None
+        return rested and running and now >= live.migration.not_before and self._scheduler.why_not(live) is None
 
-    def _begin(self, transfer: PlannedMigration, destination: Presence) -> None:
-        live = self._mover.live[transfer.request_id]
-        if self._mover.has_turn(live):
+    def _begin(self, planned: PlannedMigration, destination: Presence) -> None:
+        live = self._scheduler.requests[planned.request_id]
+        if self._scheduler.may_begin(live):
             _log.info(
-                "request %s is to move from %s to %s (%s)",
-                transfer.request_id,
-                transfer.source,
+                "request %s is to migrate from %s to %s (%s)",
+                planned.request_id,
+                planned.source,
                 destination.watcher,
-                transfer.reason,
+                planned.reason,
             )
-            self._mover.begin(live, destination, transfer.reason, floor=transfer.floor)
+            self._scheduler.begin(live, destination, planned.reason, floor=planned.floor)

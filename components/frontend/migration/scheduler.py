@@ -1,8 +1,8 @@
-"""Which of a frontend's requests move when: away from workers that go, and where an operator wants them.
+"""Decides which of a frontend's requests migrate when: off workers that are to be left, and by operators' orders.
 
-Workers that drain, whose lease is revoked, or that have become prefill workers, are left: requests with tokens move
-with their KV, those without are placed again. What cannot be moved finishes where it is, under the worker's own
-deadline; so does everything while there is no other worker.
+Workers that drain, whose lease is revoked, or that have become prefill workers, are left: requests with tokens migrate
+with their KV, requests without are placed again. A request that cannot migrate finishes where it is, under the worker's
+own deadline; so do all while there is no other worker.
 """
 
 from __future__ import annotations
@@ -10,47 +10,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.state import MigrationState
+from components.frontend.migration.statistics import MigrationStatistics
+from components.frontend.request_table import RequestTable
 from components.frontend.requests import LiveRequest, LiveRequests
+from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.freeness import freest
 from dynamo_local.core.fleet.view import PREFILL_ROLE, TTL_S, Change
-from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.admin import MigrationResult
-from dynamo_local.core.messages.presence import Ended, MigrationCounts, Presence
-from dynamo_local.core.messages.work import Cancel
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.migration.in_flight import InFlightMigration, InFlightMigrations
-from dynamo_local.core.migration.protocol import MigrationOutcome, again_after_s
+from dynamo_local.core.migration.protocol import MigrationOutcome
 from dynamo_local.core.request.fidelity import Fidelity
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.25
+_CHECK_EVERY_S = 0.25
+"""Between two looks for requests that are to leave their workers."""
 _DRAINING = "the frontend is draining"
 _TRIAL = "trial"
-
-_GAPS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_GAPS_STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0)
 
 
 @dataclass(frozen=True)
 class AtOnce:
-    """How many moves of a frontend may be under way: each takes a little from both of its workers."""
+    """Limits on the migrations of a frontend in progress: each slows down both of its workers a little."""
 
     of_a_source: int = 4
     in_all: int = 8
 
 
 @dataclass
-class _Wanted:
-    """A move that somebody waits for. `destination`: a lease, or None: whoever is freest."""
+class _Order:
+    """A migration that somebody waits for. `destination`: a lease, or None for the freest worker."""
 
     destination: str | None
     cold: bool
@@ -58,102 +54,86 @@ class _Wanted:
 
 
 class MigrationScheduler:
-    """Of one frontend. `live` are the dispatcher's requests; `tell` has it say something to a worker, `place` has it
-    place a request."""
+    """Begins the migrations of one frontend's requests, and counts how they end."""
 
     def __init__(
         self,
-        live: LiveRequests,
+        table: RequestTable,
+        executor: MigrationExecutor,
+        link: WorkerLink,
         fleet: FleetWatch,
-        carrier: MigrationExecutor,
         tasks: TaskGuard,
-        tell: Callable[[str, Cancel], Coroutine[Any, Any, None]],
-        place: Callable[[LiveRequest], Coroutine[Any, Any, None]],
-        at_once: AtOnce | None = None,
     ) -> None:
-        self.live = live
+        self._table = table
+        self.executor = executor
+        self._link = link
         self._fleet = fleet
-        self._carrier = carrier
         self._tasks = tasks
-        self._tell = tell
-        self._place = place
-        self._at_once = at_once or AtOnce()
-        self._wanted: dict[str, _Wanted] = {}
-        self.traffic = InFlightMigrations()
-        self._unheard: dict[str, float] = {}
-        """Workers that have not answered, and when that was."""
+        self.at_once = AtOnce()
+        self._orders: dict[str, _Order] = {}
+        """Orders that have not begun, by request id."""
+        self.in_flight = InFlightMigrations()
+        self._unanswered_at: dict[str, float] = {}
+        """When workers were last asked without answering (CLOCK_MONOTONIC), by lease."""
         self.stopped = False
-        self.outcomes: Counter[tuple[str, str]] = Counter()
-        """(outcome, reason) of all moves so far."""
-        self.gap_s = Histogram(_GAPS_S)
-        self.gap_steps = Histogram(_GAPS_STEPS)
-        self._last: MigrationResult | None = None
-        """The last one that was brought to its end."""
-        self._listeners: list[Callable[[MigrationCounts], None]] = []
 
     @property
-    def pulled_tokens(self) -> int:
-        """Tokens whose KV was pulled for moves."""
-        return self._carrier.pulled_tokens
+    def requests(self) -> LiveRequests:
+        """The frontend's live requests."""
+        return self._table.requests
 
     @property
-    def counts(self) -> MigrationCounts:
-        """All that is counted, as it is told to others."""
-        return MigrationCounts(
-            tuple(Ended(reason, outcome, number) for (outcome, reason), number in sorted(self.outcomes.items())),
-            self._carrier.pulled_bytes,
-            None if self._last is None else self._last.gap_s,
-            None if self._last is None else self._last.gap_steps,
-        )
-
-    def subscribe(self, listener: Callable[[MigrationCounts], None]) -> None:
-        """Have `listener` called whenever a move has ended."""
-        self._listeners.append(listener)
+    def statistics(self) -> MigrationStatistics:
+        """The counts of the frontend's migrations."""
+        return self.executor.statistics
 
     def start(self) -> None:
-        """Move what is to be moved from now on."""
+        """Begin migrations from now on, by the fleet's changes and by orders."""
         self._fleet.subscribe(self._on_change)
-        self._tasks.spawn("moves", self._run())
+        self._tasks.spawn("migrations", self._run())
 
     def stop(self) -> None:
-        """Begin no more moves: the frontend drains, and perhaps the whole server."""
+        """Begin no more migrations: the frontend drains, and perhaps the whole server."""
         self.stopped = True
-        for request_id in list(self._wanted):
+        for request_id in list(self._orders):
             self._refuse(request_id, _DRAINING)
 
     def order(
         self, live: LiveRequest, destination: str | None, *, cold: bool = False
     ) -> asyncio.Future[MigrationResult]:
-        """Have a request moved, when its turn comes. `cold`: without its KV."""
-        if live.request_id in self._wanted:
+        """Have a request migrate as soon as one more migration may begin. A later order replaces an earlier one.
+
+        `cold`: its KV is left behind.
+        """
+        if live.request_id in self._orders:
             self._refuse(live.request_id, "it is to go elsewhere now")
-        wanted = _Wanted(destination, cold, asyncio.get_running_loop().create_future())
-        self._wanted[live.request_id] = wanted
+        order = _Order(destination, cold, asyncio.get_running_loop().create_future())
+        self._orders[live.request_id] = order
         if self.stopped:
             self._refuse(live.request_id, _DRAINING)
-        self._look(time.monotonic())
-        return wanted.result
+        self._begin_due(time.monotonic())
+        return order.result
 
     def why_not(self, live: LiveRequest) -> str | None:
-        """Why the request cannot be moved with its KV, or None."""
-        if live.log.worker is None or live.job is not None or live.held is not None:
+        """Return why the request cannot migrate with its KV, or None if it can."""
+        if live.log.worker is None or live.prefill.job is not None or live.prefill.held is not None:
             return "it is being placed, or its prompt prefilled elsewhere"
         if live.log.position == 0:
             return "it has no token yet"
         if live.request.survival.fidelity is Fidelity.NONE:
             because_of = live.request.survival.because_of
             return f"the state of {because_of} would be lost" if because_of else "its state would be lost"
-        if live.moving is not None:
-            return "it is being moved"
-        if live.standing.suspect:
+        if live.migration.current is not None:
+            return "it is being migrated"
+        if live.recovery.standing.suspect:
             return "engines died of it or beside it: it is to be tried alone"
         return None
 
-    def has_turn(self, live: LiveRequest) -> bool:
-        """Whether one more move may be under way from its worker."""
-        assert live.log.worker is not None, "what has no worker is not moved"
-        of_it, in_all = self.traffic.leaving(live.log.worker), self.traffic.under_way
-        return of_it < self._at_once.of_a_source and in_all < self._at_once.in_all
+    def may_begin(self, live: LiveRequest) -> bool:
+        """Return whether one more migration may be in progress from the request's worker."""
+        assert live.log.worker is not None, "only a request that a worker has is migrated"
+        leaving, in_all = self.in_flight.leaving(live.log.worker), self.in_flight.in_progress
+        return leaving < self.at_once.of_a_source and in_all < self.at_once.in_all
 
     def begin(
         self,
@@ -164,146 +144,138 @@ class MigrationScheduler:
         cold: bool = False,
         floor: float | None = None,
     ) -> asyncio.Task[MigrationResult]:
-        """Move a request of which `why_not` says nothing, now. `floor`: only if the destination stays so free."""
+        """Begin to migrate a request now. `why_not` must return None for it, and `may_begin` true.
+
+        `floor`: the destination refuses if it would become less free than that, in steps.
+        """
         source = live.log.worker
-        assert source is not None, "what has no worker is not moved"
-        assert destination.engine is not None, "nothing is moved to a worker that does not tell of its engine"
-        live.moving = MigrationState(destination.lease, reason, cold, floor)
-        # Counted here: the task begins later.
-        trip = self.traffic.begin(source, destination.lease, live.tokens, time.monotonic())
-        moving = self._move(live, live.moving, trip)
-        return self._tasks.spawn(f"move {live.request_id}", moving)
+        assert source is not None, "only a request that a worker has is migrated"
+        assert destination.engine is not None, "a destination must have reported its engine"
+        state = MigrationState(destination.lease, reason, cold, floor)
+        live.migration.begin(state)
+        # Counted here, because the task begins later.
+        entry = self.in_flight.begin(source, destination.lease, live.tokens, time.monotonic())
+        return self._tasks.spawn(f"migrate {live.request_id}", self._migrate(live, state, entry))
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            # An order for a request that is over meanwhile is still to be answered.
-            if not self._wanted:
-                await self.live.some()
-            self._look(time.monotonic())
+            await asyncio.sleep(_CHECK_EVERY_S)
+            # An order for a request that has ended meanwhile is still to be answered.
+            if not self._orders:
+                await self.requests.some()
+            self._begin_due(time.monotonic())
 
     def _on_change(self, change: Change) -> None:
-        if not self.live:
+        if not self.requests:
             return
-        for live in self.live.values():
-            if live.moving is not None and live.moving.destination == change.presence.lease:
-                live.stir()
-        self._look(time.monotonic())
+        for live in self.requests.values():
+            current = live.migration.current
+            if current is not None and current.destination == change.presence.lease:
+                live.migration.wake()
+        self._begin_due(time.monotonic())
 
-    def _look(self, now: float) -> None:
-        """Begin the moves whose time has come."""
+    def _begin_due(self, now: float) -> None:
+        """Carry out the orders, and have requests leave workers, as far as that is possible now."""
         if self.stopped:
             return
-        for request_id, wanted in list(self._wanted.items()):
-            self._begin_wanted(request_id, wanted)
+        for request_id, order in list(self._orders.items()):
+            self._begin_order(request_id, order)
         leaving = self._leaving()
-        for live in self.live.values() if leaving else ():
-            if live.log.worker in leaving and live.moving is None and now >= live.not_before:
+        for live in self.requests.values() if leaving else ():
+            migration = live.migration
+            if live.log.worker in leaving and migration.current is None and now >= migration.not_before:
                 self._leave(live, leaving[live.log.worker])
 
     def _leaving(self) -> dict[str, str]:
-        """The leases of workers that are to be left, and why."""
+        """Return the leases of workers that are to be left, with the reasons."""
         view = self._fleet.view
         turned = {presence.lease: "role" for presence in view.routable((PREFILL_ROLE,))}
         set_apart = {presence.lease: _TRIAL for presence in view.exclusive()}
         return turned | set_apart | {presence.lease: "drain" for presence in view.leaving()}
 
     def _leave(self, live: LiveRequest, reason: str) -> None:
-        """Have a request leave its worker, if there is another one and its turn has come."""
-        if live.standing.suspect:
-            # Where it is, nobody else is.
+        """Have a request leave its worker, if another worker can take it now."""
+        if live.recovery.standing.suspect:
+            # Its worker is set apart for this very request.
             return
-        anew = live.log.position == 0 and live.job is None and live.held is None
+        has_no_token = live.log.position == 0 and live.prefill.job is None and live.prefill.held is None
         if reason == _TRIAL and self._may_wait(live):
-            self._put_elsewhere(live)
+            self._place_again(live)
             return
-        if not anew and (self.why_not(live) is not None or not self.has_turn(live)):
+        if not has_no_token and (self.why_not(live) is not None or not self.may_begin(live)):
             return
         destination = self._destination(live, None)
-        if destination is not None and anew:
-            self._put_elsewhere(live)
+        if destination is not None and has_no_token:
+            self._place_again(live)
         elif destination is not None:
             self.begin(live, destination, reason)
 
     def _may_wait(self, live: LiveRequest) -> bool:
-        """Whether a request is taken off its worker and waits for any: it cannot be moved with its KV (it has none,
-        there is nowhere to go, or that has failed), and it loses nothing but time."""
-        stuck = live.log.position == 0 or live.stayed > 0 or self._destination(live, None) is None
-        survives = live.log.position == 0 or live.request.survival.fidelity is not Fidelity.NONE
-        return stuck and survives and live.job is None
+        """Return whether a request may be taken off its worker without another worker at hand. It cannot migrate with
+        its KV (it has none, there is no destination, or the last migration failed), and loses nothing but time."""
+        has_no_token = live.log.position == 0
+        stuck = has_no_token or live.migration.stayed > 0 or self._destination(live, None) is None
+        survives = has_no_token or live.request.survival.fidelity is not Fidelity.NONE
+        return stuck and survives and live.prefill.job is None
 
-    def _begin_wanted(self, request_id: str, wanted: _Wanted) -> None:
-        live = self.live.get(request_id)
+    def _begin_order(self, request_id: str, order: _Order) -> None:
+        live = self.requests.get(request_id)
         if live is None:
             self._refuse(request_id, "the request is over")
         elif (why := self.why_not(live)) is not None:
             self._refuse(request_id, why)
-        elif wanted.destination == live.log.worker:
+        elif order.destination == live.log.worker:
             self._refuse(request_id, "it is there already")
-        elif (destination := self._destination(live, wanted.destination)) is None:
+        elif (destination := self._destination(live, order.destination)) is None:
             self._refuse(request_id, "there is no worker that it could go to")
-        elif self.has_turn(live):
-            del self._wanted[request_id]
-            moving = self.begin(live, destination, "hand", cold=wanted.cold)
-            moving.add_done_callback(lambda task: _pass_on(task, wanted.result))
+        elif self.may_begin(live):
+            del self._orders[request_id]
+            migrating = self.begin(live, destination, "hand", cold=order.cold)
+            migrating.add_done_callback(lambda task: _pass_on(task, order.result))
 
     def _refuse(self, request_id: str, why: str) -> None:
-        wanted = self._wanted.pop(request_id)
-        if not wanted.result.done():
-            wanted.result.set_result(_stayed(request_id, why))
+        order = self._orders.pop(request_id)
+        if not order.result.done():
+            order.result.set_result(_stayed(request_id, why))
 
     def _destination(self, live: LiveRequest, wanted: str | None) -> Presence | None:
+        """Return the worker that a request may migrate to now: the one wanted, or the freest."""
         now = time.monotonic()
-        # Who does not answer may be dead, and is missed soon. Until then it looks freer than all others.
-        self._unheard = {worker: since for worker, since in self._unheard.items() if now - since <= TTL_S}
+        # A worker that does not answer may be dead, and looks freer than all others until it is missed.
+        self._unanswered_at = {worker: at for worker, at in self._unanswered_at.items() if now - at <= TTL_S}
         others = [worker for worker in self._fleet.view.routable() if worker.lease != live.log.worker]
         if wanted is None:
-            candidates = [worker for worker in others if worker.lease not in self._unheard]
+            candidates = [worker for worker in others if worker.lease not in self._unanswered_at]
         else:
             candidates = [worker for worker in others if worker.lease == wanted]
-        changes = {worker.lease: self.traffic.change(worker) for worker in candidates}
-        return freest(candidates, changes, now, live.turned_down)
+        changes = {worker.lease: self.in_flight.change(worker) for worker in candidates}
+        return freest(candidates, changes, now, live.migration.refused_by)
 
-    async def _move(self, live: LiveRequest, moving: MigrationState, trip: InFlightMigration) -> MigrationResult:
+    async def _migrate(self, live: LiveRequest, state: MigrationState, entry: InFlightMigration) -> MigrationResult:
         try:
-            result = await self._carrier.carry_out(live, moving)
+            result = await self.executor.carry_out(live, state)
         except Exception:  # noqa: BLE001
-            # The boundary of a move: the request itself is looked after by recovery, whatever its epoch is now.
-            _log.exception("the move of %s has failed", live.request_id)
-            result = MigrationResult(live.request_id, MigrationOutcome.STAYED.value, "the move has failed")
+            # The boundary of a migration: recovery looks after the request, whatever its epoch is now.
+            _log.exception("the migration of request %s has failed", live.request_id)
+            result = _stayed(live.request_id, "the migration has failed")
         now = time.monotonic()
-        live.moving = None
-        if moving.unanswered:
-            self._unheard[moving.destination] = now
-        stayed = result.outcome == MigrationOutcome.STAYED
-        live.stayed = live.stayed + 1 if stayed else 0
-        live.not_before = now + again_after_s(live.stayed)
-        live.turned_down = moving.destination if stayed else None
-        live.moved_at = moving.cut_at or live.moved_at
-        self.traffic.end(trip, now, moved=moving.cut_at is not None)
-        self._note(result, moving.reason)
-        self._look(now)
+        if state.unanswered:
+            self._unanswered_at[state.destination] = now
+        live.migration.end(state, now, stayed=result.outcome == MigrationOutcome.STAYED)
+        self.in_flight.end(entry, now, moved=state.cut_at is not None)
+        if result.outcome != MigrationOutcome.MOVED:
+            _log.info("request %s was not migrated: %s (%s)", result.request_id, result.why, result.outcome)
+        self.statistics.ended(result, state.reason)
+        self._begin_due(now)
         return result
 
-    def _note(self, result: MigrationResult, reason: str) -> None:
-        self.outcomes[result.outcome, reason] += 1
-        if result.gap_s is not None:
-            self._last = result
-            self.gap_s.observe(result.gap_s)
-        if result.gap_steps is not None:
-            self.gap_steps.observe(result.gap_steps)
-        if result.outcome != MigrationOutcome.MOVED:
-            _log.info("request %s was not moved: %s (%s)", result.request_id, result.why, result.outcome)
-        for listener in self._listeners:
-            listener(self.counts)
-
-    def _put_elsewhere(self, live: LiveRequest) -> None:
-        """Nothing would be gained by moving it: it begins anew."""
+    def _place_again(self, live: LiveRequest) -> None:
+        """Take the request off its worker and place it under a new epoch, without its KV."""
         old = live.log.current
         worker = live.log.give_up(old.epoch)
-        assert worker is not None, "only those with a worker leave it"
-        self._tasks.spawn(f"take {old} back", self._tell(worker, Cancel((old,))))
-        self._tasks.spawn(f"place {live.request_id}", self._place(live))
+        assert worker is not None, "only a request that a worker has leaves it"
+        self._tasks.spawn(f"take {old} back", self._link.cancel(worker, old))
+        self._tasks.spawn(f"place {live.request_id}", self._table.place(live))
 
 
 def _stayed(request_id: str, why: str) -> MigrationResult:

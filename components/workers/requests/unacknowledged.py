@@ -37,5 +37,5 @@ class Unacknowledged:
     async def look(self, now: float) -> None:
         """Tell or forget those whose time has come."""
         await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
-        for frontend, end in self._outbox.tell_again(now, now - self._tell_again_s, _TOLD_AT_ONCE):
+        for frontend, end in self._outbox.resend_ends(now, now - self._tell_again_s, _TOLD_AT_ONCE):
             await self._publish(frontend, now, (end,))

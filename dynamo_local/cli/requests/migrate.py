@@ -11,7 +11,7 @@ from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.requests import MovedLine
+    from dynamo_local.supervisor.admin.requests import MigrationLine
 
 _HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 
@@ -55,7 +55,7 @@ def migrate(
         click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there is no request to migrate")
 
 
-def _cells(line: MovedLine) -> tuple[str, ...]:
+def _cells(line: MigrationLine) -> tuple[str, ...]:
     gap = "-" if line.gap_s is None else f"{line.gap_s * 1e3:.0f}ms"
     steps = "-" if line.gap_steps is None else f"{line.gap_steps:.1f}"
     return line.request, line.outcome, line.worker or "-", gap, steps, line.why

@@ -38,9 +38,9 @@ def ls(namespace: str, limit: int, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.queue import look
+    from dynamo_local.supervisor.admin.queue import read_queue
 
-    view = asyncio.run(look(paths_of(namespace), limit))
+    view = asyncio.run(read_queue(paths_of(namespace), limit))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
     else:
@@ -54,12 +54,11 @@ def purge(namespace: str, yes: bool) -> None:
     """Drop all prefill jobs. Decode workers prefill the requests themselves, once the jobs would have expired."""
     import asyncio
 
-    from dynamo_local.supervisor.admin.queue import look
-    from dynamo_local.supervisor.admin.queue import purge as purge_queue
+    from dynamo_local.supervisor.admin.queue import purge_queue, read_queue
 
     paths = paths_of(namespace)
     if not yes:
-        view = asyncio.run(look(paths, 0))
+        view = asyncio.run(read_queue(paths, 0))
         click.confirm(f"Drop {_lengths(view)}?", abort=True)
     dropped = asyncio.run(purge_queue(paths))
     click.echo(f"dropped {dropped} {'job' if dropped == 1 else 'jobs'}")

@@ -37,9 +37,9 @@ def requests(namespace: str, limit: int, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.requests import look
+    from dynamo_local.supervisor.admin.requests import list_requests
 
-    view = asyncio.run(look(paths_of(namespace), limit))
+    view = asyncio.run(list_requests(paths_of(namespace), limit))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
         return

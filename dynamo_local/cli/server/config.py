@@ -34,7 +34,7 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.settings import get as get_settings
+    from dynamo_local.supervisor.admin.settings import get_settings
 
     found = asyncio.run(get_settings(paths_of(namespace), key))
     if as_json:

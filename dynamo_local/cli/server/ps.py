@@ -27,15 +27,15 @@ def ps(namespace: str, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.status import others, rows
+    from dynamo_local.supervisor.admin.status import devices_of_others, list_watchers
 
     paths = paths_of(namespace)
-    found = asyncio.run(rows(paths))
+    found = asyncio.run(list_watchers(paths))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         click.echo(table(_HEADERS, [_cells(row) for row in found]))
-        for line in asyncio.run(others(paths)):
+        for line in asyncio.run(devices_of_others(paths)):
             click.echo(line)
 
 

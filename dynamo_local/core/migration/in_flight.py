@@ -1,7 +1,8 @@
-"""What the moves of a frontend do to the loads of workers before these can tell it. Pure.
+"""The effect of a frontend's migrations on the loads of workers, until the workers' own reports show it. Pure.
 
-A load is a little old when it is read, and a move takes a while. So what comes is counted with its destination, and no
-more with its source, from the moment at which a move begins until both have measured their load after its end.
+A worker's reported load is a little old, and a migration takes a while. So a migrating request counts as load of its
+destination, and no more of its source, from the migration's begin until both workers have reported a load that they
+measured after its end.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dynamo_local.core.fleet.freeness import Usage
 from dynamo_local.core.messages.presence import Presence
 
 FORGOTTEN_S = 10.0
-"""A move that ended so long ago is in every load that is told: an older one is stale."""
+"""A migration that ended so long ago is in every reported load: an older load is not used."""
 
 
 @dataclass
 class InFlightMigration:
-    """One move of one request. `source` and `destination` are leases, `tokens` its context."""
+    """One migration of one request. `source` and `destination` are leases, `tokens` is the length of its context."""
 
     source: str
     destination: str
@@ -28,44 +29,46 @@ class InFlightMigration:
 
 
 class InFlightMigrations:
-    """All moves under way, and those just done. Times are CLOCK_MONOTONIC."""
+    """All migrations in progress, and those that have just ended. Times are CLOCK_MONOTONIC, in seconds."""
 
     def __init__(self) -> None:
-        self._trips: list[InFlightMigration] = []
+        self._migrations: list[InFlightMigration] = []
 
     @property
-    def under_way(self) -> int:
-        """Moves that have not ended."""
-        return sum(trip.ended_at is None for trip in self._trips)
+    def in_progress(self) -> int:
+        """Number of migrations that have not ended."""
+        return sum(each.ended_at is None for each in self._migrations)
 
     def leaving(self, worker: str) -> int:
-        """Moves under way from it."""
-        return sum(trip.ended_at is None and trip.source == worker for trip in self._trips)
+        """Return the number of migrations in progress from this worker."""
+        return sum(each.ended_at is None and each.source == worker for each in self._migrations)
 
     def begin(self, source: str, destination: str, tokens: int, now: float) -> InFlightMigration:
-        """A move begins."""
-        self._trips = [trip for trip in self._trips if trip.ended_at is None or now - trip.ended_at < FORGOTTEN_S]
-        trip = InFlightMigration(source, destination, tokens)
-        self._trips.append(trip)
-        return trip
+        """Note that a migration begins."""
+        self._migrations = [
+            each for each in self._migrations if each.ended_at is None or now - each.ended_at < FORGOTTEN_S
+        ]
+        migration = InFlightMigration(source, destination, tokens)
+        self._migrations.append(migration)
+        return migration
 
-    def end(self, trip: InFlightMigration, now: float, *, moved: bool) -> None:
-        """It has ended."""
+    def end(self, migration: InFlightMigration, now: float, *, moved: bool) -> None:
+        """Note that the migration has ended. `moved`: the request was cut over to the destination."""
         if moved:
-            trip.ended_at = now
+            migration.ended_at = now
         else:
-            self._trips.remove(trip)
+            self._migrations.remove(migration)
 
     def change(self, worker: Presence) -> Usage:
-        """What is to be added to the load that a worker tells; negative for what leaves it."""
-        told_at = -math.inf if worker.load is None or worker.load.at is None else worker.load.at
-        untold = [trip for trip in self._trips if trip.ended_at is None or trip.ended_at >= told_at]
-        coming = _sum(trip for trip in untold if trip.destination == worker.lease)
-        going = _sum(trip for trip in untold if trip.source == worker.lease)
+        """Return what is to be added to the load that a worker has reported; negative for what leaves the worker."""
+        measured_at = -math.inf if worker.load is None or worker.load.at is None else worker.load.at
+        unreported = [each for each in self._migrations if each.ended_at is None or each.ended_at >= measured_at]
+        coming = _sum(each for each in unreported if each.destination == worker.lease)
+        going = _sum(each for each in unreported if each.source == worker.lease)
         return Usage(coming[0] - going[0], requests=coming[1] - going[1])
 
 
-def _sum(trips: Iterable[InFlightMigration]) -> tuple[int, int]:
-    """Tokens and requests."""
-    tokens = [trip.tokens for trip in trips]
+def _sum(migrations: Iterable[InFlightMigration]) -> tuple[int, int]:
+    """Return the tokens and the number of these migrations' requests."""
+    tokens = [migration.tokens for migration in migrations]
     return sum(tokens), len(tokens)

@@ -1,14 +1,16 @@
-"""A move: a running request goes to another worker together with its KV, while its tokens keep coming. Pure.
+"""The protocol of a migration: a running request goes to another worker together with its KV, while its tokens keep
+coming. Pure.
 
-    reserving   the destination is asked for room
-    warming     the destination pulls and computes what KV there is, and again what has come meanwhile
-    poised      it has all but the last few tokens: cut right after the next one, so that the gap is short
+    reserving   the destination is asked to reserve room
+    warming     the destination pulls or computes the KV that there is, and then that of the tokens added meanwhile
+    poised      the destination lacks the KV of a few tokens only: the cut follows the next token, so that the gap is
+                short
     cut         the request is the destination's, under the next epoch; the source is told to stop
-    over        its first token there has come, or the move has ended in another way
+    over        the first token of the destination has arrived, or the migration has ended otherwise
 
 The request is its source's until the cut: whatever goes wrong before leaves it there. After the cut it is a request
-like any other, and what goes wrong is the business of ordinary recovery. The fence is the epoch: a move is of one
-epoch of one request, and ends when that is over for any other reason than its own cut.
+like any other, and what goes wrong is left to recovery. A migration is of one epoch of one request, and ends when that
+epoch ends for any other reason than the migration's own cut.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from enum import StrEnum
 
 
 class MigrationPhase(StrEnum):
-    """How far a move has come."""
+    """The states of a migration, in order."""
 
     RESERVING = "reserving"
     WARMING = "warming"
@@ -29,52 +31,55 @@ class MigrationPhase(StrEnum):
 
 
 class MigrationOutcome(StrEnum):
-    """How a move has ended: one word each, fit to be counted by."""
+    """How a migration has ended. The words are labels of metrics."""
 
     MOVED = "moved"
-    """The destination has brought a token."""
+    """The destination has sent a token."""
     STAYED = "stayed"
-    """Nothing was changed: the request is where it was."""
+    """The request is still at its source."""
     ENDED = "ended"
-    """The request has ended meanwhile, or nobody wants it any more."""
+    """The request has finished or was cancelled."""
     RECOVERED = "recovered"
-    """Its worker, or the one that it was to go to, was lost meanwhile: it goes on under an epoch of its own."""
+    """The source or, after the cut, the destination was lost: recovery has given the request a new epoch."""
     LATE = "late"
-    """Cut, and no token has come for a long time. Ordinary recovery looks after it."""
+    """No token has come for long after the cut. Recovery looks after the request."""
 
 
 REASONS = ("drain", "role", "hand", "rebalance", "room", "trial")
-"""Why moves begin, as they are counted."""
+"""Why migrations begin. The words are labels of metrics."""
 
 
 @dataclass(frozen=True)
 class MigrationLimits:
-    """How long a move waits for what, in seconds, and how much it leaves for the gap."""
+    """Deadlines of a migration, in seconds, and how much of the KV may be left to compute in the gap."""
 
     reserve_s: float = 1.0
-    """For the destination to answer whether it has room."""
+    """Until the destination has answered whether it has room."""
     room_s: float = 30.0
-    """How long the room is kept. A move that has not cut by then does not."""
+    """How long the destination keeps the room. There is no cut after that."""
     warm_s: float = 10.0
-    """For one warm request: it waits for steps on either side, and for the KV to be read."""
+    """Until one `Warm` is answered. The destination waits for steps of both engines, and for the KV to be read."""
     poised_s: float = 0.25
-    """For one more token of the source, to cut after. One that brings none any more is left at once."""
+    """How long to wait for a token of the source to cut after. If none comes, the cut follows without."""
     takeover_s: float = 30.0
-    """For the first token after the cut."""
-    tail: int = 8
-    """The destination is warm enough if it lacks the KV of no more tokens, the last one of which is nowhere: one more
-    round takes about three steps, and each makes one step longer for the streams beside;"""
-    tail_pairs: int = 1 << 16
-    """but only if these, each compared with the whole context, make no more pairs of tokens: they are computed in the
-    step that the client waits for."""
+    """Until the first token after the cut."""
+    missing_tokens: int = 8
+    """The destination is warm enough if it lacks the KV of no more tokens than these. (It always lacks that of the last
+    one.) One more round takes about three steps, and makes one step longer for the other streams."""
+    missing_pairs: int = 1 << 16
+    """The tokens that are missing at the cut attend to the whole context, in the step that the client waits for. So
+    their number times the length of the context must not exceed this."""
     rounds: int = 4
-    """Warm requests at most: a source may be faster than the destination."""
+    """Number of `Warm`s at most: a source may generate faster than the destination catches up."""
 
 
 @dataclass(frozen=True)
 class LogSeen:
-    """The request's log at one moment. `tokens`: prompt and all accepted; `owner`: lease of the current epoch's worker;
-    `live`: more tokens are wanted; `destination_there`: nobody has missed it yet, and it takes requests."""
+    """A request's log at one moment, and its migration's destination.
+
+    `tokens`: length of the prompt and of all accepted tokens; `owner`: lease of the current epoch's worker; `live`:
+    more tokens are wanted; `destination_there`: the destination is in the fleet, and takes requests.
+    """
 
     epoch: int
     owner: str | None
@@ -85,7 +90,7 @@ class LogSeen:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Ask the destination to keep room for so many tokens until then."""
+    """Ask the destination to keep room for so many tokens, until a time (CLOCK_MONOTONIC, s)."""
 
     tokens: int
     until: float
@@ -93,7 +98,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Warm:
-    """Have the destination get the KV of the first `tokens` tokens, before `until`."""
+    """Have the destination get the KV of the first `tokens` tokens, before `until` (CLOCK_MONOTONIC, s)."""
 
     tokens: int
     until: float
@@ -101,7 +106,7 @@ class Warm:
 
 @dataclass(frozen=True)
 class Await:
-    """Look again when the log has changed, or then."""
+    """Call `advance` again when the log has changed, or at this time (CLOCK_MONOTONIC, s)."""
 
     until: float
 
@@ -113,7 +118,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Finished:
-    """Nothing more is to be done, but to give the room back if `gives_back`."""
+    """Nothing more is to be done, but to cancel the reservation if `gives_back`."""
 
     outcome: MigrationOutcome
     why: str
@@ -124,11 +129,12 @@ Action = Reserve | Warm | Await | Cut | Finished
 
 
 class Migration:
-    """One move of one request. Call `advance` first with nothing, then with what has become of its last action.
+    """One migration of one request. Call `advance` again and again: each call returns the next action, and is told what
+    has become of the last one.
 
-    Invariants: at most one `Cut`, and only while the epoch that the move is of is current and its owner is the source;
-    `advance` gives `Over` in the end, whatever is seen, if time passes; room that may have been reserved is given back,
-    unless the request has arrived there.
+    Invariants: there is at most one `Cut`, and only while the migration's epoch is current and its owner is the source;
+    `advance` returns `Finished` in the end, whatever is seen, if time passes; room that may have been reserved is given
+    back, unless the destination has sent a token.
     """
 
     def __init__(self, seen: LogSeen, destination: str, limits: MigrationLimits | None = None) -> None:
@@ -138,22 +144,23 @@ class Migration:
         self._limits = limits or MigrationLimits()
         self.phase = MigrationPhase.RESERVING
         self.warm_tokens = 0
-        """The destination has the KV of so many."""
+        """Number of leading tokens whose KV the destination has."""
         self.rounds = 0
         self._lacking = math.inf
-        """Tokens that it lacked before the last warm request."""
+        """Number of tokens whose KV the destination lacked before the last `Warm`."""
         self._asked = False
+        """Whether room was asked for."""
         self._asked_tokens = 0
         self._deadline = 0.0
-        """Of what is under way in this phase."""
+        """When the wait of this phase ends."""
         self._room_until = 0.0
         self._tokens = 0
-        """Seen when the present phase began."""
+        """Length of the context when this phase began."""
         self._over: Finished | None = None
 
     def advance(self, seen: LogSeen, now: float, refused: str | None = None) -> Action:
-        """What to do next. `refused`: why the last `Reserve` or `Warm` was not done; an answer that has not come is a
-        refusal, too."""
+        """Return the next action. `refused`: why the last `Reserve` or `Warm` was not carried out; a missing answer is
+        a refusal, too."""
         if self._over is not None:
             return self._over
         if (outcome := self._outcome(seen)) is not None:
@@ -169,23 +176,23 @@ class Migration:
                 return self._await_token(now)
 
     def is_on(self, seen: LogSeen) -> bool:
-        """Whether nothing seen ends the move: otherwise what is under way for it needs not be waited for."""
+        """Return whether the migration goes on, as far as the log tells. Otherwise no answer needs to be waited for."""
         return self._over is None and self._outcome(seen) is None
 
     def _outcome(self, seen: LogSeen) -> tuple[MigrationOutcome, str] | None:
-        """How the log alone says that the move is over."""
+        """Return how the migration has ended, and why, if the log or the fleet shows that; otherwise None."""
         cut = self.phase is MigrationPhase.CUT
         epoch, owner = (self._epoch + 1, self._destination) if cut else (self._epoch, self._source)
         if cut and seen.epoch == epoch and seen.tokens > self._tokens:
             return MigrationOutcome.MOVED, "its first token has come"
         if not seen.live:
             return MigrationOutcome.ENDED, "the request is over"
-        # It may have lost its worker between the decision to move it and the move's beginning.
+        # The request may have lost its worker between the decision to migrate it and the migration's beginning.
         if seen.epoch != epoch or seen.owner is None or seen.owner != owner:
             return MigrationOutcome.RECOVERED, "a worker was lost"
         if not cut and not seen.destination_there:
-            # Once it is missed, nobody would miss it again: the request would be nobody's. And one that is about to
-            # go would refuse it.
+            # A destination that has left the fleet already would not be missed again, and the request would belong to
+            # no worker. A destination that drains would refuse the request.
             return MigrationOutcome.STAYED, "the destination is gone"
         return None
 
@@ -212,8 +219,8 @@ class Migration:
     def _warm_or_wait(self, seen: LogSeen, now: float) -> Action:
         lacking, before = seen.tokens - self.warm_tokens, self._lacking
         self._lacking = lacking
-        # A source that is as fast as the destination leaves nothing to be gained.
-        if self.rounds >= self._limits.rounds or lacking <= self._tail(seen) or lacking >= before:
+        # If the source is as fast as the destination, one more round gains nothing.
+        if self.rounds >= self._limits.rounds or lacking <= self._missing_allowed(seen) or lacking >= before:
             self._enter(MigrationPhase.POISED, seen, now + self._limits.poised_s)
             return Await(self._deadline)
         self.rounds += 1
@@ -221,9 +228,9 @@ class Migration:
         self._enter(MigrationPhase.WARMING, seen, now + self._limits.warm_s)
         return Warm(self._asked_tokens, self._deadline)
 
-    def _tail(self, seen: LogSeen) -> int:
-        """How many tokens may be left for the gap."""
-        return min(self._limits.tail, self._limits.tail_pairs // seen.tokens)
+    def _missing_allowed(self, seen: LogSeen) -> int:
+        """Return the number of tokens that the destination may lack at the cut."""
+        return min(self._limits.missing_tokens, self._limits.missing_pairs // seen.tokens)
 
     def _poised(self, seen: LogSeen, now: float) -> Action:
         if now >= self._room_until:
@@ -244,13 +251,13 @@ class Migration:
         self._deadline = deadline
 
     def _end(self, outcome: MigrationOutcome, why: str) -> Finished:
-        # What is moved has taken its room; what was never asked for needs not be given back.
+        # A migrated request uses the room; room that was not asked for needs not be given back.
         self._over = Finished(outcome, why, gives_back=self._asked and outcome is not MigrationOutcome.MOVED)
         self.phase = MigrationPhase.OVER
         return self._over
 
 
 def again_after_s(stayed: int) -> float:
-    """How long a request whose worker goes waits for its next move, after so many in a row that did not come about:
-    half a second, then twice as long each time, to 4 s."""
+    """Return the seconds until a request may migrate again, after so many migrations in a row that left it where it
+    was: half a second, then twice as long each time, to 4 s."""
     return math.ldexp(0.5, min(max(stayed - 1, 0), 3))

@@ -1,17 +1,17 @@
-"""Which requests move so that no worker runs full while others are free. Pure.
+"""Decides which requests migrate so that no worker runs full while others are free. Pure.
 
 As in Llumnix (OSDI'24, section 4.4), by freeness (freeness.py), in steps:
 
-    relieve    the least free worker below `below` gives requests to the freest one above `above`, until either has
+    relieve    the least free worker below `below` gives requests to the freest worker above `above`, until either has
                left its range
-    make room  a worker whose first waiting request does not fit gives away others, until it does, to workers that have
-               room without being so free; only if it does fit in the end
+    make room  a worker whose first waiting request does not fit gives away others, until that request fits, to workers
+               that have room without being so free; only if it does fit in the end
 
-Of a worker's requests the least urgent go first, then the shortest: they are moved fastest, and do least harm.
+Of a worker's requests the least urgent go first, then the shortest: they migrate fastest, and disturb others least.
 
-No move makes its destination less free than `below`, nor than its source was. So under a load that stays as it is
-nothing moves for ever: a move takes a request off a worker below `below` and never makes another such, or lets a
-request in that has waited. What is not known takes no part.
+No migration makes its destination less free than `below`, nor than its source was. So under a constant load requests do
+not migrate for ever: each migration takes a request off a worker below `below` and never makes another such worker, or
+lets a request in that has waited. Workers whose load is unknown take no part.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ Reason = Literal["rebalance", "room"]
 
 @dataclass(frozen=True)
 class RebalancingLimits:
-    """`below`, `above`: freeness, in steps until a KV cache is full; `above` counts as no less than `below`."""
+    """When requests migrate. `below` and `above` are freeness, in steps until a KV cache is full; `above` counts as no
+    less than `below`."""
 
     below: float = 100.0
     above: float = 400.0
     period_s: float = 30.0
-    """A request that has moved is left where it is for so long."""
+    """Seconds for which a request that has migrated stays where it is."""
     at_once: int = 8
-    """Moves decided together: the loads that they go by are soon others."""
+    """Migrations decided at once: the loads that they go by soon change."""
 
     @property
     def takes_from(self) -> float:
-        """A worker must be freer than this to take."""
+        """Freeness above which a worker takes requests."""
         return max(self.above, self.below)
 
 
 @dataclass(frozen=True)
 class WorkerRoom:
-    """A worker, with what moves under way will change. `slots`: requests that it could run besides."""
+    """A worker, with the effect of migrations in progress. `slots`: number of requests that it could run besides."""
 
     lease: str
     instance: Instance
@@ -67,7 +68,7 @@ class WorkerRoom:
         return head > 0 and (self.slots < 1 or self.free_tokens < head)
 
     def changed(self, tokens: int, requests: int) -> WorkerRoom:
-        """With so many tokens and requests more."""
+        """Return the worker with so many tokens and requests more."""
         return replace(
             self, instance=with_more(self.instance, Usage(tokens, requests=requests)), slots=self.slots - requests
         )
@@ -75,7 +76,7 @@ class WorkerRoom:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A request that may be moved. `tokens`: its context; `priority`: lower is more urgent."""
+    """A request that may migrate. `tokens`: length of its context; `priority`: lower is more urgent."""
 
     request_id: str
     worker: str
@@ -85,7 +86,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PlannedMigration:
-    """A move to be made, if it leaves the destination no less free than `floor`."""
+    """A migration to be made, if it leaves the destination no less free than `floor`."""
 
     request_id: str
     source: str
@@ -95,7 +96,8 @@ class PlannedMigration:
 
 
 def room_of(worker: Presence, now: float, change: Usage) -> WorkerRoom | None:
-    """A worker as it tells of itself; None if that is not known, or it lends no KV. `change`: see `instance_of`."""
+    """Return a worker's room by its presence; None if that is unknown, or if KV cannot be pulled from or to the worker.
+    `change`: see `instance_of`."""
     instance = instance_of(worker, now, change)
     if instance is None or worker.engine is None or worker.engine.no_transfer is not None:
         return None
@@ -105,15 +107,15 @@ def room_of(worker: Presence, now: float, change: Usage) -> WorkerRoom | None:
 def plan(
     rooms: Collection[WorkerRoom], candidates: Iterable[Candidate], limits: RebalancingLimits
 ) -> tuple[PlannedMigration, ...]:
-    """The moves to be made now, in order; none if all is well, or nothing helps."""
-    board = _Board(rooms, candidates, limits)
-    while len(board.transfers) < limits.at_once and (board.relieve() or board.make_room()):
+    """Return the migrations to be made now, in order; none if no worker runs full, or nothing helps."""
+    draft = _Plan(rooms, candidates, limits)
+    while len(draft.migrations) < limits.at_once and (draft.relieve() or draft.make_room()):
         pass
-    return tuple(board.transfers[: limits.at_once])
+    return tuple(draft.migrations[: limits.at_once])
 
 
-class _Board:
-    """The workers as they would be after the moves decided so far."""
+class _Plan:
+    """The workers as they would be after the migrations decided so far."""
 
     def __init__(self, rooms: Iterable[WorkerRoom], candidates: Iterable[Candidate], limits: RebalancingLimits) -> None:
         self._limits = limits
@@ -121,36 +123,37 @@ class _Board:
         self._candidates: defaultdict[str, list[Candidate]] = defaultdict(list)
         for candidate in sorted(candidates, key=lambda one: (-one.priority, one.tokens, one.request_id)):
             self._candidates[candidate.worker].append(candidate)
-        self.transfers: list[PlannedMigration] = []
+        self.migrations: list[PlannedMigration] = []
 
     def relieve(self) -> bool:
-        """One move from the least free worker that has something to give. False: there is none to be made."""
+        """Decide one migration from the least free worker that has a request to give. Return whether there is one."""
         takers = [room for room in self._rooms.values() if room.freeness > self._limits.takes_from]
         givers = [room for room in self._rooms.values() if room.freeness < self._limits.below]
         return any(
-            self._move(giver, candidate, takers, "rebalance")
+            self._migrate(giver, candidate, takers, "rebalance")
             for giver in sorted(givers, key=lambda room: (room.freeness, room.lease))
             for candidate in self._candidates[giver.lease]
         )
 
     def make_room(self) -> bool:
-        """Let in the first request of a queue. False: there is none that could be let in so."""
+        """Decide migrations that let in the first request of a queue. Return whether there is one that can be let
+        in."""
         blocked = [room for room in self._rooms.values() if room.is_blocked]
         return any(self._let_in(room) for room in sorted(blocked, key=lambda room: (room.freeness, room.lease)))
 
     def _let_in(self, blocked: WorkerRoom) -> bool:
-        rooms, candidates, transfers = dict(self._rooms), self._candidates[blocked.lease], self.transfers
-        self._candidates[blocked.lease], self.transfers = list(candidates), list(transfers)
+        rooms, candidates, migrations = dict(self._rooms), self._candidates[blocked.lease], self.migrations
+        self._candidates[blocked.lease], self.migrations = list(candidates), list(migrations)
         for candidate in candidates:
             takers = [room for room in self._rooms.values() if room.instance.head_tokens == 0]
-            self._move(self._rooms[blocked.lease], candidate, takers, "room")
+            self._migrate(self._rooms[blocked.lease], candidate, takers, "room")
             if not self._rooms[blocked.lease].is_blocked:
                 return True
-        # What is not enough is not worth it.
-        self._rooms, self._candidates[blocked.lease], self.transfers = rooms, candidates, transfers
+        # Migrations that do not let the waiting request in gain nothing.
+        self._rooms, self._candidates[blocked.lease], self.migrations = rooms, candidates, migrations
         return False
 
-    def _move(self, giver: WorkerRoom, candidate: Candidate, takers: Iterable[WorkerRoom], reason: Reason) -> bool:
+    def _migrate(self, giver: WorkerRoom, candidate: Candidate, takers: Iterable[WorkerRoom], reason: Reason) -> bool:
         floor = max(self._limits.below, giver.freeness)
         able = [taker for taker in takers if taker.lease != giver.lease and _takes(taker, candidate, floor)]
         if not able:
@@ -159,7 +162,7 @@ class _Board:
         self._rooms[giver.lease] = giver.changed(-candidate.tokens, -1)
         self._rooms[taker.lease] = taker.changed(candidate.tokens, 1)
         self._candidates[giver.lease].remove(candidate)
-        self.transfers.append(PlannedMigration(candidate.request_id, giver.lease, taker.lease, reason, floor))
+        self.migrations.append(PlannedMigration(candidate.request_id, giver.lease, taker.lease, reason, floor))
         return True
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from dynamo_local.core.fleet.readings import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
-from dynamo_local.core.migration.counts import moves_of
+from dynamo_local.core.migration.counts import migrations_of
 
 Standing = Literal["starting", "routable", "retiring"]
 """`starting`: the statefile has the worker, and it is not ready (yet, or again). `retiring`: the worker drains, or its
@@ -97,7 +97,7 @@ def observe(
         queue=queue,
         templates=dict(templates),
         inventory=inventory,
-        migrations=moves_of(members),
+        migrations=migrations_of(members),
     )
 
 

@@ -1,1 +1,2 @@
-"""Decisions about processes: restarts, stalls, cores. Pure."""
+"""Decisions about processes: restarts, stalled engines, CPU cores. Pure: what was observed, and the time, come in as
+arguments."""

@@ -1,12 +1,10 @@
-"""When a service that died is started again, and when it is given up. Pure; fed with what happened and the
-time.
+"""Decides when a process that died is started again, and when it is given up. Pure.
 
-A service that has never been ready is given up after a few attempts, or at once if it says that its
-configuration is wrong: trying again cannot help, and the user is waiting for a word. One that has been ready
-is started again for ever, with a delay that doubles from death to death and starts afresh once it has been
-ready for a while.
+A service that has never been ready is given up after a few attempts, or at once if its exit code tells that its
+configuration is wrong: another attempt cannot help, and the user waits for an answer. A service that has been ready is
+started again for ever. The delay doubles from death to death, and is reset once it has been ready for a while.
 
-circusd, which starts all others, is started again for ever: requests do without it meanwhile. It is given up when it
+circusd, which starts all others, is started again for ever, as requests do not need it. It is given up only when it
 cannot be started.
 """
 
@@ -15,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 USAGE_EXIT_CODE = 2
-"""What a process ends with when it was asked for something that cannot be done (errors.UsageError)."""
+"""The exit code of a process that was asked for something that cannot be done (errors.UsageError)."""
 
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """`healthy_after_s` of readiness make earlier deaths forgotten."""
+    """Limits for services. `healthy_after_s`: the time of readiness after which earlier deaths no longer count.
+    `max_failed_starts`: attempts of a service that has never been ready."""
 
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -30,8 +29,8 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class CircusLimits:
-    """circusd is started again at once, then after `first_delay_s`, which doubles with each death within `within_s`, up
-    to `max_delay_s`. When `max_failures` in a row have died before they had taken over, it is given up."""
+    """Limits for circusd. It is started again at once, then after `first_delay_s`, which doubles with each death within
+    `within_s`, up to `max_delay_s`. It is given up when `max_failures` in a row died before they had taken over."""
 
     max_failures: int = 3
     within_s: float = 60.0
@@ -41,7 +40,8 @@ class CircusLimits:
 
 @dataclass(frozen=True)
 class CircusRecord:
-    """`deaths`: when circusd has died lately. `failures`: how many in a row had not taken over."""
+    """The history of circusd. `deaths`: times of its recent deaths. `failures`: number of those in a row that had not
+    taken over."""
 
     deaths: tuple[float, ...] = ()
     failures: int = 0
@@ -49,7 +49,7 @@ class CircusRecord:
 
 @dataclass(frozen=True)
 class LifeRecord:
-    """What is known of one watcher's process and its predecessors. `deaths` counts those in a row."""
+    """The history of one watcher's processes. `deaths`: number of deaths since it was healthy last."""
 
     deaths: int = 0
     ready_since: float | None = None
@@ -58,7 +58,7 @@ class LifeRecord:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start it again, not before `at`."""
+    """The decision to start the process again, not before `at`."""
 
     at: float
     delay_s: float
@@ -66,13 +66,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Do not start it again. `reason` completes "SERVICE ..."."""
+    """The decision not to start the process again. `reason` completes the sentence "SERVICE ..."."""
 
     reason: str
 
 
 def became_ready(record: LifeRecord, now: float) -> LifeRecord:
-    """The process said that it is ready. Saying so again changes nothing."""
+    """Record that the process is ready. Repeating it changes nothing."""
     if record.ready_since is not None:
         return record
     return replace(record, ready_since=now, ever_ready=True)
@@ -81,7 +81,7 @@ def became_ready(record: LifeRecord, now: float) -> LifeRecord:
 def died(
     record: LifeRecord, exit_code: int | None, limits: RestartLimits, now: float
 ) -> tuple[Restart | GiveUp, LifeRecord]:
-    """The process ended. `exit_code` is negative for a signal, None if it is not known."""
+    """Decide on a process that has ended. `exit_code`: negative for a signal, None if it is not known."""
     healthy = record.ready_since is not None and now - record.ready_since >= limits.healthy_after_s
     deaths = 1 if healthy else record.deaths + 1
     after = replace(record, deaths=deaths, ready_since=None)
@@ -97,7 +97,7 @@ def died(
 def circusd_died(
     record: CircusRecord, took_over: bool, limits: CircusLimits, now: float
 ) -> tuple[Restart | GiveUp, CircusRecord]:
-    """circusd ended. `took_over`: whether it knew of all that runs."""
+    """Decide on a circusd that has ended. `took_over`: whether it had been told of all watchers."""
     recent = (*(death for death in record.deaths if now - death < limits.within_s), now)
     after = CircusRecord(recent, 0 if took_over else record.failures + 1)
     if after.failures >= limits.max_failures:
@@ -111,5 +111,5 @@ def _delay_s(deaths: int, limits: RestartLimits) -> float:
 
 
 def _doubled(first_s: float, deaths: int, max_s: float) -> float:
-    # The exponent is bounded because a float power overflows long before a server ends.
+    # The exponent is bounded: a float power would overflow after about a thousand deaths.
     return float(min(max_s, first_s * 2.0 ** min(deaths - 1, 32)))

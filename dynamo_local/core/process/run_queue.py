@@ -1,7 +1,7 @@
-"""How long threads run, and how long they wait for a core that others have. Pure; `state/threads.py` reads it.
+"""Computes how long threads ran and waited for a core. Pure; `state/threads.py` reads the kernel's counters.
 
-The kernel adds to a thread's waiting when that ends. One that is runnable, and has neither run nor waited since the
-last look, has waited all the time.
+The kernel counts a thread's waiting only when it ends. So a thread that is runnable, and has neither run nor waited
+since the last reading, has waited all the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ThreadTimes:
-    """A thread since its start, in seconds. `core`: where it runs, or ran last."""
+    """A thread's counters since its start, in seconds. `core`: the core on which it runs, or ran last."""
 
     ran_s: float
     waited_s: float
@@ -22,7 +22,7 @@ class ThreadTimes:
 
 @dataclass(frozen=True)
 class Shares:
-    """What threads together did between two looks, in seconds. `ran_s` is by core."""
+    """The sums over several threads between two readings, in seconds. `ran_s` is by core."""
 
     seconds: float
     waited_s: float
@@ -30,7 +30,7 @@ class Shares:
 
 
 def waited_between(before: ThreadTimes, after: ThreadTimes, seconds: float) -> float:
-    """Seconds, of so many, that the thread was to run and had no core."""
+    """The time for which the thread was runnable without a core, between two readings that are `seconds` apart."""
     waited_s, ran_s = after.waited_s - before.waited_s, after.ran_s - before.ran_s
     if waited_s <= 0 and ran_s <= 0:
         return seconds if before.runnable and after.runnable else 0.0
@@ -38,7 +38,7 @@ def waited_between(before: ThreadTimes, after: ThreadTimes, seconds: float) -> f
 
 
 def shares_between(before: Mapping[int, ThreadTimes], after: Mapping[int, ThreadTimes], seconds: float) -> Shares:
-    """Of threads by id. Those that only the later look has began between the two."""
+    """Sum over threads, by id, between two readings. A thread that only the later one has began in between."""
     ran: dict[int, float] = {}
     waited_s = 0.0
     for thread, new in after.items():

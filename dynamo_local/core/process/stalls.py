@@ -1,4 +1,4 @@
-"""How long an engine has made no step though it could have: a starved engine is not a hung one. Pure."""
+"""Tells a hung engine from a starved one, by the time in which it could have made a step and did not. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import enum
 from dataclasses import dataclass
 
 _STARVED = 0.5
-"""An engine whose threads have waited for a core for so much of the time could do nothing in it."""
+"""Share of the time: an engine whose threads have waited for a core for longer could not work in it."""
+
 _LASTS_S = 3.0
-"""An engine counts as starved for so long after such a look: once it had a core for a moment, it waits again unseen."""
+"""An engine counts as starved for so long after it was seen starved. After a moment on a core it waits again, and the
+kernel counts that only when the waiting ends."""
 
 
 class Verdict(enum.Enum):
-    """What to make of an engine with requests to work on."""
+    """The state of an engine that has requests to work on."""
 
     WELL = "well"
     STARVED = "starved"
@@ -23,7 +25,8 @@ class Verdict(enum.Enum):
 class StallClock:
     """Counts the time, since an engine's last step, in which it had a core or wanted none.
 
-    `longest_look_s`: a look counts for no more. Who looks later has been kept from it, as the engine may have been.
+    `longest_look_s`: the longest time that one look may add. A look that comes later was itself delayed, and whatever
+    delayed it may have delayed the engine.
     """
 
     limit_s: float
@@ -34,14 +37,14 @@ class StallClock:
     _starved_until: float = float("-inf")
 
     def look(self, now: float, stepped_at: float, waited_s: float) -> Verdict:
-        """`stepped_at`: of the last step, or when there was something to do first. `waited_s`: for how long its threads
-        have waited for a core, ever."""
+        """Judge the engine. `stepped_at`: time of its last step, or of its first request since it was idle. `waited_s`:
+        how long its threads have waited for a core since they began."""
         first = stepped_at >= self._looked_at
         passed_s = max(now - max(self._looked_at, stepped_at), 0.0)
         lately_s = waited_s - self._waited_s
         self._looked_at, self._waited_s = now, waited_s
         if first:
-            # What was waited before the step is not known apart.
+            # `waited_s` also contains waiting before the step, so nothing is known about the time since.
             self._able_s = 0.0
         elif passed_s > 0 and lately_s >= _STARVED * passed_s:
             self._starved_until = now + _LASTS_S

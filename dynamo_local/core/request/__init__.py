@@ -1,1 +1,1 @@
-"""One request: its log, recovery, outbox, and where its prompt is prefilled. Pure."""
+"""One request: its log, its recovery, what workers keep of it, and where its prompt is prefilled. Pure."""

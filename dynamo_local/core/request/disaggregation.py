@@ -1,6 +1,6 @@
-"""Whether a prompt is prefilled by the worker that will decode it, or by a prefill worker. Pure.
+"""Decides whether a prompt is prefilled by the worker that will decode it, or by a prefill worker. Pure.
 
-Remote prefill is an offer, never a duty: whatever is not known speaks for prefilling locally, which always works.
+Remote prefill is never needed: whenever something is unknown, the prompt is prefilled locally, which always works.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class PrefillLimits:
-    """When prefilling elsewhere is worth its detour.
+    """When a prompt is worth being prefilled by another worker.
 
     `max_local_prefill_length`: longest part of a prompt, in tokens, that a decode worker computes itself.
-    `max_prefill_queue_size`: with so many jobs waiting, or more, the queue is too long to join.
+    `max_prefill_queue_size`: with so many jobs waiting, or more, no further job is added.
     """
 
     max_local_prefill_length: int
@@ -22,31 +22,31 @@ class PrefillLimits:
 
 
 class PrefillReason(StrEnum):
-    """Why a prompt is prefilled where it is: one word each, fit to be counted by."""
+    """Why a prompt is prefilled where it is. The words are labels of metrics."""
 
     LONG = "long"
-    """Remotely: there is much to compute and somebody to do it."""
+    """Remotely: there is much to compute, and a prefill worker to do it."""
     SHORT = "short"
     CACHED = "cached"
-    """Long, but the decode worker has most of it."""
+    """Long, but the decode worker has most of its KV."""
     NO_WORKER = "no_worker"
     QUEUE_FULL = "queue_full"
     UNKNOWN_CACHE = "unknown_cache"
-    """The decode worker has not told what it has cached."""
+    """The decode worker has not answered how much it has cached."""
     UNKNOWN_QUEUE = "unknown_queue"
     """The queue's length cannot be read."""
 
 
 @dataclass(frozen=True)
 class PrefillDecision:
-    """Where a prompt is prefilled, and why."""
+    """The decision where a prompt is prefilled, and its reason."""
 
     remote: bool
     reason: PrefillReason
 
 
 def worth_asking(prompt_tokens: int, limits: PrefillLimits) -> bool:
-    """Whether the rest needs to be found out at all: a short prompt is prefilled locally whatever it is."""
+    """Return whether the other arguments of `decide` matter: a short prompt is prefilled locally in any case."""
     return prompt_tokens > limits.max_local_prefill_length
 
 
@@ -57,8 +57,8 @@ def decide(
     prefill_workers: int,
     limits: PrefillLimits,
 ) -> PrefillDecision:
-    """Remotely if and only if more than `max_local_prefill_length` tokens are not cached at the decode worker, fewer
-    than `max_prefill_queue_size` jobs wait, and there is a ready prefill worker.
+    """Return where the prompt is prefilled: remotely if and only if more than `max_local_prefill_length` tokens are not
+    cached at the decode worker, fewer than `max_prefill_queue_size` jobs wait, and there is a ready prefill worker.
 
     `cached_tokens` and `queue_waiting` are None when they are not known.
     """

@@ -1,4 +1,5 @@
-"""What a new epoch does to a request's output. Pure words; which parameter means what is each engine's to say."""
+"""How a request's output depends on state that is lost with its worker. Pure. Which sampling parameter means what is
+decided by each engine."""
 
 from __future__ import annotations
 
@@ -8,27 +9,27 @@ from dataclasses import dataclass
 
 
 class Fidelity(enum.IntEnum):
-    """How a request survives being continued from its log on another worker, best first."""
+    """What becomes of the output when a request is continued from its log on another worker, best first."""
 
     EXACT = 0
-    """The very same tokens follow."""
+    """The same tokens follow as without the loss."""
     DISTRIBUTION = 1
-    """Tokens follow that are drawn from the very same distribution; which ones was never promised."""
+    """Tokens from the same distribution follow. The client did not ask for reproducible ones."""
     NONE = 2
-    """What follows would depend on state that died with the worker. Such a request is not continued."""
+    """The tokens that follow would depend on state that was lost with the worker. The request is not continued."""
 
 
 @dataclass(frozen=True)
 class Survival:
-    """How a request survives, and which parameter decides that. `rebuilt` are parameters whose state the next engine
-    has to rebuild from the log for that."""
+    """The fidelity of a request, and the sampling parameter that decides it (`because_of`). `rebuilt` names parameters
+    whose state the next engine must rebuild from the log for that fidelity."""
 
     fidelity: Fidelity = Fidelity.EXACT
     because_of: str | None = None
     rebuilt: tuple[str, ...] = ()
 
     def without(self, forgotten: Collection[str]) -> Survival:
-        """What it comes to where the state of these parameters cannot be rebuilt."""
+        """Return the survival among engines that cannot rebuild the state of these parameters."""
         lost = next((name for name in self.rebuilt if name in forgotten), None)
         if lost is None or self.fidelity is Fidelity.NONE:
             return self

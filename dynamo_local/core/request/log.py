@@ -1,8 +1,8 @@
-"""A request's log and its epochs: the frontend's only truth about a request.
+"""A request's log and its epochs: the only truth about a request, kept by its frontend. Pure.
 
-The log is the prompt and every token accepted so far. Each assignment to a worker has an epoch, minted here and
-only here. Tokens count if they carry the current epoch and continue the log without a gap; what an old, slow or
-half-dead worker still sends is fenced off by its epoch.
+The log is the prompt and every token accepted so far. Each assignment to a worker has an epoch, which only the log
+mints. Tokens are accepted if they carry the current epoch and continue the log without a gap. So tokens that a worker
+still sends after the request was taken from it are never accepted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dynamo_local.core.messages.work import RequestEpoch
 
 
 class Verdict(enum.Enum):
-    """What a delta means to the log."""
+    """The log's judgement on a delta."""
 
     ACCEPTED = "accepted"
     STALE = "stale"
-    """Of another epoch than the current one, or of one whose worker was given up."""
+    """The delta is not of the current epoch, or that epoch's worker was given up."""
     DUPLICATE = "duplicate"
-    """Brings no position that the log lacks."""
+    """The log has all positions of the delta."""
     GAP = "gap"
-    """Starts beyond the end of the log: something was lost on the way."""
+    """The delta starts beyond the end of the log: a message was lost."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class RequestLog:
 
     @property
     def position(self) -> int:
-        """The next output position wanted."""
+        """The next output position that the log lacks."""
         return len(self.tokens)
 
     @property
@@ -58,10 +58,10 @@ class RequestLog:
         return self.current
 
     def give_up(self, epoch: int) -> str | None:
-        """The worker of `epoch` is lost or refuses: nothing that it sends counts any more.
+        """End `epoch`, whose worker is lost or refuses the request: nothing that it sends is accepted any more.
 
-        Returns its lease, or None if that epoch is over already, so that one loss, however often it is told, has
-        one consequence.
+        Return the worker's lease, or None if that epoch has ended already. So one loss has one consequence, however
+        often it is reported.
         """
         if epoch != self.epoch:
             return None
@@ -69,11 +69,11 @@ class RequestLog:
         return worker
 
     def accept(self, delta: TokenDelta) -> tuple[Verdict, int]:
-        """Judge a delta and, if it continues the log, take its tokens.
+        """Judge a delta and, if it continues the log, append its tokens.
 
-        Returns the verdict and how many leading tokens of the delta were already in the log (to be dropped by
-        whoever passes the delta on). A finish without new tokens is accepted where the log ends, a failure
-        anywhere; after either, nothing is accepted.
+        Return the verdict, and how many leading tokens of the delta the log had already; the caller drops these before
+        it passes the delta on. A finish without new tokens is accepted where the log ends, a failure anywhere; after
+        either, nothing is accepted.
         """
         if delta.epoch != self.epoch or self.worker is None:
             return Verdict.STALE, 0
@@ -94,7 +94,7 @@ class RequestLog:
 
 
 def continuation(delta: TokenDelta, known: int) -> TokenDelta:
-    """The delta without its first `known` tokens, and without what is told of a request's beginning."""
+    """Return the delta without its first `known` tokens, and without what belongs to the beginning of the output."""
     logprobs = None if delta.logprobs is None else delta.logprobs.without_first(known)
     return msgspec.structs.replace(
         delta,
@@ -109,5 +109,5 @@ def continuation(delta: TokenDelta, known: int) -> TokenDelta:
 
 
 def failure(log: RequestLog, why: str, fault: Fault | None = None) -> TokenDelta:
-    """The end of a request that cannot go on, for its client."""
+    """Return the last delta of a request that fails, with the error for its client."""
     return TokenDelta(log.request_id, log.epoch, log.position, [], finish="error", error=why, fault=fault)

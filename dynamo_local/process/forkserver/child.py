@@ -1,4 +1,4 @@
-"""A forked process becomes the one that was ordered."""
+"""The life of a forked process: it takes over what the launcher has sent, and runs the service."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dynamo_local.process.death_pipe import die_with_writer
 from dynamo_local.process.forkserver import exit_pipe, protocol
 from dynamo_local.process.forkserver.preload import Preloaded
 from dynamo_local.process.forkserver.process_title import set_process_title
-from dynamo_local.process.forkserver.server import Birth
+from dynamo_local.process.forkserver.server import AcceptedOrder
 
 
-def live(birth: Birth, preloaded: Preloaded) -> int:
-    """The whole life of the service. Returns the exit status."""
-    *stdio, collar, speech = birth.descriptors
+def run_child(accepted: AcceptedOrder, preloaded: Preloaded) -> int:
+    """Run the service that was ordered, in this forked process. Returns the exit status."""
+    *stdio, death_pipe, exit_code_pipe = accepted.descriptors
     for target, descriptor in enumerate(stdio):
         os.dup2(descriptor, target)
     protocol.close(stdio)
-    # Leader of a group of its own, as circus' own children are: what it forks is found by its pid. Its session is the
-    # one of all of them (supervisor/circus/circusd.py).
+    # Lead a group, as circus's own children do, so that children are found by this pid (process/groups.py). The session
+    # stays the one of all processes (supervisor/circus/circusd.py).
     os.setpgid(0, 0)
-    die_with_writer(collar)
+    die_with_writer(death_pipe)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    environ = preloaded.environ_for(birth.order.environ)
+    environ = preloaded.environ_for(accepted.order.environ)
     os.environb.clear()
     os.environb.update(environ)
-    arguments = ("-m", main.__name__, *birth.order.argv)
+    arguments = ("-m", main.__name__, *accepted.order.argv)
     set_process_title([os.fsencode(part) for part in (sys.executable, *arguments)], environ)
-    sys.argv = [str(main.__file__), *birth.order.argv]
+    sys.argv = [str(main.__file__), *accepted.order.argv]
     preloaded.settle()
-    code = main.run(birth.order.argv)
-    exit_pipe.write_exit_code(speech, code)
+    code = main.run(accepted.order.argv)
+    exit_pipe.write_exit_code(exit_code_pipe, code)
     return code

@@ -1,7 +1,7 @@
-"""Ties a forked process to its launcher, which is not its parent: neither outlives the other.
+"""Ties a forked process to its launcher, which is not its parent, so that neither outlives the other.
 
-Two pipes. The first is a death pipe (process/death_pipe.py), whose writing end the launcher holds. The child
-writes its exit code into the second as its last word, for the case that there is no fork server any more to tell it.
+There are two pipes. The first is a death pipe (process/death_pipe.py), whose writing end the launcher holds. Into the
+second the child writes its exit code, which the launcher reads if the fork server is gone and cannot tell it.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExitPipe:
-    """The launcher's ends, and those that it gives away."""
+    """The descriptors of both pipes. `for_child`: the ends of the child, which the launcher sends to it: that of the
+    death pipe, and the one to write the exit code to."""
 
-    held: int
-    word: int
-    childs: tuple[int, int]
+    death_pipe: int
+    exit_code: int
+    for_child: tuple[int, int]
 
     @classmethod
     def make(cls) -> ExitPipe:
-        collar, held = os.pipe2(os.O_CLOEXEC)
-        word, speech = os.pipe2(os.O_CLOEXEC)
-        return cls(held, word, (collar, speech))
+        childs_death_pipe, death_pipe = os.pipe2(os.O_CLOEXEC)
+        exit_code, childs_exit_code = os.pipe2(os.O_CLOEXEC)
+        return cls(death_pipe, exit_code, (childs_death_pipe, childs_exit_code))
 
-    def give_away(self) -> None:
-        """Close the child's ends, once it has them."""
-        for descriptor in self.childs:
+    def close_childs(self) -> None:
+        """Close the child's ends in the launcher, once they were sent."""
+        for descriptor in self.for_child:
             os.close(descriptor)
 
-    def last_word(self) -> int | None:
-        """The child's exit code; None if it did not come to say it. Call once the child is gone."""
-        ready, _, _ = select.select([self.word], [], [], 0)
-        said = os.read(self.word, 1) if ready else b""
-        return said[0] if said else None
+    def read_exit_code(self) -> int | None:
+        """The child's exit code; None if it ended without writing one. Call once the child is gone."""
+        ready, _, _ = select.select([self.exit_code], [], [], 0)
+        written = os.read(self.exit_code, 1) if ready else b""
+        return written[0] if written else None
 
 
-def write_exit_code(speech: int, code: int) -> None:
-    """The child's last word. Its launcher may be gone; then it is itself as good as dead."""
+def write_exit_code(descriptor: int, code: int) -> None:
+    """Write the child's exit code for its launcher. Harmless if the launcher is gone."""
     try:
-        os.write(speech, bytes([code & 0xFF]))
+        os.write(descriptor, bytes([code & 0xFF]))
     except BrokenPipeError:
         return

@@ -1,7 +1,7 @@
-"""`python -m dynamo_local.process.forkserver.launcher ARG...`: the process of a service, by way of the fork server.
+"""`python -m dynamo_local.process.forkserver.launcher ARG...`: runs a service by way of the fork server.
 
-ARG... is what `dynamo_local.process.main` takes. Signals are passed on to the forked process, and this one ends as that
-one ends: with its exit code, or by its signal. When no fork server forks, this process becomes the service itself.
+ARG... are the arguments of `dynamo_local.process.main`. The launcher passes signals on to the forked process, and ends
+as it ends: with its exit code, or by its signal. If no fork server forks, the launcher becomes the service itself.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from dynamo_local.process.groups import kill_group
 from state.paths import StatePaths
 
 _CONNECT_DEADLINE_S = 5.0
-"""For a fork server that is being started, or started again."""
+"""For connecting. The fork server may be starting, or be restarted."""
 
-_BIRTH_DEADLINE_S = 60.0
-"""For one that is still importing. Longer than any import takes that is worth waiting for."""
+_FORK_DEADLINE_S = 60.0
+"""For the answer of a fork server that is still importing. A longer import is not worth waiting for."""
 
 _STATUS_DEADLINE_S = 2.0
-"""For the fork server to tell how its child ended, which it does at once if it is there."""
+"""For the fork server to send the exit code of its child, which it does at once if it is there."""
 
-_LOOK_EVERY_S = 0.01
+_RETRY_S = 0.01
 
 
 class _NoForkServerError(SupervisorError):
-    """There is no fork server that forks for this process."""
+    """No fork server forks for this process."""
 
 
 class Fork:
-    """The forked process, as its launcher sees it."""
+    """The forked process, seen from its launcher. `connection`: to the fork server."""
 
-    def __init__(self, pid: int, pidfd: int, connection: socket.socket, leash: ExitPipe) -> None:
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket, exit_pipe: ExitPipe) -> None:
         self._pid = pid
         self._pidfd = pidfd
         self._connection = connection
-        self._leash = leash
+        self._exit_pipe = exit_pipe
 
     def follow(self) -> int:
-        """Pass signals on until it has ended. Returns its exit code, negative for a signal."""
+        """Pass signals on until the fork has ended. Returns its exit code, negative for a signal."""
         follow(self._pidfd)
-        # What it has forked would hold on to its devices. (Its group cannot be another's: it was its leader.)
+        # Its children would keep its devices. The group is still the fork's: its number is free once it is empty only.
         kill_group(self._pid)
-        return self._code()
+        return self._exit_code()
 
-    def _code(self) -> int:
+    def _exit_code(self) -> int:
         self._connection.settimeout(_STATUS_DEADLINE_S)
         with suppress(OSError, DecodeError):
             return protocol.receive(self._connection, protocol.Ended)[0].code
-        # The fork server is gone. A process that ends without a word was killed, by whom it cannot be known any more.
-        said = self._leash.last_word()
-        return -signal.SIGKILL if said is None else said
+        # The fork server is gone. A process that has written no exit code was killed; the signal cannot be known.
+        code = self._exit_pipe.read_exit_code()
+        return -signal.SIGKILL if code is None else code
 
 
 def main() -> NoReturn:
-    """Live as long as the service's process."""
+    """Have the service forked, and follow its process until it ends."""
     environ = dict(os.environ)
     die_as_environment_says()
     arguments = tuple(sys.argv[1:])
-    # Told to end before there is anything to end.
+    # A signal may come before there is a fork to pass it on to.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     try:
@@ -78,30 +78,30 @@ def main() -> NoReturn:
     except _NoForkServerError as error:
         print(f"warning: {error}; this process imports by itself", file=sys.stderr, flush=True)
         command = (sys.executable, "-m", "dynamo_local.process.main", *arguments)
-        # As it was: this process is tied anew by what it becomes.
+        # With the original environment: process.main ties this process to its server again.
         os.execve(command[0], command, environ)
     end_like(fork.follow())
 
 
 def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
-    """Raises _NoForkServerError."""
-    leash = ExitPipe.make()
+    """Have the fork server fork a process for this launcher. Raises _NoForkServerError."""
+    exit_pipe = ExitPipe.make()
     try:
         connection = _connect()
-        connection.settimeout(_BIRTH_DEADLINE_S)
+        connection.settimeout(_FORK_DEADLINE_S)
         protocol.send(
-            connection, protocol.Order(arguments, dict(os.environb), str(Path.cwd())), (0, 1, 2, *leash.childs)
+            connection, protocol.Order(arguments, dict(os.environb), str(Path.cwd())), (0, 1, 2, *exit_pipe.for_child)
         )
         answer, received = protocol.receive(connection, protocol.Answer, 1)
     except TimeoutError as error:
-        raise _NoForkServerError(f"the fork server forks nothing within {_BIRTH_DEADLINE_S:g} s") from error
+        raise _NoForkServerError(f"the fork server forks nothing within {_FORK_DEADLINE_S:g} s") from error
     except (OSError, DecodeError) as error:
         raise _NoForkServerError(f"the fork server forks nothing: {error}") from error
     finally:
-        leash.give_away()
+        exit_pipe.close_childs()
     if answer.pid is None or not received:
         raise _NoForkServerError(f"the fork server does not fork: {answer.refusal}")
-    return Fork(answer.pid, received[0], connection, leash)
+    return Fork(answer.pid, received[0], connection, exit_pipe)
 
 
 def _connect() -> socket.socket:
@@ -113,7 +113,7 @@ def _connect() -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() >= give_up_at:
                 raise
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_RETRY_S)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Modules that are imported before there is a service to import them.
+"""Preloads: modules that the fork server imports for the services that are forked from it.
 
-A preload is a module whose import imports what services need. It may say more of itself:
+A preload is a module that imports what services need. It may define:
 
-    READ_LATER   names of environment variables that what it imports reads at use, not at import
-    unfit()      why this process cannot be forked any more, or None
-    settle()     called in each forked process, whose environment is in place
+    READ_LATER   names of environment variables that the imported code reads at use, not at import
+    unfit()      returns why this process cannot be forked any more, or None
+    settle()     called in each forked process, once its environment is in place
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 OWN_PREFIX = b"DYN_"
-"""Variables of this project, which are read at use."""
+"""Environment variables of this project, which are all read at use."""
 
-_SHELLS_OWN = frozenset({b"_", b"SHLVL", b"OLDPWD"})
+_SHELL_VARIABLES = frozenset({b"_", b"SHLVL", b"OLDPWD"})
 
 
 @dataclass(frozen=True)
 class Preloaded:
-    """What was imported, under which environment."""
+    """The imported modules. `given`: the environment before the import. `cwd`: the working directory."""
 
     modules: tuple[ModuleType, ...]
     given: Mapping[bytes, bytes]
@@ -33,16 +33,16 @@ class Preloaded:
 
     @classmethod
     def load(cls, names: Sequence[str]) -> Preloaded:
-        """Import the modules, and make their memory fit to be shared. Raises what they raise."""
+        """Import the modules, and prepare their memory to be shared by forks. Raises what the imports raise."""
         given = dict(os.environb)
         modules = tuple(map(importlib.import_module, names))
         gc.collect()
-        # A collection in a forked process would write to every object, and so copy all of the memory.
+        # Frozen objects are left alone by the garbage collector. In a fork it would write to each, and so copy them.
         gc.freeze()
         return cls(modules, given, str(Path.cwd()))
 
     def objection(self, environ: Mapping[bytes, bytes], cwd: str) -> str | None:
-        """Why a process with this environment, in this directory, cannot be forked from this one."""
+        """The reason why a process with this environment and directory cannot be forked from this one, or None."""
         if cwd != self.cwd:
             return f"its working directory is {cwd}, not {self.cwd}"
         late = {name.encode() for module in self.modules for name in getattr(module, "READ_LATER", ())}
@@ -53,7 +53,7 @@ class Preloaded:
                 if environ.get(name) != self.given.get(name) and not name.startswith(OWN_PREFIX)
             }
             - late
-            - _SHELLS_OWN
+            - _SHELL_VARIABLES
         )
         if early:
             names = ", ".join(sorted(map(os.fsdecode, early)))
@@ -68,8 +68,8 @@ class Preloaded:
         return next((str(reason) for reason in reasons if reason is not None), None)
 
     def environ_for(self, environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """The environment of a process that had been given this one and then imported the modules: what they have set
-        for themselves counts, as far as it does not differ on purpose."""
+        """The environment that a process started with `environ` would have after importing the modules: variables that
+        an import has set are added, unless `environ` sets them to something else than the fork server had."""
         result = dict(environ)
         for name, value in os.environb.items():
             if value != self.given.get(name) and environ.get(name) == self.given.get(name):
@@ -77,6 +77,6 @@ class Preloaded:
         return result
 
     def settle(self) -> None:
-        """In a forked process, once its environment is in place."""
+        """Call the preloads' `settle`. For a forked process, once its environment is in place."""
         for module in self.modules:
             getattr(module, "settle", lambda: None)()

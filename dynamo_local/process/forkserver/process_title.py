@@ -1,8 +1,8 @@
-"""What /proc says of a forked process: its own command line and environment, not those of its parent.
+"""Has /proc show a forked process's own command line and environment, not those of its parent.
 
-The kernel reads both from where it put them when the program started. They are what `ps` shows, and what the processes
-of a crashed server are recognised by (state/reconcile.py). The environment must have been replaced before: nothing may
-point to the old one.
+The kernel reads both from the memory into which it wrote them when the program started. `ps` shows them, and the
+processes of a crashed server are recognised by them (state/reconcile.py). The process's environment must have been
+replaced before, because the old one lies in the memory that is overwritten here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AREAS = slice(
 
 
 def set_process_title(argv: Sequence[bytes], environ: Mapping[bytes, bytes]) -> None:
-    """Write both, as far as there is room. Our own variables come first, so that the marks of a process always fit."""
+    """Write both, as far as there is room. Our own variables come first, so that those which identify a process fit."""
     text = Path("/proc/self/stat").read_text(errors="replace")
     arg_start, arg_end, env_start, env_end = map(int, text.rpartition(")")[2].split()[_AREAS])
     ranked = sorted(environ.items(), key=lambda item: not item[0].startswith(OWN_PREFIX))
@@ -28,7 +28,7 @@ def set_process_title(argv: Sequence[bytes], environ: Mapping[bytes, bytes]) -> 
 
 
 def _fill(start: int, end: int, entries: Iterable[bytes]) -> None:
-    """Whole entries, while there is room; NUL behind them."""
+    """Write the entries that fit, each whole and followed by NUL, and fill the rest with NUL."""
     room = end - start
     written = b""
     for entry in entries:

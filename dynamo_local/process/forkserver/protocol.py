@@ -1,11 +1,11 @@
-"""What launcher and fork server say to each other, over a unix stream socket in the server's private directory.
+"""The protocol of launcher and fork server, over a unix stream socket in the server's private directory.
 
-    launcher → fork server   Order, with five descriptors: stdin, stdout, stderr and the child's ends of the leash
-    fork server → launcher   Answer, with a pidfd if it has forked; a refusal ends it
+    launcher → fork server   Order, with five descriptors: stdin, stdout, stderr and the child's ends of the exit pipe
+    fork server → launcher   Answer, with a pidfd if it has forked; a refusal is the last message
     fork server → launcher   Ended
 
-A message is its length (4 bytes, big-endian) and then msgpack. Both ends run the same release, as they belong to one
-server.
+A message is its length (4 bytes, big-endian) followed by msgpack. Both ends belong to one server, so they are of the
+same release.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dynamo_local.core.errors import DecodeError
 
 FORKED_DESCRIPTORS = 5
 MAX_BYTES = 4 * 1024 * 1024
-"""More than the kernel takes for arguments and environment of one process."""
+"""The limit of a message: more than the kernel accepts as arguments and environment of a process."""
 
 _LENGTH = 4
 _T = TypeVar("_T")
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Fork a service's process. `argv`: what its host takes (process/main.py). `environ` is all of its environment."""
+    """The order to fork a service's process. `argv`: arguments of process/main.py. `environ`: its whole environment."""
 
     argv: tuple[str, ...]
     environ: dict[bytes, bytes]
@@ -37,33 +37,33 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The forked process; or, without one, why there is none and will be none."""
+    """The pid of the forked process; or None, and the reason why none is forked."""
 
     pid: int | None = None
     refusal: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """It is no more. `code` is negative for a signal."""
+    """The end of the forked process. `code` is its exit code, negative for a signal."""
 
     code: int
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket in place of any that is there. Its directory keeps others out."""
+    """Listen at the path, in place of any earlier socket. The directory's mode keeps other users out."""
     listener = socket.socket(socket.AF_UNIX)
     path.unlink(missing_ok=True)
-    with _Short(path) as short:
+    with _ShortPath(path) as short:
         listener.bind(short)
     listener.listen(128)
     return listener
 
 
 def connect(path: Path) -> socket.socket:
-    """Raises OSError if nobody listens there."""
+    """Connect to the path. Raises OSError if no process listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        with _Short(path) as short:
+        with _ShortPath(path) as short:
             connection.connect(short)
     except OSError:
         connection.close()
@@ -72,17 +72,18 @@ def connect(path: Path) -> socket.socket:
 
 
 def send(connection: socket.socket, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
-    """Raises OSError when the other end is gone."""
+    """Send a message with descriptors. Raises OSError when the other end is gone."""
     data = msgspec.msgpack.encode(message)
-    # Descriptors travel with the first bytes, and the length always fits into the socket's buffer.
+    # With the length, and not with the data: so short a message always fits into the socket's buffer in one piece.
     socket.send_fds(connection, [len(data).to_bytes(_LENGTH, "big")], descriptors)
     connection.sendall(data)
 
 
 def receive(connection: socket.socket, kind: type[_T], descriptors: int = 0) -> tuple[_T, list[int]]:
-    """A message and the descriptors that came with it, which are the caller's to close.
+    """Receive a message and the descriptors that come with it, which the caller must close.
 
-    Raises DecodeError for what is none, OSError when the other end is gone or says nothing in time (TimeoutError).
+    Raises DecodeError for what is no message, OSError when the other end is gone, TimeoutError (an OSError) when
+    nothing comes in time.
     """
     header, received, _, _ = socket.recv_fds(connection, _LENGTH, descriptors)
     try:
@@ -101,7 +102,7 @@ def receive(connection: socket.socket, kind: type[_T], descriptors: int = 0) -> 
 
 
 def close(descriptors: Sequence[int]) -> None:
-    """Close all of them."""
+    """Close all of the descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -117,8 +118,8 @@ def _read(connection: socket.socket, length: int) -> bytes:
     return b"".join(parts)
 
 
-class _Short:
-    """A name for a path that is short enough for a unix socket, however long the path is."""
+class _ShortPath:
+    """A context manager that gives a name of a path, short enough for a unix socket, however long the path is."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Forks, one process for each order. It has one thread and blocks nowhere for long: it must be fit to be forked."""
+"""The loop of the fork server: forks a process for each order. It has one thread, as forking copies no other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.preload import Preloaded
 
 _ORDER_DEADLINE_S = 2.0
-"""For a launcher to say what it wants, which it does at once."""
+"""For a launcher to send its order, which it does at once."""
 
 
 @dataclass(frozen=True)
-class Birth:
-    """What a forked process was ordered to be. `descriptors`: see protocol.py."""
+class AcceptedOrder:
+    """The order that a forked process is to carry out. `descriptors`: see protocol.py."""
 
     order: protocol.Order
     descriptors: tuple[int, ...]
@@ -32,7 +32,7 @@ class _Child:
 
 
 class ForkServer:
-    """One listening socket, and a connection for each living child."""
+    """A listening socket, and for each living child the connection to its launcher."""
 
     def __init__(self, listener: socket.socket, preloaded: Preloaded) -> None:
         self._listener = listener
@@ -41,22 +41,22 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> Birth:
-        """Fork for ever. Returns in the forked processes only, which hold nothing of the fork server's any more."""
+    def run(self) -> AcceptedOrder:
+        """Fork for ever. Returns in forked processes only, where the fork server's descriptors are closed."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._listener:
-                    self._bury(self._children.pop(key.fd))
-                elif (birth := self._admit()) is not None:
-                    return birth
+                    self._reap(self._children.pop(key.fd))
+                elif (accepted := self._accept()) is not None:
+                    return accepted
 
-    def _admit(self) -> Birth | None:
+    def _accept(self) -> AcceptedOrder | None:
         launcher, _ = self._listener.accept()
         launcher.settimeout(_ORDER_DEADLINE_S)
         try:
             order, descriptors = protocol.receive(launcher, protocol.Order, protocol.FORKED_DESCRIPTORS)
         except (OSError, DecodeError) as error:
-            # It has ended meanwhile, or is none of ours.
+            # The launcher has ended meanwhile, or the client is no launcher.
             print(f"warning: an order was not understood: {error}", flush=True)
             launcher.close()
             return None
@@ -64,12 +64,12 @@ class ForkServer:
         if len(descriptors) != protocol.FORKED_DESCRIPTORS:
             objection = f"{len(descriptors)} descriptors came with the order"
         if objection is None:
-            return self._fork(launcher, Birth(order, tuple(descriptors)))
+            return self._fork(launcher, AcceptedOrder(order, tuple(descriptors)))
         protocol.close(descriptors)
         self._refuse(launcher, objection)
         return None
 
-    def _fork(self, launcher: socket.socket, birth: Birth) -> Birth | None:
+    def _fork(self, launcher: socket.socket, accepted: AcceptedOrder) -> AcceptedOrder | None:
         try:
             pid = os.fork()
         except OSError as error:
@@ -77,22 +77,22 @@ class ForkServer:
         else:
             if pid == 0:
                 launcher.close()
-                self._let_go()
-                return birth
-            self._adopt(pid, launcher)
-        protocol.close(birth.descriptors)
+                self._close_in_child()
+                return accepted
+            self._add_child(pid, launcher)
+        protocol.close(accepted.descriptors)
         return None
 
-    def _adopt(self, pid: int, launcher: socket.socket) -> None:
+    def _add_child(self, pid: int, launcher: socket.socket) -> None:
         child = _Child(pid, os.pidfd_open(pid), launcher)
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
-        # If the launcher is gone, the child is as good as dead.
+        # If the launcher is gone, the death pipe kills the child.
         with suppress(OSError):
             protocol.send(launcher, protocol.Answer(pid), (child.pidfd,))
         print(f"forked {pid}", flush=True)
 
-    def _bury(self, child: _Child) -> None:
+    def _reap(self, child: _Child) -> None:
         self._selector.unregister(child.pidfd)
         _, status = os.waitpid(child.pid, 0)
         with suppress(OSError):
@@ -105,8 +105,8 @@ class ForkServer:
             protocol.send(launcher, protocol.Answer(refusal=why))
         launcher.close()
 
-    def _let_go(self) -> None:
-        """In a forked process: what belongs to the fork server, and to other children's launchers."""
+    def _close_in_child(self) -> None:
+        """Close, in a forked process, the descriptors of the fork server and of other children's launchers."""
         self._selector.close()
         self._listener.close()
         for child in self._children.values():

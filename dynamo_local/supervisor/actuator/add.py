@@ -1,38 +1,65 @@
-"""Adding a worker: claim, start, wait until it is routable; else everything is undone."""
+"""Adding a worker: claim a name and devices, start the process, wait until it is ready. A failure undoes all of it."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
+from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
-from dynamo_local.supervisor.actuator.claims import claim_worker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.circus.client import STOPPED
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.logs import last_error, size, tail
-from dynamo_local.supervisor.server.plan import WatcherPlan
-from state.devices import held_by, noun
+from dynamo_local.supervisor.server.plan import ServiceTemplate, WatcherPlan, plan_watcher
+from state.devices import allocate, held_by, noun
 from state.model import State
-from state.transitions import in_phase, settle
+from state.transitions import claim, in_phase, next_watcher, settle, taken
 
-UNDO_S = 5.0
-"""For a worker that did not become ready to end by itself: it has nothing to finish."""
-
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
 _LINES_READ = 15
+
+
+def claim_worker(
+    state: State, blueprint: Blueprint, change: AddWorker, limits: DeviceLimits, elsewhere: Mapping[int, str]
+) -> tuple[State, WatcherPlan]:
+    """Claim the name and the devices of one more worker, which is marked as starting. Pure.
+
+    `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is no worker of
+    this graph, and DeviceError (a UsageError) if no device is free or the budget is spent.
+    """
+    template = _template(blueprint, change)
+    plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
+    cmd = shlex.join(plan.argv)
+    return claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, phase="starting"), plan
+
+
+def plan_new_worker(
+    state: State, blueprint: Blueprint, template: ServiceTemplate, limits: DeviceLimits, elsewhere: Mapping[int, str]
+) -> WatcherPlan:
+    """Choose the name and the devices of one more worker. Pure. Raises as `claim_worker`."""
+    _check_budget(state, template, limits)
+    # Virtual workers compute nothing, and share devices with whoever does.
+    others = {} if template.virtual else elsewhere
+    devices = allocate(blueprint.inventory, taken(state), template.devices, template.service, others)
+    return plan_watcher(template, next_watcher(state, template.service), blueprint.inventory, devices)
+
+
+def devices_held(state: State) -> int:
+    """Devices of all workers together, including those that start or retire."""
+    return sum(len(component.devices) for component in state.components.values() if is_worker(component))
 
 
 @dataclass(frozen=True)
 class WorkerAddition:
-    """`ready_deadline_s`: for a worker to become routable."""
+    """Adds workers. `ready_deadline_s`: the time that a worker has to become ready."""
 
-    world: Ports
+    ports: Ports
     blueprint: Blueprint
-    down: WorkerRemoval
+    removal: WorkerRemoval
     ready_deadline_s: float
 
     async def add(self, change: AddWorker, limits: DeviceLimits) -> Result:
@@ -40,74 +67,77 @@ class WorkerAddition:
         return await self.start(await self._claim(change, limits))
 
     async def start(self, plan: WatcherPlan) -> Result:
-        """Start a worker that is claimed, and see it to the end."""
-        log_start = size(self.world.log_of(plan.name))
-        self.world.report.step(f"{plan.name}  starting{self._on_devices(plan)}")
+        """Start a worker that is claimed, and wait until it is ready; undo the claim if it does not become so."""
+        log_start = size(self.ports.log_file(plan.name))
+        self.ports.report.step(f"{plan.name}  starting{self._on_devices(plan)}")
         try:
-            await self._hold(plan)
-            await self.world.watchers.add(plan)
+            await self._hold_devices(plan)
+            await self.ports.watchers.add(plan)
         except (SupervisorError, DeviceError, BusError, DecodeError) as error:
-            return await self.undone(plan.name, str(error))
+            return await self.undo(plan.name, str(error))
         return await self.await_ready(plan.name, log_start)
 
     async def await_ready(self, watcher: str, log_start: int = 0) -> Result:
-        """See a process that was started to the end: settled, with the one that it replaces gone, or undone."""
-        trouble = await self._trouble(watcher)
-        if trouble is None:
-            return await self._settled(watcher)
-        said = last_error(tail(self.world.log_of(watcher), _LINES_READ, after=log_start))
-        return await self.undone(watcher, trouble if said is None else f"{trouble}: {said}")
+        """Wait until a started process is ready, settle it, and end the one that it replaces; undo it if it fails.
 
-    async def undone(self, watcher: str, why: str) -> Result:
-        """Take back a process that was started in vain."""
-        self.world.report.step(f"{watcher}  {why}; taking it back")
-        await self.down.undo(watcher, UNDO_S)
+        `log_start`: where the log of this process begins, in bytes.
+        """
+        failure = await self._failure(watcher)
+        if failure is None:
+            return await self._settle(watcher)
+        error = last_error(tail(self.ports.log_file(watcher), _LINES_READ, after=log_start))
+        return await self.undo(watcher, failure if error is None else f"{failure}: {error}")
+
+    async def undo(self, watcher: str, why: str) -> Result:
+        """End a process that did not become ready, and release its claim."""
+        self.ports.report.step(f"{watcher}  {why}; undoing its start")
+        await self.removal.undo(watcher)
         return Result(False, watcher, f"{watcher} did not start: {why}")
-
-    async def _settled(self, watcher: str) -> Result:
-        replaced = (await asyncio.to_thread(self.world.books.read)).components[watcher].replaces
-        state = await asyncio.to_thread(self.world.books.update, lambda state: settle(state, watcher))
-        if replaced is None or replaced not in in_phase(state, "retiring"):
-            return Result(True, watcher, "ready")
-        self.world.report.step(f"{watcher}  ready")
-        await self.down.finish(replaced)
-        return Result(True, watcher, f"in place of {replaced}")
 
     async def _claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
         planned: list[WatcherPlan] = []
-        elsewhere = await self.world.devices.elsewhere()
+        elsewhere = await self.ports.devices.elsewhere()
 
         def claimed(state: State) -> State:
             after, plan = claim_worker(state, self.blueprint, change, limits, elsewhere)
             planned.append(plan)
             return after
 
-        await asyncio.to_thread(self.world.books.update, claimed)
+        await asyncio.to_thread(self.ports.store.update, claimed)
         return planned[-1]
 
-    async def _hold(self, plan: WatcherPlan) -> None:
-        """Have the server hold the worker's devices. Raises DeviceError if another one was faster."""
-        refused = await self.world.devices.settle()
-        mine = {device_id: who for device_id, who in refused.items() if device_id in plan.devices}
-        if mine:
-            raise DeviceError(f"a device was taken by somebody else{held_by(self.blueprint.inventory.kind, mine)}")
+    async def _hold_devices(self, plan: WatcherPlan) -> None:
+        """Have the server hold the worker's devices. Raises DeviceError if another server took one of them first."""
+        refused = await self.ports.devices.hold_claimed()
+        missing = {device_id: who for device_id, who in refused.items() if device_id in plan.devices}
+        if missing:
+            raise DeviceError(f"a device was taken by somebody else{held_by(self.blueprint.inventory.kind, missing)}")
 
-    async def _trouble(self, watcher: str) -> str | None:
-        """Wait until the worker is ready (None), or until it is clear that it will not be (why)."""
-        give_up_at = self.world.clock() + self.ready_deadline_s
+    async def _failure(self, watcher: str) -> str | None:
+        """Wait until the worker is ready, and return None, or until it cannot become ready, and return why."""
+        give_up_at = self.ports.clock() + self.ready_deadline_s
         while True:
-            self.world.check()
-            # First the statefile, then circus: who has died in between is seen as dead.
-            state = await asyncio.to_thread(self.world.books.read)
-            ended = _ended(watcher, await self.world.watchers.statuses())
+            self.ports.check_changeable()
+            # The statefile before circus: a process that dies between the two is then seen as dead.
+            state = await asyncio.to_thread(self.ports.store.read)
+            ended = _ended(watcher, await self.ports.watchers.statuses())
             lease = state.components[watcher].lease
-            if ended is None and lease is not None and self.world.fleet.is_ready(lease):
+            if ended is None and lease is not None and self.ports.fleet.is_ready(lease):
                 return None
             if ended is not None:
                 return ended
-            if self.world.clock() >= give_up_at:
+            if self.ports.clock() >= give_up_at:
                 return f"not ready within {self.ready_deadline_s:g} s"
-            await self.world.fleet.changed(_LOOK_EVERY_S)
+            await self.ports.fleet.changed(_POLL_S)
+
+    async def _settle(self, watcher: str) -> Result:
+        replaced = (await asyncio.to_thread(self.ports.store.read)).components[watcher].replaces
+        state = await asyncio.to_thread(self.ports.store.update, lambda state: settle(state, watcher))
+        if replaced is None or replaced not in in_phase(state, "retiring"):
+            return Result(True, watcher, "ready")
+        self.ports.report.step(f"{watcher}  ready")
+        await self.removal.finish(replaced)
+        return Result(True, watcher, f"in place of {replaced}")
 
     def _on_devices(self, plan: WatcherPlan) -> str:
         if not plan.devices:
@@ -115,8 +145,26 @@ class WorkerAddition:
         return f" on {noun(self.blueprint.inventory.kind, len(plan.devices))} {', '.join(map(str, plan.devices))}"
 
 
+def _template(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
+    if change.component is None:
+        return blueprint.worker_in(change.role)
+    template = blueprint.worker(change.component)
+    if template.role != change.role:
+        raise UsageError(f"workers of {template.service} start in the role {template.role}, not {change.role}")
+    return template
+
+
+def _check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:
+    held, most = devices_held(state), limits.max_devices
+    if most is not None and held + template.devices > most:
+        raise DeviceError(
+            f"one more {template.service} needs {template.devices}, workers hold {held}, and may hold {most} devices",
+            "raise the budget, or end another worker first",
+        )
+
+
 def _ended(watcher: str, statuses: Mapping[str, str]) -> str | None:
-    """Why nothing can be expected of the worker any more, or None."""
+    """The reason why the worker will not become ready, as far as circus knows; None if its process runs."""
     if watcher not in statuses:
         return "it was never started"
     return "it ended" if statuses[watcher] == STOPPED else None

@@ -1,17 +1,17 @@
-"""`dynamo scale`, `dynamo drain` and `dynamo restart`: what is asked for becomes changes, one after the other."""
+"""`dynamo scale`, `dynamo drain` and `dynamo restart`: plan the changes that are asked for, and make them in turn."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from dynamo_local.core.errors import DeviceError, UsageError
-from dynamo_local.core.fleet.view import WORKER_ROLES
+from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.upkeep.devices import held_by_others
 from state.devices import held_by, noun
@@ -24,7 +24,7 @@ _TARGET = re.compile(r"(?P<component>[A-Za-z0-9]+)=(?P<number>[0-9]{1,4})")
 
 
 def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
-    """ "VllmWorker=3" and the like: how many workers a service is to have. Raises UsageError."""
+    """Number of workers by service, from arguments such as "VllmWorker=3". Raises UsageError."""
     targets: dict[str, int] = {}
     for argument in arguments:
         match = _TARGET.fullmatch(argument)
@@ -44,12 +44,12 @@ def plan_scaling(
     even_the_last: bool,
     elsewhere: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Action, ...]:
-    """What is to be done, removals first, so that their devices are free for the others. Pure.
+    """Plan the changes that give each service its number of workers. Removals come first, and free devices for the
+    rest. Pure.
 
-    `elsewhere`: devices that others on the machine hold, with who does.
-
-    Raises UsageError for what is not a service of workers, more than there are devices for, and, unless
-    `even_the_last`, for an end of all workers that answer requests.
+    `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is not a
+    service of workers, for more than there are devices for, and, unless `even_the_last`, for the removal of all workers
+    that answer requests.
     """
     removals: list[Action] = []
     additions: list[Action] = []
@@ -78,27 +78,24 @@ def plan_scaling(
 
 
 def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
-    """The removal of that worker. Pure. Raises UsageError for what is none, and as `plan_scaling` does."""
-    component = state.components.get(watcher)
-    if component is None or not component.holds or not is_worker(component):
-        workers = [c.watcher_name for c in state.components.values() if c.holds and is_worker(c)]
-        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
-    change = RemoveWorker(watcher, component.role)
+    """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
+    change = RemoveWorker(watcher, worker_of(state, watcher).role)
     if not even_the_last:
         _check_answered(state, (change,))
     return change
 
 
 def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Action, ...]:
-    """The restart of that watcher, or of all that a service of that name has, the unsuffixed one first. Pure.
+    """Plan the restart of a watcher, or of all watchers of a service, the unsuffixed one first. Pure.
 
-    Raises UsageError for what cannot be restarted. Whether somebody answers requests meanwhile is seen when it is done.
+    Raises UsageError for what cannot be restarted. Whether other workers answer requests meanwhile is checked by the
+    actuator, when their turn comes.
     """
     watcher = state.components.get(name)
     service = name if watcher is None else watcher.component
     template = blueprint.restartable(service)
     found = entries(state, service) if watcher is None else (watcher,)
-    # What is no worker and could not be started any more is started again.
+    # A service that is no worker is restarted even if it holds nothing, as it could not be started before.
     present = [entry for entry in found if entry.holds or template not in blueprint.workers]
     if not present:
         raise UsageError(f"{service} has no workers", f"`dynamo scale {service}=1` starts one")
@@ -113,13 +110,13 @@ async def scale(
     even_the_last: bool = False,
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
-    """Have as many workers as asked for. Ends at the first change that is not done. Raises as `plan_scaling`."""
+    """Give each service its number of workers. Stops at the first change that fails. Raises as `plan_scaling`."""
 
     def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         elsewhere = held_by_others(blueprint, state)
         return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
-    return await _changed(paths, report, plan, ready_deadline_s)
+    return await _make_changes(paths, report, plan, ready_deadline_s)
 
 
 async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
@@ -128,7 +125,7 @@ async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_las
     def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
         return (plan_drain(state, watcher, even_the_last=even_the_last),)
 
-    (outcome,) = await _changed(paths, report, plan)
+    (outcome,) = await _make_changes(paths, report, plan)
     return outcome
 
 
@@ -140,16 +137,16 @@ async def restart(
     even_the_last: bool = False,
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
-    """Restart a watcher, or all of a service, one after the other. Ends at the first that is not done. Raises as
+    """Restart a watcher, or all of a service, one after the other. Stops at the first that fails. Raises as
     `plan_restart`."""
 
     def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         return plan_restart(state, blueprint, name, even_the_last=even_the_last)
 
-    return await _changed(paths, report, plan, ready_deadline_s)
+    return await _make_changes(paths, report, plan, ready_deadline_s)
 
 
-async def _changed(
+async def _make_changes(
     paths: StatePaths,
     report: Report,
     plan: Callable[[State, Blueprint], tuple[Action, ...]],
@@ -170,12 +167,13 @@ async def _changed(
     return outcomes
 
 
-def _check_answered(state: State, changes: Iterable[Action]) -> None:
-    answering = {c.watcher_name for c in state.components.values() if c.holds and c.role in WORKER_ROLES}
-    left = answering - {change.watcher for change in changes if isinstance(change, RemoveWorker)}
-    added = any(isinstance(change, AddWorker) and change.role in WORKER_ROLES for change in changes)
-    if answering and not left and not added:
+def _check_answered(state: State, changes: Sequence[Action]) -> None:
+    roles = {c.watcher_name: c.role for c in state.components.values() if c.holds}
+    # An added worker has no name yet.
+    roles |= {f"added {n}": change.role for n, change in enumerate(changes) if isinstance(change, AddWorker)}
+    leaving = {change.watcher for change in changes if isinstance(change, RemoveWorker)}
+    if last := last_answering(roles, leaving):
         raise UsageError(
-            f"no worker would be left to answer requests without {', '.join(sorted(answering))}",
+            f"no worker would be left to answer requests without {', '.join(last)}",
             "use --force if that is what you want",
         )

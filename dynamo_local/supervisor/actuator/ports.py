@@ -1,5 +1,7 @@
-"""What the actuator needs of the world: watchers, the fleet on the bus, the statefile. Narrow, so that a test can stand
-in for each and stop it between any two steps."""
+"""The interfaces that the actuator works through: circus's watchers, the fleet on the bus, devices, the statefile.
+
+The interfaces are narrow, so that a test can replace each, and stop the actuator between any two steps.
+"""
 
 from __future__ import annotations
 
@@ -16,48 +18,53 @@ from state.model import State
 
 
 class Watchers(Protocol):
-    """circusd's watchers, by name. All methods raise SupervisorError when it does not answer or refuses."""
+    """circusd's watchers, by name. All methods raise SupervisorError when circusd does not answer or refuses."""
 
     async def statuses(self) -> Mapping[str, str]:
-        """Status of every watcher, as circus.CircusClient tells it."""
+        """Status of every watcher, as `CircusClient.statuses` gives it."""
 
     async def add(self, plan: WatcherPlan) -> None:
         """Register and start a watcher. Harmless if there is one already."""
 
     async def end(self, name: str, deadline_s: float) -> None:
-        """Tell the watcher's process to end, and wait until it and what it has forked are gone; from the deadline on
-        they are killed. Harmless when nothing runs. Raises SupervisorError if they live on."""
+        """Tell the watcher's process to end, and wait until it and its children are gone; kill them at the deadline.
+
+        Harmless when nothing runs. Raises SupervisorError if a process survives even that.
+        """
 
     async def remove(self, name: str) -> None:
         """Forget a watcher. Harmless when there is none."""
 
 
 class Fleet(Protocol):
-    """What workers say of themselves on the bus."""
+    """The workers that are ready, by their presences on the bus."""
 
     def is_ready(self, lease: str) -> bool:
-        """Whether that process is ready: a worker then takes requests, or prefill jobs."""
+        """Whether the process of that lease is ready: a worker then takes requests, or prefill jobs."""
 
     async def revoke(self, lease: str) -> None:
-        """Have nobody route anything to that worker from now on. Raises BusError."""
+        """Have the routers send nothing to that worker from now on. Raises BusError."""
 
     async def changed(self, within_s: float) -> None:
-        """Wait until something about the fleet changes, or for so long."""
+        """Wait until a presence changes, or until the time is over."""
 
 
 class Devices(Protocol):
-    """What the machine's other servers hold, and what ours does (supervisor/upkeep/devices.py)."""
+    """The devices that the servers of this machine hold (supervisor/upkeep/devices.py)."""
 
     async def elsewhere(self) -> Mapping[int, str]:
-        """By device: who else holds it."""
+        """Devices that others hold, each with its holder in words."""
 
-    async def settle(self) -> Mapping[int, str]:
-        """Have our server hold what is claimed, and let go of the rest. Returns what it could not get: who has it, by
-        device. Raises BusError or DecodeError when it does not answer."""
+    async def hold_claimed(self) -> Mapping[int, str]:
+        """Have our server hold the devices that are claimed, and let go of the rest.
+
+        Returns the devices that it could not take, each with its holder. Raises BusError or DecodeError when the server
+        does not answer.
+        """
 
 
 class Statefile(Protocol):
-    """The statefile. Calls block for milliseconds."""
+    """The statefile (state.store.StateStore). Calls block for milliseconds."""
 
     def read(self) -> State: ...
     def update(self, change: Callable[[State], State]) -> State: ...
@@ -65,27 +72,28 @@ class Statefile(Protocol):
 
 @dataclass(frozen=True)
 class Ports:
-    """Everything around the actuator.
+    """The ports of one actuator.
 
-    `turn`: held for the time of a change, by one process at a time. `check`: raises SupervisorError once the server is
-    ending. `switch`: has a worker take up a role. `clock`: seconds.
+    `change_lock`: held for the time of a change, by one process at a time. `check_changeable`: raises SupervisorError
+    once the server is ending. `change_role(watcher, role)`: asks a worker to take up a role. `log_file`: the log of a
+    watcher. `clock`: seconds.
     """
 
-    books: Statefile
+    store: Statefile
     devices: Devices
     watchers: Watchers
     fleet: Fleet
-    turn: Callable[[], AbstractAsyncContextManager[None]]
-    check: Callable[[], None]
-    switch: Callable[[str, str], Awaitable[RoleAnswer]]
-    log_of: Callable[[str], Path]
+    change_lock: Callable[[], AbstractAsyncContextManager[None]]
+    check_changeable: Callable[[], None]
+    change_role: Callable[[str, str], Awaitable[RoleAnswer]]
+    log_file: Callable[[str], Path]
     report: Report
     clock: Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a change: `Outcome` without what the caller knows."""
+    """The result of a change, of which `LocalActuator.apply` makes an ActionOutcome."""
 
     done: bool
     watcher: str | None

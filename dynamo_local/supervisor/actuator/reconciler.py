@@ -1,4 +1,4 @@
-"""Finishes what a planner or command that was killed, or broken off, has left half done."""
+"""Finishes, from within the server, changes that a killed planner or command has left half done."""
 
 from __future__ import annotations
 
@@ -9,56 +9,55 @@ from dataclasses import dataclass, field
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.store import StateStore
 
-_LOOK_EVERY_S = 1.0
+_EVERY_S = 1.0
 
 
 @dataclass
 class Reconciler:
-    """Looks after the changes of one server, from within it."""
+    """Finishes the changes of one server's namespace."""
 
     paths: StatePaths
     report: Report
-    _wanted: bool = field(default=False, init=False)
-    _said: str = field(default="", init=False)
+    _requested: bool = field(default=False, init=False)
+    _failure: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failure = ReportOnce(self.report)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reconcile whenever the statefile shows a change under way, or it was requested, until cancelled."""
         store = StateStore(self.paths)
         while True:
-            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
+            await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
             try:
                 state = await asyncio.to_thread(store.read)
             except (NotRunningError, StateError):
-                # The server sees to that, and says so (supervisor/upkeep/files.py).
+                # The server repairs its statefile, and reports it (supervisor/upkeep/files.py).
                 continue
-            if self._wanted or any(component.phase is not None for component in state.components.values()):
-                await self.look()
+            if self._requested or any(component.phase is not None for component in state.components.values()):
+                await self.reconcile()
 
-    def want_look(self) -> None:
-        """Have the next round look, whatever the statefile says: it may be older than what it tells of."""
-        self._wanted = True
+    def request(self) -> None:
+        """Have the next round reconcile whatever the statefile shows. For a statefile that may be out of date."""
+        self._requested = True
 
-    async def look(self) -> None:
-        """Finish what nobody is at any more. Whoever makes a change holds the lock on changes as long as it lives."""
-        # Before it is looked: it may be wanted again meanwhile, from another thread.
-        wanted, self._wanted = self._wanted, False
+    async def reconcile(self) -> None:
+        """Finish the changes that nobody works on. A process that makes a change holds the lock on changes, and is left
+        alone."""
+        # Reset first: another request may come meanwhile, from another thread.
+        requested, self._requested = self._requested, False
         try:
-            async with open_actuator(self.paths, self.report, patience_s=0.0) as actuator:
+            async with open_actuator(self.paths, self.report, lock_wait_s=0.0) as actuator:
                 for note in await actuator.reconcile():
                     self.report.step(note)
         except LockTimeoutError:
-            self._wanted = self._wanted or wanted
+            self._requested = self._requested or requested
         except DynamoError as error:
-            self._wanted = self._wanted or wanted
-            # The bus, say, is being started again. It is tried again then.
-            self._say_once(f"a change is left unfinished for now: {error}")
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self.report.step(text)
-        self._said = text
+            # The bus may be restarting, for example. The next round tries again.
+            self._requested = self._requested or requested
+            self._failure.note(f"a change is left unfinished for now: {error}")

@@ -1,4 +1,7 @@
-"""Ending a worker for good, in steps each of which may be the last one before a crash: begun anew, it goes on."""
+"""Removing a worker: its claim is marked as retiring, its process ends, its devices are released.
+
+A crash may follow any of the steps: repeated from the first, they complete the removal.
+"""
 
 from __future__ import annotations
 
@@ -6,66 +9,83 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.errors import BusError, DecodeError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.planning.actions import RemoveWorker
-from dynamo_local.supervisor.actuator.claims import retire_worker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
+from dynamo_local.supervisor.server.blueprint import worker_of
 from state.model import Component, State
 from state.transitions import clear_lease, release, retire
+
+UNDO_S = 5.0
+"""The time that a process has to end by itself if it never became ready: it has no requests to finish."""
+
+
+def retire_worker(state: State, change: RemoveWorker) -> State:
+    """Mark a worker as retiring. Pure. Raises UsageError for what is no worker, or has another role by now."""
+    component = worker_of(state, change.watcher)
+    if component.role != change.role:
+        raise UsageError(f"{change.watcher} has the role {component.role} by now, not {change.role}")
+    return retire(state, change.watcher)
 
 
 @dataclass(frozen=True)
 class WorkerRemoval:
-    """`drain_deadline_s`: for a worker to finish what it has and end by itself."""
+    """Removes workers. `drain_deadline_s`: the time that a worker has to finish its requests and end by itself."""
 
-    world: Ports
+    ports: Ports
     drain_deadline_s: float
 
     async def remove(self, change: RemoveWorker) -> Result:
-        """End a worker in order. Raises UsageError for what is not one."""
-        await asyncio.to_thread(self.world.books.update, lambda state: retire_worker(state, change))
+        """End a worker in order. Raises UsageError for what is no worker."""
+        await asyncio.to_thread(self.ports.store.update, lambda state: retire_worker(state, change))
         await self.finish(change.watcher)
         return Result(True, change.watcher, "ended")
 
-    async def undo(self, watcher: str, deadline_s: float) -> None:
-        """End a worker that was added in vain."""
-        await asyncio.to_thread(self.world.books.update, lambda state: retire(state, watcher))
-        await self.finish(watcher, deadline_s)
+    async def undo(self, watcher: str) -> None:
+        """End a worker whose start failed."""
+        await asyncio.to_thread(self.ports.store.update, lambda state: retire(state, watcher))
+        await self.finish(watcher, UNDO_S)
 
     async def finish(self, watcher: str, deadline_s: float | None = None) -> None:
-        """End a worker that is marked as retiring: it gets nothing new, finishes, ends, and lets go of its devices."""
+        """End a worker that is marked as retiring, and release its devices."""
         await self._end(watcher, self.drain_deadline_s if deadline_s is None else deadline_s)
-        await asyncio.to_thread(self.world.books.update, lambda state: release(state, watcher))
-        # It does so by itself, a moment later.
+        await asyncio.to_thread(self.ports.store.update, lambda state: release(state, watcher))
+        # Without an answer the server lets go of the devices at its own next look, a moment later.
         with suppress(BusError, DecodeError):
-            await self.world.devices.settle()
+            await self.ports.devices.hold_claimed()
 
-    async def clear(self, watcher: str) -> None:
-        """End the process of an entry that is marked as restarting: name and devices are kept for the next one."""
+    async def end_process(self, watcher: str) -> None:
+        """End the process of an entry that is marked as restarting. The entry keeps its name and devices."""
         await self._end(watcher, self.drain_deadline_s)
-        # One that was killed could not do so itself; it must not be taken for the next one. It may have registered only
-        # after it was told to end.
-        await asyncio.to_thread(self.world.books.update, lambda state: _voided(state, watcher))
+        # A process that was killed has not cleared its lease itself, and must not be taken for the next one. It may
+        # have registered only after it was told to end, so the statefile is read again.
+        await asyncio.to_thread(self.ports.store.update, lambda state: _without_lease(state, watcher))
+
+    async def end_unclaimed(self, watcher: str) -> None:
+        """End and remove a watcher that has no claim in the statefile."""
+        await self.ports.watchers.end(watcher, UNDO_S)
+        await self.ports.watchers.remove(watcher)
 
     async def _end(self, watcher: str, deadline_s: float) -> None:
-        component = (await asyncio.to_thread(self.world.books.read)).components[watcher]
+        component = (await asyncio.to_thread(self.ports.store.read)).components[watcher]
         await self._revoke(component)
-        await self.world.watchers.end(watcher, deadline_s)
-        await self.world.watchers.remove(watcher)
+        await self.ports.watchers.end(watcher, deadline_s)
+        await self.ports.watchers.remove(watcher)
 
     async def _revoke(self, component: Component) -> None:
-        # A prefill worker takes its jobs itself, and stops doing so when it is told to end.
+        """Have the routers send no more requests to the worker."""
+        # A prefill worker takes its jobs from the queue itself, and stops doing so when it is told to end.
         if component.lease is None or component.role not in WORKER_ROLES:
             return
-        self.world.report.step(f"{component.watcher_name}  gets no more requests")
+        self.ports.report.step(f"{component.watcher_name}  gets no more requests")
         try:
-            await self.world.fleet.revoke(component.lease)
+            await self.ports.fleet.revoke(component.lease)
         except BusError as error:
-            # It says itself that it drains, as soon as it is told to end.
-            self.world.report.step(f"{component.watcher_name}  lease not revoked: {error}")
+            # Not fatal: the worker announces that it drains as soon as it is told to end.
+            self.ports.report.step(f"{component.watcher_name}  lease not revoked: {error}")
 
 
-def _voided(state: State, watcher: str) -> State:
+def _without_lease(state: State, watcher: str) -> State:
     lease = state.components[watcher].lease
     return state if lease is None else clear_lease(state, watcher, lease)

@@ -1,73 +1,112 @@
 """Restarting a process: by another one in its place where a device is free, and under its own name where none is.
 
-    another one    starting, and it says whom it replaces    kept, or undone: the old one has lost nothing
-                   (ready) the old one is retiring            ended, removed, released
-    the same name  restarting                                 ended, removed, started on the same devices, and awaited
+    another one    starting, with the name that it replaces    kept, or undone: the old one has lost nothing
+                   (ready) the old one is retiring             ended, removed, released
+    the same name  restarting                                  ended, removed, started on the same devices, awaited
 
-Begun anew after a crash, each goes on; a process that was being started again is then started once more.
+Repeated after a crash, each goes on; a process that was being started again is then started once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
-from dynamo_local.core.fleet.view import WORKER_ROLES
+from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
-from dynamo_local.supervisor.actuator.add import WorkerAddition
-from dynamo_local.supervisor.actuator.claims import claim_replacement, mark_restart, plan_in_place
+from dynamo_local.supervisor.actuator.add import WorkerAddition, plan_new_worker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.logs import size
-from dynamo_local.supervisor.server.plan import WatcherPlan
-from state.model import State
+from dynamo_local.supervisor.server.plan import WatcherPlan, plan_watcher
+from state.model import Component, State
+from state.transitions import claim, restart
 
 _HEARD_WITHIN_S = 1.5
-"""For every worker that is there to be heard of: three beats."""
+"""Three heartbeats: every worker that runs has been heard on the bus by then."""
 
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
+
+
+def claim_replacement(
+    state: State, blueprint: Blueprint, change: Restart, limits: DeviceLimits, elsewhere: Mapping[int, str]
+) -> tuple[State, WatcherPlan | None]:
+    """Claim the name and the devices of a worker that replaces that one, in the role that it has by now. Pure.
+
+    None for what is no worker: such a service has one process only. Raises DeviceError if no device is free, UsageError
+    for what cannot be restarted.
+    """
+    component = _restartable(state, blueprint, change.watcher)
+    if not is_worker(component):
+        return state, None
+    plan = plan_new_worker(state, blueprint, blueprint.worker(component.component), limits, elsewhere)
+    cmd = shlex.join(plan.argv)
+    claimed = claim(
+        state,
+        plan.watcher,
+        role=component.role,
+        cmd=cmd,
+        devices=plan.devices,
+        phase="starting",
+        replaces=change.watcher,
+    )
+    return claimed, plan
+
+
+def mark_restart(state: State, blueprint: Blueprint, watcher: str) -> State:
+    """Mark a process as one that is to be restarted under its name. Pure. Raises UsageError.
+
+    The entry of a service that could not be started, and is no worker, is claimed again.
+    """
+    component = _restartable(state, blueprint, watcher)
+    if component.holds:
+        return restart(state, watcher)
+    return claim(state, watcher, role=component.role, cmd=component.cmd, phase="restarting")
 
 
 @dataclass(frozen=True)
 class WorkerRestart:
-    """The actuator's restarts."""
+    """Restarts workers, and other services that hold no client's connection."""
 
-    world: Ports
+    ports: Ports
     blueprint: Blueprint
-    up: WorkerAddition
-    down: WorkerRemoval
+    addition: WorkerAddition
+    removal: WorkerRemoval
 
     async def restart(self, change: Restart, limits: DeviceLimits) -> Result:
-        """Have a new process in the place of that one. Raises UsageError for what cannot be restarted."""
-        plan = await self._claimed_beside(change, limits)
+        """Put a new process in the place of that one. Raises UsageError for what cannot be restarted."""
+        plan = await self._claim_replacement(change, limits)
         if plan is not None:
-            return await self.up.start(plan)
+            return await self.addition.start(plan)
         if not change.even_the_last:
             await self._check_answered(change.watcher)
         await asyncio.to_thread(
-            self.world.books.update, lambda state: mark_restart(state, self.blueprint, change.watcher)
+            self.ports.store.update, lambda state: mark_restart(state, self.blueprint, change.watcher)
         )
         return await self.finish(change.watcher)
 
     async def finish(self, watcher: str) -> Result:
-        """End the process of an entry that is marked as restarting, and see the next one to its readiness."""
-        await self.down.clear(watcher)
-        state = await asyncio.to_thread(self.world.books.read)
-        plan = plan_in_place(state, self.blueprint, watcher)
-        log_start = size(self.world.log_of(watcher))
-        self.world.report.step(f"{watcher}  starting again")
+        """End the process of an entry that is marked as restarting, start the next one, and wait until it is ready."""
+        await self.removal.end_process(watcher)
+        component = (await asyncio.to_thread(self.ports.store.read)).components[watcher]
+        template = self.blueprint.restartable(component.component)
+        plan = plan_watcher(template, component.watcher, self.blueprint.inventory, component.devices)
+        log_start = size(self.ports.log_file(watcher))
+        self.ports.report.step(f"{watcher}  starting again")
         try:
-            await self.world.watchers.add(plan)
+            await self.ports.watchers.add(plan)
         except SupervisorError as error:
-            return await self.up.undone(watcher, str(error))
-        return await self.up.await_ready(watcher, log_start)
+            return await self.addition.undo(watcher, str(error))
+        return await self.addition.await_ready(watcher, log_start)
 
-    async def _claimed_beside(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:
-        """Name and devices of the one that is to take its place; None if there are no devices for it."""
+    async def _claim_replacement(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:
+        """Claim a worker that replaces this one. None if there is no device for it, or if this is no worker."""
         planned: list[WatcherPlan | None] = []
-        elsewhere = await self.world.devices.elsewhere()
+        elsewhere = await self.ports.devices.elsewhere()
 
         def claimed(state: State) -> State:
             try:
@@ -77,23 +116,34 @@ class WorkerRestart:
             planned.append(plan)
             return state
 
-        await asyncio.to_thread(self.world.books.update, claimed)
+        await asyncio.to_thread(self.ports.store.update, claimed)
         return planned[-1]
 
     async def _check_answered(self, watcher: str) -> None:
-        """Raise UsageError if no other worker would answer requests while that one is away."""
-        give_up_at = self.world.clock() + _HEARD_WITHIN_S
-        while not await self._is_answered_without(watcher):
-            if self.world.clock() >= give_up_at:
+        """Raise UsageError if no other worker would answer requests while that one restarts."""
+        give_up_at = self.ports.clock() + _HEARD_WITHIN_S
+        while last_answering(await self._roles(watcher), {watcher}):
+            if self.ports.clock() >= give_up_at:
                 raise UsageError(
                     f"no device is free for a worker in place of {watcher}, and no other one would answer meanwhile",
                     "free a device, or use --force if that is what you want",
                 )
-            await self.world.fleet.changed(_LOOK_EVERY_S)
+            await self.ports.fleet.changed(_POLL_S)
 
-    async def _is_answered_without(self, watcher: str) -> bool:
-        state = await asyncio.to_thread(self.world.books.read)
-        if state.components[watcher].role not in WORKER_ROLES:
-            return True
-        others = (c for c in state.components.values() if c.watcher_name != watcher and c.role in WORKER_ROLES)
-        return any(c.phase is None and c.lease is not None and self.world.fleet.is_ready(c.lease) for c in others)
+    async def _roles(self, watcher: str) -> dict[str, str]:
+        """The roles of this worker, and of all others that are ready and to stay."""
+        components = (await asyncio.to_thread(self.ports.store.read)).components
+        return {name: c.role for name, c in components.items() if name == watcher or self._is_ready(c)}
+
+    def _is_ready(self, component: Component) -> bool:
+        return component.phase is None and component.lease is not None and self.ports.fleet.is_ready(component.lease)
+
+
+def _restartable(state: State, blueprint: Blueprint, watcher: str) -> Component:
+    component = state.components.get(watcher)
+    if component is None or (is_worker(component) and not component.holds):
+        raise UsageError(f"there is no process {watcher!r} by now", "look at `dynamo ps`")
+    blueprint.restartable(component.component)
+    if component.phase is not None:
+        raise UsageError(f"{watcher} is {component.phase}", "wait until that is over")
+    return component

@@ -1,4 +1,4 @@
-"""`dynamo queue`: the prefill queue of a running server, seen from outside."""
+"""`dynamo queue`: shows and purges the prefill queue of a running server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from state.paths import StatePaths
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `state` is "waiting", or "in hand": delivered at least once. (How often, only its taker is told.) Of a
-    message that is no job, only its age is known."""
+    """A job as it is shown. `state` is "waiting", or "in hand" for one that was delivered at least once. The optional
+    fields are None for a message that is no job."""
 
     state: str
     age_s: float
@@ -26,7 +26,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     frontend: str | None = None
     tokens: int | None = None
     expires_in_s: float | None = None
-    """Below 0: nobody waits for it any more."""
+    """Below 0: no decode worker waits for it any more."""
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,9 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobRow, ...]
 
 
-async def look(paths: StatePaths, limit: int) -> QueueView:
-    """The queue as it is. Raises NotRunningError when there is no server, or it has no queue."""
+async def read_queue(paths: StatePaths, limit: int) -> QueueView:
+    """Read the queue's length and its `limit` oldest jobs. Raises NotRunningError when there is no server, or it has no
+    queue."""
     async with _queue_of(paths) as queue:
         length = await queue.length()
         jobs = await queue.jobs(limit)
@@ -52,14 +53,14 @@ async def look(paths: StatePaths, limit: int) -> QueueView:
     )
 
 
-async def purge(paths: StatePaths) -> int:
-    """Drop all jobs. Returns how many. Raises like `look`."""
+async def purge_queue(paths: StatePaths) -> int:
+    """Drop all jobs, and return their number. Raises as `read_queue`."""
     async with _queue_of(paths) as queue:
         return await queue.purge()
 
 
 def row(queued: QueuedJob, now: float) -> JobRow:
-    """A job as it is shown. `now` is CLOCK_MONOTONIC, like the deadlines of jobs."""
+    """Make the row of a job. `now` is CLOCK_MONOTONIC, as are the deadlines of jobs."""
     state = "in hand" if queued.taken else "waiting"
     job = queued.job
     if job is None:

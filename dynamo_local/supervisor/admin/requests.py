@@ -1,4 +1,4 @@
-"""`dynamo requests` and `dynamo migrate`: the requests of a running server, and having them moved."""
+"""`dynamo requests` and `dynamo migrate`: lists the requests of a running server, and has frontends migrate them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from dynamo_local.core.messages.admin import (
 )
 from dynamo_local.core.names import Subjects
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.status import Row, rows
+from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths
 
 _ANSWER_WITHIN_S = 5.0
-_MOVED_WITHIN_S = 120.0
+_MIGRATED_WITHIN_S = 120.0
 _ALL = 2**31
 
 FRONTEND_ROLE = "frontend"
 
 _ID = re.compile(r"(?:\d+_)?(?P<told>cmpl-.*(?=-\d+-)|(?!cmpl-).*)(?:-\d+)?-[0-9a-f]{8}")
-"""What the OpenAI server makes of the id that it tells its client: several choices and prompts have one each."""
+"""A request id as vLLM's OpenAI server makes it. `told` is the part that the client knows; each choice and each prompt
+of a client's request has an id of its own."""
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request under way. Workers by the names of their watchers; `stays`: why it cannot be moved."""
+    """A request under way. Workers are named by their watchers. `stays`: why the request cannot be migrated."""
 
     request: str
     worker: str | None
@@ -51,20 +52,22 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
-    """The oldest ones of each frontend, and how many more there are."""
+    """The oldest requests of each frontend, and the number of those that are left out."""
 
     requests: tuple[RequestLine, ...]
     left_out: int
 
 
-class MovedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one request. `outcome` "moved", or why it was not: see core/migration/protocol.py."""
+class MigrationLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one request's migration. `outcome`: see core/migration/protocol.py. `warm_s`: from the start of the
+    migration to the cut-over. `gap_s`: from the last token before the cut-over to the first one after it; `gap_steps`:
+    the same in engine steps."""
 
     request: str
     outcome: str
     why: str
     worker: str | None
-    """Where it is to be now; None if it was not to go anywhere."""
+    """The destination; None if there was none."""
     warm_s: float | None
     gap_s: float | None
     gap_steps: float | None
@@ -72,7 +75,7 @@ class MovedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Server:
-    """A running server's bus, and its processes."""
+    """The bus of a running server, and its watchers."""
 
     bus: Bus
     subjects: Subjects
@@ -80,7 +83,7 @@ class _Server:
 
     @property
     def frontends(self) -> list[tuple[str, str]]:
-        """(watcher, lease)"""
+        """Watcher and lease of each frontend."""
         return [(row.watcher, row.lease) for row in self.rows if row.role == FRONTEND_ROLE and row.lease is not None]
 
     @property
@@ -89,21 +92,21 @@ class _Server:
         return {row.lease: row.watcher for row in self.rows if row.lease is not None}
 
     async def requests(self, lease: str, limit: int) -> RequestsAnswer:
-        """A frontend's. Raises BusError, DecodeError."""
+        """Ask a frontend for its oldest requests. Raises BusError, DecodeError."""
         question = codec.encode(RequestsQuestion(limit))
         answer = await self.bus.request(self.subjects.requests(lease), question, timeout_s=_ANSWER_WITHIN_S)
         return codec.decode(answer, RequestsAnswer)
 
-    async def move(self, lease: str, order: MigrationOrder) -> tuple[MigrationResult, ...]:
-        """Have a frontend move its requests. Raises BusError, DecodeError."""
+    async def migrate(self, lease: str, order: MigrationOrder) -> tuple[MigrationResult, ...]:
+        """Have a frontend migrate requests of its own. Raises BusError, DecodeError."""
         subject = self.subjects.requests(lease)
-        answer = await self.bus.request(subject, codec.encode(order), timeout_s=_MOVED_WITHIN_S)
+        answer = await self.bus.request(subject, codec.encode(order), timeout_s=_MIGRATED_WITHIN_S)
         return codec.decode(answer, MigrationReport).results
 
 
-async def look(paths: StatePaths, limit: int) -> RequestsView:
-    """The requests under way. Raises NotRunningError, BusError."""
-    found = await rows(paths)
+async def list_requests(paths: StatePaths, limit: int) -> RequestsView:
+    """List the `limit` oldest requests of each frontend. Raises NotRunningError, BusError."""
+    found = await list_watchers(paths)
     async with bus_of(paths, "requests") as bus:
         server = _Server(bus, Subjects(paths.namespace), found)
         answers = [(watcher, await server.requests(lease, limit)) for watcher, lease in server.frontends]
@@ -118,11 +121,14 @@ async def migrate(
     source: str | None = None,
     destination: str | None = None,
     cold: bool = False,
-) -> list[MovedLine]:
-    """Move a request (by the id that its client knows, or the beginning of it), or all of a worker's. Workers by the
-    names of their watchers. `cold`: without their KV. Raises UsageError for what cannot be asked, NotRunningError,
-    BusError."""
-    found = await rows(paths)
+) -> list[MigrationLine]:
+    """Migrate one request, or all requests of the worker `source`.
+
+    `request`: the id that its client knows, or the beginning of it. `source`, `destination`: watchers' names. `cold`:
+    without KV, which the destination then computes. Raises UsageError for what cannot be asked, NotRunningError,
+    BusError.
+    """
+    found = await list_watchers(paths)
     to = None if destination is None else lease_of(found, destination, ready=True)
     of = None if source is None else lease_of(found, source, ready=False)
     async with bus_of(paths, "migrate") as bus:
@@ -131,12 +137,12 @@ async def migrate(
         if request is not None:
             owned = {lease: (await server.requests(lease, _ALL)).requests for _, lease in server.frontends}
             orders = {lease: MigrationOrder(ids, None, to, cold) for lease, ids in meant_by(request, owned).items()}
-        results = await asyncio.gather(*(server.move(lease, order) for lease, order in orders.items()))
-    return [_moved(result, server.names) for each in results for result in each]
+        results = await asyncio.gather(*(server.migrate(lease, order) for lease, order in orders.items()))
+    return [_migration_line(result, server.names) for each in results for result in each]
 
 
 def lease_of(found: Sequence[Row], watcher: str, *, ready: bool) -> str:
-    """The lease of a worker. `ready`: it is to take requests. Raises UsageError."""
+    """The lease of a worker. `ready`: it must be ready to take requests. Pure. Raises UsageError."""
     workers = [row for row in found if row.role in WORKER_ROLES or (not ready and row.role == PREFILL_ROLE)]
     row = next((row for row in workers if row.watcher == watcher), None)
     if row is None:
@@ -149,8 +155,11 @@ def lease_of(found: Sequence[Row], watcher: str, *, ready: bool) -> str:
 
 
 def meant_by(request: str, owned: Mapping[str, Sequence[RequestRow]]) -> dict[str, tuple[str, ...]]:
-    """The requests of each frontend (its lease) that a client's id, or its beginning, means. Raises UsageError if that
-    is none, or several clients'."""
+    """Select requests by the id that a client knows, or its beginning. Pure.
+
+    `owned`: the requests of each frontend, by its lease. Returns the ids of those selected, by lease. Raises UsageError
+    if there is none, or if they belong to several clients' requests.
+    """
     if not request:
         raise UsageError("no request is named", "`dynamo requests` shows those there are")
     meant = {
@@ -166,7 +175,7 @@ def meant_by(request: str, owned: Mapping[str, Sequence[RequestRow]]) -> dict[st
 
 
 def told_id(request_id: str) -> str:
-    """The id that the client knows."""
+    """The part of a request id that the client knows."""
     match = _ID.fullmatch(request_id)
     return request_id if match is None else match["told"]
 
@@ -185,8 +194,8 @@ def _line(row: RequestRow, frontend: str, names: Mapping[str, str]) -> RequestLi
     )
 
 
-def _moved(result: MigrationResult, names: Mapping[str, str]) -> MovedLine:
-    return MovedLine(
+def _migration_line(result: MigrationResult, names: Mapping[str, str]) -> MigrationLine:
+    return MigrationLine(
         request=told_id(result.request_id),
         outcome=result.outcome,
         why=result.why,

@@ -1,20 +1,19 @@
-"""`dynamo role`: have a running worker take up another role."""
+"""`dynamo role`: has a running worker take up another role."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core import codec
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.admin.status import Row, rows
+from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths
 
-_CONNECT_WITHIN_S = 2.0
 _ANSWER_WITHIN_S = 10.0
 
 DECODE_ROLE = "decode"
@@ -22,22 +21,19 @@ ROLES = (PREFILL_ROLE, DECODE_ROLE)
 
 
 async def change_role(paths: StatePaths, watcher: str, role: str, *, even_the_last: bool = False) -> RoleAnswer:
-    """Ask the watcher's process, and return what it says. Raises UsageError for what cannot be asked."""
-    lease = lease_to_ask(await rows(paths), watcher, role, even_the_last=even_the_last)
-    address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
-    bus = await Bus.connect(address, name="role", deadline_s=_CONNECT_WITHIN_S)
-    try:
+    """Ask a worker to take up the role, and return its answer. Raises UsageError as `lease_to_ask`."""
+    lease = lease_to_ask(await list_watchers(paths), watcher, role, even_the_last=even_the_last)
+    async with bus_of(paths, "role") as bus:
         subject = Subjects(paths.namespace).role(lease)
         answer = await bus.request(subject, codec.encode(RoleQuestion(role)), timeout_s=_ANSWER_WITHIN_S)
         return codec.decode(answer, RoleAnswer)
-    finally:
-        await bus.close()
 
 
 def lease_to_ask(found: Sequence[Row], watcher: str, role: str, *, even_the_last: bool = False) -> str:
-    """The lease of the worker that is to take up the role.
+    """The lease of the worker that is to take up the role. Pure.
 
-    The last ready worker that decodes is not turned unless `even_the_last`: without one, no request is answered.
+    Raises UsageError for what is no ready worker and, unless `even_the_last`, for the last worker that answers requests
+    if it is to prefill.
     """
     workers = [row for row in found if row.role in ROLES]
     if not workers:
@@ -47,7 +43,7 @@ def lease_to_ask(found: Sequence[Row], watcher: str, role: str, *, even_the_last
         raise UsageError(f"there is no worker {watcher!r}", f"there are {', '.join(row.watcher for row in workers)}")
     if row.state != "ready" or row.lease is None:
         raise UsageError(f"{watcher} is not ready but {row.state}", "wait until `dynamo ps` shows it ready")
-    decoding = [other for other in workers if other.role == DECODE_ROLE and other.state == "ready"]
-    if decoding == [row] and role != DECODE_ROLE and not even_the_last:
+    ready = {other.watcher: other.role for other in workers if other.state == "ready"}
+    if role not in WORKER_ROLES and not even_the_last and last_answering(ready, {watcher}):
         raise UsageError(f"{watcher} is the only one that decodes", "start another one first, or use --force")
     return row.lease

@@ -1,4 +1,4 @@
-"""`dynamo config`: the live settings of a running server, seen from outside."""
+"""`dynamo config`: shows and changes the live settings of a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SET, CONFIGURED, DEFAULT = "set", "configuration", "default"
 
 
 class SettingRow(msgspec.Struct, frozen=True):
-    """One setting. `source` is "set" (while the server runs), "configuration" (of the graph) or "default"."""
+    """A live setting. `source`: "set" (since the server started), "configuration" (of the graph) or "default"."""
 
     key: str
     value: int
@@ -27,21 +27,21 @@ class SettingRow(msgspec.Struct, frozen=True):
     help: str
 
 
-async def get(paths: StatePaths, key: str | None) -> list[SettingRow]:
-    """All settings, or the one named. Raises UsageError for an unknown one, NotRunningError without a server."""
+async def get_settings(paths: StatePaths, key: str | None) -> list[SettingRow]:
+    """Read all settings, or one. Raises UsageError for an unknown key, NotRunningError without a server."""
     wanted = tuple(SETTINGS.values()) if key is None else (setting(key),)
     try:
         async with bus_of(paths, "config") as bus:
             stored = await read_settings(bus, Subjects(paths.namespace))
     except StreamAbsentError:
-        # The server could not make a bucket, and has said so: nothing can have been set.
+        # The server could not create the settings, and has reported that: none can have been set.
         stored = {}
     graph = await asyncio.to_thread(_graph, paths)
     return [row(known, stored, graph) for known in wanted]
 
 
 async def set_value(paths: StatePaths, key: str, text: str) -> SettingRow:
-    """Change a setting. Raises UsageError for what is not allowed, before anything else."""
+    """Change a setting. Raises UsageError for an unknown key or a bad value, NotRunningError without a server."""
     known = setting(key)
     value = known.parse(text)
     try:
@@ -50,13 +50,13 @@ async def set_value(paths: StatePaths, key: str, text: str) -> SettingRow:
     except StreamAbsentError as error:
         raise NotRunningError(
             f"the server in namespace {paths.namespace} has no live settings",
-            "its first lines say why",
+            "the first lines of `dynamo serve` tell why",
         ) from error
     return SettingRow(known.name, value, SET, known.help)
 
 
 def row(known: LiveSetting, stored: dict[str, int], graph: ResolvedGraph | None) -> SettingRow:
-    """What holds for a setting: what was set, else what the graph is configured with, else its default."""
+    """The value of a setting: the one that was set, else the graph's configuration, else the default."""
     if known.name in stored:
         return SettingRow(known.name, stored[known.name], SET, known.help)
     for service in reversed(graph.services if graph is not None else ()):
@@ -67,7 +67,7 @@ def row(known: LiveSetting, stored: dict[str, int], graph: ResolvedGraph | None)
 
 
 def _graph(paths: StatePaths) -> ResolvedGraph | None:
-    """The graph that the server runs; None if it is just ending."""
+    """The graph that the server runs; None if the server is just ending."""
     try:
         return ResolvedGraph.from_json(paths.graph_file.read_bytes())
     except (OSError, DecodeError):

@@ -1,40 +1,41 @@
-"""`dynamo ps`: what the statefile, circusd and the processes themselves say of one server."""
+"""`dynamo ps`: the state of each watcher, by the statefile, circusd, and the processes' own presences on the bus."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import TTL_S, Change
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import BUS_SERVICE, FORKSERVER_SERVICE, MACHINERY, Subjects, parse_watcher
+from dynamo_local.supervisor.admin.connect import bus_of, state_of
 from dynamo_local.supervisor.circus.client import ACTIVE, CircusClient
-from dynamo_local.supervisor.server.blueprint import Blueprint, check_reachable, why_absent
+from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.progress import described
 from dynamo_local.supervisor.upkeep.devices import held_by_others
 from state.devices import holder_lines
-from state.locks import server_pid
-from state.model import Component, State
+from state.model import Component
 from state.paths import StatePaths
 from state.store import StateStore
 
 _ANSWER_WITHIN_S = TTL_S
-"""Who says nothing for longer is missed by everybody else, too."""
-_CONNECT_WITHIN_S = 2.0
+"""A process that is silent for longer counts as gone for routers and planner as well."""
+
 _CIRCUS_DEADLINE_S = 5.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One watcher. `state` is "retiring" for a worker that is to end for good, "starting" for one that was added and is
-    not settled, and "restarting" for a process that is to be replaced under its name; otherwise what its process says
-    ("starting", "ready", "draining", "failed"), else "ended" (it waits to be started again), "silent" (it runs and says
-    nothing), "stopped" (a template without a process)."""
+    """A watcher as `dynamo ps` shows it.
+
+    `state`: the change under way, if there is one ("starting", "retiring", "restarting"). Otherwise the state that the
+    process announces ("starting", "ready", "draining", "failed"). Otherwise "ended" (to be started again), "silent" (a
+    process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a template without a process).
+    """
 
     watcher: str
     component: str
@@ -46,27 +47,27 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     lease: str | None = None
     url: str | None = None
     load: Load | None = None
-    """Of a worker, after its last engine step."""
+    """The worker's load after its last engine step."""
     no_transfer: str | None = None
-    """Why a worker's engine neither lends nor borrows KV, if it does not."""
+    """The reason why the worker's engine cannot transfer KV; None if it can."""
 
 
-async def rows(paths: StatePaths) -> list[Row]:
-    """All watchers of a running server, in the statefile's order. Raises NotRunningError when none runs."""
-    state = await asyncio.to_thread(_running_state, paths)
+async def list_watchers(paths: StatePaths) -> list[Row]:
+    """List all watchers of a running server, in the statefile's order. Raises as `state_of`."""
+    state = await state_of(paths)
     async with CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S) as circus:
         statuses = await circus.statuses()
         pids = {name: await circus.pids(name) for name in statuses}
     expected = [name for name, status in statuses.items() if status == ACTIVE]
-    present, reachable = await presences(paths.bus_file, state.namespace, expected)
+    present, reachable = await presences(paths, expected)
     return [
         row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
         for name, component in state.components.items()
     ]
 
 
-async def others(paths: StatePaths) -> list[str]:
-    """Which of the machine's devices others hold, a line each. None while the server starts or ends."""
+async def devices_of_others(paths: StatePaths) -> list[str]:
+    """Describe the devices of this machine that others hold, in a line each. Empty while the server starts or ends."""
 
     def read() -> list[str]:
         blueprint = Blueprint.read(paths.blueprint_file)
@@ -85,18 +86,18 @@ def row(
     presence: Presence | None,
     reachable: bool,
 ) -> Row:
-    """What is known of one watcher. `status` is circus', `reachable` tells whether the bus could be asked."""
-    # A forked process has registered itself; circus knows its launcher.
+    """Put together what is known of one watcher. `status` and `pids` are circus's; `reachable`: the bus answers."""
+    # A forked process registers its own pid in the statefile; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
     engine = presence.engine if presence is not None else None
-    word, detail = _health(component, status, pid, presence, reachable)
+    health, detail = _health(component, status, pid, presence, reachable)
     return Row(
         watcher=component.watcher_name,
         component=component.component,
         role=component.role,
         pid=pid,
         devices=component.devices,
-        state=word,
+        state=health,
         detail=detail,
         lease=component.lease,
         url=presence.url if presence is not None else None,
@@ -111,7 +112,7 @@ def _health(
     if not component.holds:
         return "stopped", ""
     if component.phase is not None:
-        return component.phase, _said(presence, pid)
+        return component.phase, _described(presence, pid)
     if status != ACTIVE or pid is None:
         return "ended", "to be started again" if status is not None else "to be started"
     if component.component == BUS_SERVICE:
@@ -123,17 +124,18 @@ def _health(
     return ("silent", "") if reachable else ("unknown", "the bus does not answer")
 
 
-def _said(presence: Presence | None, pid: int | None) -> str:
-    """The last word of a process whose state is known already."""
+def _described(presence: Presence | None, pid: int | None) -> str:
+    """The last presence of a process, in words, for a watcher whose state is told by the change under way."""
     if pid is None:
         return "no process"
     return described(presence) if presence is not None and presence.pid == pid else ""
 
 
-async def presences(bus_file: Path, namespace: str, expected: list[str]) -> tuple[Mapping[str, Presence], bool]:
-    """What processes say when asked, by watcher; and whether the bus could be reached.
+async def presences(paths: StatePaths, expected: list[str]) -> tuple[Mapping[str, Presence], bool]:
+    """Ask all processes for their presence. Returns presences by watcher, and whether the bus could be reached.
 
-    Waits until all `expected` have answered, those that never do aside, or for `TTL_S`.
+    Waits until all `expected` have answered, or for `TTL_S`. NATS and the fork server announce nothing, and are not
+    waited for.
     """
     awaited = {name for name in expected if parse_watcher(name).service not in MACHINERY}
     heard: dict[str, Presence] = {}
@@ -145,36 +147,15 @@ async def presences(bus_file: Path, namespace: str, expected: list[str]) -> tupl
             complete.set()
 
     try:
-        address = await asyncio.to_thread(BusAddress.load, bus_file)
-        bus = await Bus.connect(address, name="ps", deadline_s=_CONNECT_WITHIN_S)
-    except BusError:
+        async with bus_of(paths, "ps") as bus:
+            watch = FleetWatch(bus, Subjects(paths.namespace))
+            watch.subscribe(on_change)
+            await watch.start()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_WITHIN_S):
+                    if awaited:
+                        await complete.wait()
+    except (BusError, SupervisorError, NotRunningError):
+        # A server that starts has no bus yet: its watchers are shown without presences.
         return heard, False
-    try:
-        watch = FleetWatch(bus, Subjects(namespace))
-        watch.subscribe(on_change)
-        await watch.start()
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
-            if awaited:
-                await complete.wait()
-    except TimeoutError:
-        pass
-    except BusError:
-        return heard, False
-    finally:
-        await bus.close()
     return heard, True
-
-
-def _running_state(paths: StatePaths) -> State:
-    if server_pid(paths) is None:
-        left = " (one that crashed left a statefile)" if paths.statefile.exists() else ""
-        raise NotRunningError(
-            f"no server runs in namespace {paths.namespace}{left}",
-            "`dynamo stop` clears it away" if left else "start one with `dynamo serve`",
-        )
-    try:
-        state = StateStore(paths).read()
-    except NotRunningError as error:
-        raise why_absent(paths) from error
-    check_reachable(paths, state)
-    return state

@@ -1,4 +1,4 @@
-"""`dynamo stop`: asks the server of a namespace to end and waits until it is gone."""
+"""`dynamo stop`: ends the server of a namespace and waits until it is gone, or removes what a crashed one has left."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from state.reconcile import clear_leftovers, leftovers
 from state.remains import has_segments
 from state.store import StateStore
 
-_LOOK_EVERY_S = 0.05
-_TELL_EVERY_S = 5.0
+_POLL_S = 0.05
+_REPORT_EVERY_S = 5.0
 _LOCKED_WITHIN_S = 3.0
 
 
 def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
-    """End the server, or clear away what one that crashed has left.
+    """End the server, or remove what a crashed one has left.
 
-    Raises NotRunningError when there is neither, SupervisorError when the server still runs after
-    `timeout_s`.
+    Raises NotRunningError when there is neither, SupervisorError when the server still runs after `timeout_s`.
     """
     pid = server_pid(paths)
     if pid is None and _processes_left(paths):
@@ -47,15 +46,16 @@ def _processes_left(paths: StatePaths) -> bool:
 
 
 def _await_lock(paths: StatePaths) -> int | None:
-    """The pid of a server whose lock's file was removed: it makes that again within a second."""
+    """Wait for the lock of a server whose lock file was removed, which it makes again within a second. Returns its pid;
+    None if there is no such server."""
     give_up_at = time.monotonic() + _LOCKED_WITHIN_S
     while (pid := server_pid(paths)) is None and time.monotonic() < give_up_at and _processes_left(paths):
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return pid
 
 
 def _is_owner(paths: StatePaths, pid: int) -> bool:
-    """Whether the statefile confirms that this very process is the server."""
+    """Whether the statefile confirms that this process is the server, and not a later one of the same pid."""
     try:
         owner = StateStore(paths).read().owner
     except (NotRunningError, StateError):
@@ -65,7 +65,7 @@ def _is_owner(paths: StatePaths, pid: int) -> bool:
 
 def _await_end(paths: StatePaths, pid: int, timeout_s: float, report: Report) -> None:
     started = time.monotonic()
-    told = started
+    reported = started
     while server_pid(paths) == pid:
         now = time.monotonic()
         if now - started >= timeout_s:
@@ -73,10 +73,10 @@ def _await_end(paths: StatePaths, pid: int, timeout_s: float, report: Report) ->
                 f"the server (pid {pid}) still runs after {timeout_s:g} s",
                 "run `dynamo stop` again to hurry it",
             )
-        if now - told >= _TELL_EVERY_S:
-            told = now
+        if now - reported >= _REPORT_EVERY_S:
+            reported = now
             report.step(f"waiting for {', '.join(_remaining(paths)) or 'the server'}")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
 def _remaining(paths: StatePaths) -> list[str]:

@@ -1,8 +1,9 @@
 """`python -m dynamo_local.supervisor.circus.adopted PID START_TIME -- COMMAND ARG...`: stands for a running process.
 
-A new circusd (daemon_restarts.py) cannot be the parent of what the one before has started. As long as the process PID
-that started at START_TIME lives, this one stands for it: signals are passed on, and it ends as that one ends. If that
-one is dead, COMMAND is run; so it is when circus starts the watcher again.
+A new circusd (daemon_restarts.py) cannot become the parent of processes that the previous one started. For each of them
+it starts this program. While the process PID that started at START_TIME (ticks since boot) lives, this program passes
+signals on to it, and ends as it ends. If it is dead, COMMAND is run instead; the same happens when circus starts the
+watcher again later.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from state.processes import alive, exit_code
 
 _MODULE = "dynamo_local.supervisor.circus.adopted"
 _STANDING = "adopted"
-"""What /proc calls a process that stands for another one by now."""
+"""The name that /proc shows for a process that stands for another one."""
 
-_UNKNOWN_END = -9
-"""How a process is said to have ended when nobody knows: as one that was killed."""
+_UNKNOWN_EXIT_CODE = -9
+"""Reported where the exit code is not known: killed by SIGKILL, which is the likeliest."""
 
 
 def adoption(pid: int, started: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The command of a watcher whose process runs already, and which is started by `argv` once it does not."""
+    """The command of a watcher whose process runs already. `argv` is the command that starts its next process."""
     return (sys.executable, "-m", _MODULE, str(pid), str(started), "--", *argv)
 
 
 def parse_adoption(argv: list[str]) -> tuple[int, int, list[str]] | None:
-    """Inverse of `adoption`, whatever precedes it; None for other commands."""
+    """Inverse of `adoption`, wherever it stands in the command line; None for other commands."""
     if _MODULE not in argv:
         return None
     arguments = argv[argv.index(_MODULE) + 1 :]
@@ -41,7 +42,7 @@ def parse_adoption(argv: list[str]) -> tuple[int, int, list[str]] | None:
 
 
 def living_process(pid: int) -> int:
-    """The process that this one stands for; itself if it stands for none, or for one that has ended."""
+    """The pid of the process that `pid` stands for; `pid` itself if it stands for none, or for one that has ended."""
     with suppress(OSError):
         found = parse_adoption(command_line(pid))
         if found is not None and alive(found[0], found[1]):
@@ -50,7 +51,7 @@ def living_process(pid: int) -> int:
 
 
 def stands_in(pid: int) -> bool:
-    """Whether that process stands for another one by now."""
+    """Whether that process has begun to stand for another one."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == _STANDING
     except OSError:
@@ -58,29 +59,29 @@ def stands_in(pid: int) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """What /proc says. Raises OSError when it is gone."""
+    """The command line of a process, by /proc. Raises OSError when the process is gone."""
     return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).removesuffix("\0").split("\0")
 
 
 def main() -> None:
-    """Stand for that process, or become the command."""
+    """Stand for the process while it lives, or else become the command."""
     found = parse_adoption(sys.orig_argv)
     if found is None:
         sys.exit(f"usage: python -m {_MODULE} PID START_TIME -- COMMAND ARG...")
     pid, started, command = found
-    # Not for the command, which is tied to the server.
+    # Removed from the environment: the command is to end with the server, not with circusd.
     circusd = int(os.environ.pop(PARENT_PID_ENV))
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
-        # Asked after opening: from here on it cannot come to mean another process.
+        # Checked after opening the pidfd, which cannot come to mean another process.
         if alive(pid, started):
-            # The next circusd has another one in this one's place.
+            # The next circusd will start another one of these.
             die_with_parent(circusd)
             follow(handle, lambda: Path("/proc/self/comm").write_text(_STANDING))
             code = exit_code(pid, started)
-            # What it has forked would hold on to its devices.
+            # Its children would keep its devices.
             kill_group(pid)
-            end_like(_UNKNOWN_END if code is None else code)
+            end_like(_UNKNOWN_EXIT_CODE if code is None else code)
     os.execvp(command[0], command)
 
 

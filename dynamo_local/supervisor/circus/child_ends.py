@@ -1,4 +1,4 @@
-"""circusd learns at once that a child has ended. By itself it only looks now and then (`check_delay`)."""
+"""Has circusd notice at once that a child has ended. Stock circusd only looks at intervals (`check_delay`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from circus.exc import ConflictError
 from circus.process import DEAD_OR_ZOMBIE, OTHER, Process
 
 _CONFLICT_PAUSE_S = 0.02
-"""circusd does one thing at a time: while it starts or stops a process, it cannot look."""
+"""Before another try: circusd cannot look at its processes while it starts or stops one."""
 
 
 def look_when_children_end() -> None:
-    """Have the circusd that is started in this process look after its processes at each SIGCHLD."""
+    """Patch circus, so that the circusd in this process looks at its processes on each SIGCHLD."""
     start = Controller.start
 
     def start_and_listen(controller: Any) -> None:
@@ -24,7 +24,7 @@ def look_when_children_end() -> None:
         loop: asyncio.AbstractEventLoop = controller.loop.asyncio_loop
         loop.add_signal_handler(signal.SIGCHLD, _Looks(loop, controller.arbiter.manage_watchers).look)
 
-    # Through names of no type: mypy sees no more than that something is assigned.
+    # As Any: mypy would object to the assignments.
     controller: Any = Controller
     process: Any = Process
     controller.start = start_and_listen
@@ -32,8 +32,11 @@ def look_when_children_end() -> None:
 
 
 def _status_of(status: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A process that has ended counts as there until it is reaped, which tells of its end. circus forgets one that ends
-    between two steps of a look without a word; the look that its SIGCHLD asks for finds it now."""
+    """Have a process count as present until it is reaped, which publishes its end.
+
+    Stock circus forgets a process that ends between two steps of one look without publishing anything. With this, the
+    look that its SIGCHLD asks for finds and reaps it.
+    """
 
     def until_reaped(process: Any) -> Any:
         seen = status(process)
@@ -43,7 +46,7 @@ def _status_of(status: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Looks:
-    """Looks once for each call, or for several calls in a row."""
+    """Runs `manage` once after each call of `look`, or once after several that come during a run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, manage: Callable[[], Awaitable[None]]) -> None:
         self._loop = loop

@@ -1,16 +1,13 @@
-"""`python -m dynamo_local.supervisor.circus.circusd CONFIG`: stock circusd, whose processes stay in its
-session, and which sees at once that one has ended.
+"""`python -m dynamo_local.supervisor.circus.circusd CONFIG`: stock circusd with four changes.
 
-circus makes each process that it starts the leader of a session. Linux shares a core among sessions first
-(sched_autogroup, on in most distributions), and only then within each: where engines leave no core idle, what was awake
-for moments only, the bus for one, waited up to half a second for its share. Engines, which compute, lead sessions of
-their own (process/ancestry.py).
-
-A signal ends it at once, and alone: the server goes on with another one. Told to end in order, it would stop all that
-it runs.
-
-circus and tornado wait by the wall clock. Where that is set back, they would not look after any process until it has
-caught up; so theirs goes on steadily.
+- Processes stay in circusd's session. circus makes each process the leader of a session of its own, and Linux shares a
+  core among sessions first (sched_autogroup, on in most distributions). Where engines leave no core idle, processes
+  that are awake for moments only, such as NATS, then wait up to half a second for their share. Engines, which compute,
+  lead sessions of their own (process/ancestry.py).
+- A signal ends circusd at once, without its processes: the server replaces it. Stock circusd would stop them all.
+- circus and tornado get a clock that is never set back. By the wall clock they would look after no process until it has
+  caught up.
+- circusd notices at once that a process has ended (child_ends.py).
 """
 
 from __future__ import annotations
@@ -32,14 +29,13 @@ def _lead_a_group() -> None:
 
 
 def steady_clock() -> Callable[[], float]:
-    """The time of day by the clock that nobody sets: what `time.time` shows now, and as much more as passes."""
+    """A replacement for `time.time` that starts at its value and then follows the monotonic clock."""
     set_at = time.time() - time.monotonic()
     return lambda: set_at + time.monotonic()
 
 
 if __name__ == "__main__":
-    # Through a name of no type: mypy sees no more than that a function is assigned. Nothing else in circus calls it,
-    # unless it is to be a daemon.
+    # As Any: mypy would object to the assignments. circus calls setsid for its processes only, as it is no daemon here.
     module: Any = os
     module.setsid = _lead_a_group
     clocks: Any = time

@@ -1,11 +1,11 @@
-"""circusd's control endpoint: commands with typed answers. Foreign failures become SupervisorError here.
+"""A client of circusd's control endpoint: commands with typed answers. Errors of zmq become SupervisorError here.
 
-circusd runs one state-changing command at a time and refuses others meanwhile (errno 5 without a traceback):
-commands are serialised here and repeated until their deadline. It answers "ok" to an `add` whose program
-cannot be started: whether a process runs is seen in its status alone.
+circusd runs one state-changing command at a time and refuses others meanwhile (errno 5 without a traceback). So the
+client sends one command after the other, and repeats a refused one until its deadline. circusd answers "ok" to an `add`
+whose program cannot be started: only the status tells whether a process runs.
 
-A circusd that is silent is waited for. When it dies, another one takes its place, with all its watchers and at the same
-endpoint (daemon_restarts.py); a command that was under way is sent again to that one. Commands may be repeated.
+When circusd dies, another one takes its place, with all its watchers and at the same endpoint (daemon_restarts.py). The
+client then sends the command again, so all commands can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,53 +26,18 @@ import zmq.asyncio
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.adopted import living_process
 from dynamo_local.supervisor.circus.silence import CircusSilence
+from dynamo_local.supervisor.circus.watchers import WatcherSpec
 
 _CONFLICT_ERRNO = 5
 _CONFLICT_PAUSE_S = 0.05
 _RECONNECT_MS = 20
-_LOOK_EVERY_S = 0.5
-"""Whether circusd is another one, or has been silent for long."""
-_IPC = "ipc://"
-_GRACEFUL_TIMEOUT_S = 5.0
-"""How long circusd itself waits when it has to stop a process. The drain has done so before."""
+_CHECK_EVERY_S = 0.5
+"""Interval at which a waiting client checks whether circusd was replaced, or has been silent for too long."""
 
-# The shell opens the log, for its owner alone, and is then replaced by the program. Through circusd's own
-# pipes a dying process loses its last lines, and stdout and stderr cannot share a file that is rotated.
-_LOG_AND_EXEC = 'old=$(umask); umask 077; exec >>"$1" 2>&1; umask "$old"; shift; exec "$@"'
+_IPC = "ipc://"
 
 STOPPED = "stopped"
 ACTIVE = "active"
-
-
-@dataclass(frozen=True)
-class WatcherSpec:
-    """What circusd is told of a watcher. Output of the process is appended to `log`."""
-
-    name: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    working_dir: Path
-    log: Path
-
-    def properties(self, start: bool) -> dict[str, Any]:
-        """The properties of an `add` command."""
-        return {
-            "name": self.name,
-            "cmd": "/bin/sh",
-            "args": ["-c", _LOG_AND_EXEC, "sh", str(self.log), *self.argv],
-            "start": start,
-            "waiting": True,
-            "options": {
-                "singleton": True,
-                # Restarts are decided by the keeper, which knows of back-off and of errors that stay.
-                "respawn": False,
-                "max_retry": 1,
-                "copy_env": True,
-                "env": dict(self.environment),
-                "working_dir": str(self.working_dir),
-                "graceful_timeout": _GRACEFUL_TIMEOUT_S,
-            },
-        }
 
 
 class _Reply(msgspec.Struct):
@@ -99,9 +63,9 @@ class _Reply(msgspec.Struct):
 
 
 class CircusClient:
-    """One connection to circusd, whichever runs. Use as an async context manager.
+    """A connection to the namespace's circusd, also after its replacement. Use as an async context manager.
 
-    `deadline_s`: for each command; None waits for ever. `silence` hears how long circusd has not answered.
+    `deadline_s`: for each command; None waits for ever. `silence` is told how long circusd has not answered.
     """
 
     def __init__(self, endpoint: str, *, deadline_s: float | None = 10.0, silence: CircusSilence | None = None) -> None:
@@ -129,17 +93,16 @@ class CircusClient:
         return (await self._ask("status")).statuses
 
     async def pids(self, name: str) -> tuple[int, ...]:
-        """Processes of a watcher that run now; none if there is no such watcher. What was adopted goes by its own
-        pid."""
+        """Pids of a watcher's processes that run now; none if there is no such watcher. For a process that another one
+        stands for (adopted.py), its own pid."""
         return tuple(living_process(pid) for pid in await self.children(name))
 
     async def children(self, name: str) -> tuple[int, ...]:
-        """Processes of a watcher that circusd itself has started, and that run now; none if there is no such
-        watcher."""
+        """Pids of a watcher's processes as circusd knows them: its own children. None if there is no such watcher."""
         return tuple((await self._ask("list", absent_ok=True, name=name)).pids)
 
     async def add(self, spec: WatcherSpec) -> None:
-        """Register and start a watcher. One that is registered already is left as it is, and started."""
+        """Register and start a watcher. If it is registered already, its spec is kept, and it is started."""
         await self._ask("add", duplicate_ok=True, **spec.properties(start=True))
         statuses = await self.statuses()
         if spec.name not in statuses:
@@ -160,7 +123,7 @@ class CircusClient:
         await self._ask("rm", absent_ok=True, name=name, waiting=True)
 
     async def quit(self) -> None:
-        """Have circusd end. It stops what still runs first."""
+        """Have circusd end. It first stops the processes that still run."""
         await self._ask("quit")
 
     async def _ask(
@@ -193,15 +156,15 @@ class CircusClient:
         except TimeoutError as error:
             raise SupervisorError(
                 f"circus did not answer {_describe(command, properties)} within {self._deadline_s:g} s",
-                "it may be stopped, or starved by other programs; try again",
+                "circusd may be stopped, or starved by other programs; try again",
             ) from error
         except (zmq.ZMQError, msgspec.DecodeError) as error:
             raise SupervisorError(f"circus failed at {_describe(command, properties)}: {error}") from error
 
     async def _reply(self, call_id: str, listener: int | None, give_up_at: float) -> _Reply | None:
-        """The answer; None once another circusd listens, which does not know of the call. Raises TimeoutError."""
+        """Wait for the answer. None once another circusd listens, which never got the call. Raises TimeoutError."""
         asked_at = time.monotonic()
-        while (answer := await self._received(call_id, min(_LOOK_EVERY_S, give_up_at - time.monotonic()))) is None:
+        while (answer := await self._received(call_id, min(_CHECK_EVERY_S, give_up_at - time.monotonic()))) is None:
             now = time.monotonic()
             if now >= give_up_at:
                 raise TimeoutError
@@ -212,7 +175,7 @@ class CircusClient:
         return answer
 
     async def _received(self, call_id: str, within_s: float) -> _Reply | None:
-        """The answer to that call, or None. Answers to commands that were abandoned may still arrive."""
+        """Wait for the answer to that call, for so long. Late answers to earlier commands are dropped."""
         until = time.monotonic() + within_s
         while await self._socket.poll(max(0, int(1000 * (until - time.monotonic())))):
             reply = msgspec.json.decode(await self._socket.recv(), type=_Reply)
@@ -221,7 +184,7 @@ class CircusClient:
         return None
 
     def _listener(self) -> int | None:
-        """What tells one circusd at the endpoint from the next: its socket."""
+        """The inode of circusd's socket, which differs from one circusd to the next; None if there is no socket."""
         try:
             return Path(self._endpoint.removeprefix(_IPC)).stat().st_ino
         except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""circusd as a child of `dynamo serve`: in a session of its own, and never longer alive than its parent. What it has
-started outlives it."""
+"""circusd as a child of `dynamo serve`, in a session of its own. It dies with its parent; its own children outlive
+it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.supervisor.server.private_files import open_log, write_private
 
 CHECK_DELAY_S = 5.0
-"""How often circusd looks for processes that ended, besides each time when one ends (child_ends.py)."""
+"""Interval at which circusd looks for processes that ended. It also looks whenever one ends (child_ends.py)."""
 
 _NOT_FOR_CHILDREN = ("NATS_SERVER", "NATS_TOKEN")
-"""May hold a secret. Services learn of the bus from bus.json."""
+"""Environment variables that may hold a secret. Services do not need them: they read the address from bus.json."""
 
 
 @dataclass(frozen=True)
 class CircusFiles:
-    """`endpoint` and `pubsub_endpoint` are ipc:// URLs, in directories of mode 0700."""
+    """The files of one circusd. `endpoint` and `pubsub_endpoint` are ipc:// URLs, in directories of mode 0700."""
 
     endpoint: str
     pubsub_endpoint: str
@@ -32,11 +32,11 @@ class CircusFiles:
     log: Path
 
     def of_next(self) -> CircusFiles:
-        """Files of another circusd, which is not to be found at the endpoints yet."""
+        """The files of a replacement, which listens beside the endpoints until it has taken over."""
         return replace(self, endpoint=f"{self.endpoint}{_NEXT}", pubsub_endpoint=f"{self.pubsub_endpoint}{_NEXT}")
 
     def put_next_in_place(self) -> None:
-        """From now on the endpoints are those of the other one."""
+        """Move the replacement's sockets to the endpoints, where clients find them."""
         for endpoint in (self.pubsub_endpoint, self.endpoint):
             path = Path(endpoint.removeprefix(_IPC))
             path.with_name(f"{path.name}{_NEXT}").replace(path)
@@ -51,9 +51,8 @@ _ENDPOINT_ENV = "DYN_CIRCUS_ENDPOINT"
 _PUBSUB_ENV = "DYN_CIRCUS_PUBSUB"
 """Set by the server in circusd: socket for events."""
 
-# Paths come by the environment: circus' configuration cannot quote, and cuts a value at " ;". Nothing is
-# listened on but the two sockets; without the empty multicast endpoint circusd answers anybody on the
-# network.
+# Paths come by the environment: circus's configuration cannot quote, and cuts a value at " ;". circusd listens on the
+# two sockets only; without the empty multicast endpoint it would answer anybody on the network.
 _CONFIG = f"""\
 [circus]
 endpoint = $(circus.env.{_ENDPOINT_ENV})
@@ -75,7 +74,7 @@ class CircusDaemon:
 
     @classmethod
     async def spawn(cls, files: CircusFiles, environment: Mapping[str, str]) -> CircusDaemon:
-        """Start circusd. Call on the main thread: circusd dies with the thread that forked it."""
+        """Start circusd. Call on the main thread: circusd dies with the thread that forks it."""
         write_private(files.config, _CONFIG.encode())
         inherited = {name: value for name, value in environment.items() if name not in _NOT_FOR_CHILDREN}
         inherited |= {
@@ -97,7 +96,7 @@ class CircusDaemon:
 
     @property
     def pid(self) -> int:
-        """Parent of the processes that it starts."""
+        """The pid of circusd, which is the parent of the watchers' processes."""
         return self._process.pid
 
     @property
@@ -105,7 +104,7 @@ class CircusDaemon:
         return self._process.returncode is None
 
     async def wait(self) -> str:
-        """Wait until circusd has ended. Returns how, in words."""
+        """Wait until circusd has ended. Returns the way it ended, in words."""
         return describe_exit(await self._process.wait())
 
     async def end(self, deadline_s: float) -> None:

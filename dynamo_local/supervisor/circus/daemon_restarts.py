@@ -1,7 +1,6 @@
-"""Keeps a circusd running. When one dies, what it has started goes on, and the next one takes it over.
+"""Keeps a circusd running. When one dies, its processes run on, and a replacement takes them over.
 
-The next one is found at the endpoints only once it knows of all watchers: to everybody else, circusd was silent for a
-moment.
+Clients find the replacement at the endpoints only once it knows all watchers: to them, circusd was silent for a moment.
 """
 
 from __future__ import annotations
@@ -28,67 +27,73 @@ from state.paths import Sockets, StatePaths
 
 
 class CircusRestarts:
-    """Of one server. `succession` is None as long as a death of circusd ends the server: while it starts."""
+    """Runs, replaces and ends the circusd of one server.
+
+    `takeover`: tells a replacement of the watchers. While it is None, as during start-up, the death of circusd ends the
+    server.
+    """
 
     def __init__(
-        self, paths: StatePaths, circusd: CircusDaemon, files: CircusFiles, report: Report, patience: CircusDeadlines
+        self, paths: StatePaths, circusd: CircusDaemon, files: CircusFiles, report: Report, deadlines: CircusDeadlines
     ) -> None:
         self._paths = paths
         self._circusd = circusd
         self._files = files
         self._report = report
-        self._patience = patience
+        self._deadlines = deadlines
         self._in_place = True
-        self.succession: CircusTakeover | None = None
-        self._silence = CircusSilence(report, patience, lambda: self._circusd.kill())
+        self.takeover: CircusTakeover | None = None
+        self._silence = CircusSilence(report, deadlines, lambda: self._circusd.kill())
 
     @classmethod
     async def start(
-        cls, paths: StatePaths, sockets: Sockets, report: Report, patience: CircusDeadlines
+        cls, paths: StatePaths, sockets: Sockets, report: Report, deadlines: CircusDeadlines
     ) -> CircusRestarts:
-        """Start a circusd. Call on the main thread, as `CircusDaemon.spawn`."""
+        """Start circusd. Call on the main thread, as `CircusDaemon.spawn`."""
         log = paths.log_file(CIRCUSD_LOG)
         files = CircusFiles(sockets.circus_endpoint, sockets.circus_pubsub_endpoint, paths.circus_config, log)
-        return cls(paths, await CircusDaemon.spawn(files, os.environ), files, report, patience)
+        return cls(paths, await CircusDaemon.spawn(files, os.environ), files, report, deadlines)
 
     @property
     def pid(self) -> int:
-        """Of circusd, the last one if none runs."""
+        """The pid of circusd, or of the last one if none runs."""
         return self._circusd.pid
 
     def client(self) -> CircusClient:
-        """A client that waits for circusd as long as it takes. Silence for too long is the death of circusd."""
+        """A client without a deadline. A circusd that is silent for too long is killed, and replaced."""
         return CircusClient(self._files.endpoint, deadline_s=None, silence=self._silence)
 
     def renew(self) -> None:
-        """Have another circusd listen, as this one's sockets were removed. It does so anyway if this one has died, and
-        cannot while the server starts."""
-        if self.succession is not None and self._in_place:
+        """Replace a circusd whose sockets were removed. Does nothing while one is being replaced, and during
+        start-up."""
+        if self.takeover is not None and self._in_place:
             self._circusd.kill()
 
     async def run(self) -> None:
-        """Until cancelled. Raises SupervisorError when circusd cannot be kept running."""
+        """Replace circusd whenever it dies, until cancelled. Raises SupervisorError when it cannot be kept running."""
         record = CircusRecord()
         while True:
             how = await self._circusd.wait()
-            if self.succession is None:
+            if self.takeover is None:
                 raise self._ended(f"ended unexpectedly ({how})")
             decision, record = circusd_died(record, self._in_place, CircusLimits(), time.monotonic())
             if isinstance(decision, GiveUp):
                 raise self._ended(f"{decision.reason} ({how})")
-            self._report.step(f"circusd  ended: {how}; what it has started goes on")
+            self._report.step(f"circusd  ended: {how}; its processes run on")
             self._in_place = False
             await asyncio.sleep(decision.delay_s)
             with system_errors("cannot start another circusd"):
-                await self._replace(self.succession)
+                await self._replace(self.takeover)
 
     async def stop(
         self, drain: Callable[[Watched], Drain], circus: CircusClient, order: Sequence[Collection[str]]
     ) -> None:
-        """Stop all watchers in that order, then circusd; without it, if it dies or is silent. Call when `run` has
-        ended."""
-        # Nobody is to wait for long any more.
-        self._silence.patience = CircusDeadlines(self._patience.report_after_s, self._patience.report_after_s)
+        """Stop all watchers in that order, then circusd. If circusd dies or is silent, stop the processes without it.
+
+        Call when `run` has ended.
+        """
+        # While stopping, silence is not waited out: circusd is given up as soon as it would be reported.
+        self._silence.deadlines = CircusDeadlines(self._deadlines.report_after_s, self._deadlines.report_after_s)
         if self._in_place and await self._stops(drain(circus), circus, order):
             return
         self._circusd.kill()
@@ -97,18 +102,18 @@ class CircusRestarts:
         await drain(Orphans(self._paths)).stop_all(order)
 
     async def end(self, deadline_s: float) -> None:
-        """Wait for circusd to end, having been told to; kill it at the deadline."""
+        """Wait for circusd to end after `stop`; kill it at the deadline."""
         await self._circusd.end(deadline_s)
 
-    async def _replace(self, succession: CircusTakeover) -> None:
-        """Start another circusd, and have it found once it has taken over. It may die on the way."""
+    async def _replace(self, takeover: CircusTakeover) -> None:
+        """Start another circusd, and put it in place once it has taken over. It may die before that."""
         files = self._files.of_next()
         self._circusd = circusd = await CircusDaemon.spawn(files, os.environ)
-        silence = CircusSilence(self._report, self._patience, circusd.kill)
+        silence = CircusSilence(self._report, self._deadlines, circusd.kill)
         async with CircusClient(files.endpoint, deadline_s=None, silence=silence) as circus:
 
             async def take_over() -> None:
-                taken_over = await succession.hand_over(circus, circusd.pid)
+                taken_over = await takeover.take_over(circus, circusd.pid)
                 self._files.put_next_in_place()
                 self._in_place = True
                 self._silence.ends()
@@ -132,7 +137,7 @@ class CircusRestarts:
 
 
 async def _unless_it_dies(circusd: CircusDaemon, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, or as much of it as can be done while that circusd lives. Returns whether it was done."""
+    """Do the work, and cancel it if that circusd dies first. Returns whether it was done."""
     working, dying = asyncio.create_task(work), asyncio.create_task(circusd.wait())
     try:
         await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)

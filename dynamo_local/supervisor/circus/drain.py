@@ -1,7 +1,7 @@
-"""Ordered shutdown: one service after those that depend on it is told to end, given time, and ended.
+"""Ordered shutdown: each service ends after those that depend on it. A process is told to end, given time, then killed.
 
-A process is told by SIGTERM and left to itself: a stop by circus would block all other commands meanwhile.
-The watcher is removed once its process and whatever that left behind in its process group are gone.
+Processes get SIGTERM from here and not from circus, whose own stop would block all other commands while it waits. A
+watcher is removed once its process, and all others in its process group, are gone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from state.processes import start_time
 
 _LOOK_EVERY_S = 0.05
 _KILL_DEADLINE_S = 10.0
-"""How long a killed process may take to be gone: one that frees much memory, or hangs in a driver."""
+"""The time that a killed process may take to be gone. Freeing much memory takes seconds."""
 
 
 class Watched(Protocol):
-    """Watchers that are to stop: circus' (circus.CircusClient), or what is left without circus (orphans.Orphans)."""
+    """Watchers that are to stop: circusd's (client.CircusClient), or those that a dead circusd left (Orphans)."""
 
     async def statuses(self) -> Mapping[str, str]:
-        """All that there are, by name."""
+        """Status of every watcher, by name."""
 
     async def pids(self, name: str) -> tuple[int, ...]:
-        """Processes of a watcher that run now."""
+        """Pids of a watcher's processes that run now."""
 
     async def remove(self, name: str) -> None:
         """Forget a watcher whose processes have ended."""
@@ -40,8 +40,12 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Drain:
-    """How to stop. `hurry`, once set, cuts every wait short. `registered` tells the pid by which a watcher's process
-    has registered, which is not the one that circus knows if it was forked (process/forkserver); None if it has not."""
+    """Stops watchers.
+
+    `hurry`, once set, cuts every wait short. `deadline_s`: for each process to end by itself. `registered`: the pid
+    that a watcher's process has registered in the statefile, or None. For a forked process (process/forkserver) it
+    differs from the pid that circus knows.
+    """
 
     circus: Watched
     report: Report
@@ -50,19 +54,19 @@ class Drain:
     registered: Callable[[str], int | None] = lambda _: None
 
     async def stop_all(self, order: Sequence[Collection[str]]) -> None:
-        """Stop all watchers, in the order of their services. Services that stand together stop at the same time."""
-        # Looked at again after each wave: a change that was under way may have added one more.
+        """Stop all watchers, in the order of their services. Services of one group stop at the same time."""
+        # Listed again after each wave: a change that was under way may have added a watcher.
         while left := waves(await self.circus.statuses(), order):
             await asyncio.gather(*(self.stop(name) for name in left[0]))
 
     async def stop(self, name: str) -> None:
-        """Stop one watcher: end its processes, remove it."""
+        """End a watcher's processes, and remove it."""
         if not await self.end(name):
             self.report.step(f"{name}  cannot be killed: it may hang in a driver")
         await self.circus.remove(name)
 
     async def end(self, name: str) -> bool:
-        """End a watcher's processes. Returns whether they are gone."""
+        """End a watcher's processes, by SIGKILL at the deadline. Returns whether they are gone."""
         pids = await self.circus.pids(name)
         registered = await asyncio.to_thread(self.registered, name) if pids else None
         if pids and not self.hurry.is_set():
@@ -87,8 +91,7 @@ class Drain:
 
 
 def waves(watchers: Iterable[str], order: Sequence[Collection[str]]) -> list[list[str]]:
-    """Watchers in stop order, those in a group that stop at the same time. Services that `order` does not name go
-    first."""
+    """Group watchers that stop at the same time, in stop order. Services that `order` does not name stop first."""
     rank = {service: place for place, services in enumerate(order) for service in services}
     groups: dict[int, list[str]] = {}
     for name in sorted(watchers):

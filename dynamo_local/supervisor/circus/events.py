@@ -1,4 +1,4 @@
-"""circusd's events: which process began, which ended, and how."""
+"""circusd's events: which process was started, which ended, and with which exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessEnded:
 
 @dataclass(frozen=True)
 class ProcessBegan:
-    """A watcher's process was started. What was told of an earlier one is history. `watcher` as above."""
+    """A watcher's process was started. `watcher` is in lower case, as circus spells it."""
 
     watcher: str
     pid: int
@@ -40,7 +40,7 @@ class _Event(msgspec.Struct):
 
 
 class EventStream:
-    """What began and ended since the stream was opened. Use as an async context manager."""
+    """Receives events from the moment at which it is entered. Use as an async context manager."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -61,7 +61,7 @@ class EventStream:
         self._context.term()
 
     async def next(self) -> ProcessBegan | ProcessEnded:
-        """Wait for the next process to begin or end."""
+        """Wait for the next process that begins or ends."""
         while True:
             topic, payload, *_ = await self._socket.recv_multipart()
             event = parse_event(topic, payload)
@@ -70,7 +70,7 @@ class EventStream:
 
 
 def parse_event(topic: bytes, payload: bytes) -> ProcessBegan | ProcessEnded | None:
-    """The event if it tells of a process that began or ended, None for all others."""
+    """The event if a process began or ended; None for all other events."""
     parts = topic.decode(errors="replace").split(".")
     if len(parts) != 3 or parts[2] not in (_REAP, _SPAWN):
         return None

@@ -1,4 +1,5 @@
-"""The keeper's register of watchers: the statefile."""
+"""The process registry of the restarter: which process belongs to a watcher, and whether it is to run, by the
+statefile."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from state.transitions import clear_lease
 
 @dataclass(frozen=True)
 class StateRegistry:
-    """keeper.Register, by the statefile."""
+    """The statefile as upkeep.restarter.ProcessRegistry."""
 
     store: StateStore
 
@@ -27,21 +28,20 @@ class StateRegistry:
         return RegisteredProcess(component.pid, component.lease)
 
     async def ended(self, watcher: str, pid: int | None, registered: RegisteredProcess | None) -> None:
-        """End what the process has forked, and void its lease."""
+        """Kill the children of a process that ended, and clear its lease."""
         await asyncio.to_thread(self._record_end, watcher, pid, registered)
 
     async def wanted(self, watcher: str) -> bool:
-        """Whether the watcher has a claim, and no change of it is under way."""
+        """Whether the watcher has a claim, and no change of it is under way. A change restarts its process itself."""
         component = await asyncio.to_thread(self._component, watcher)
         return component is not None and component.holds and component.phase is None
 
     def pid_of(self, watcher: str) -> int | None:
-        """The pid by which the watcher's process has registered; None if it has not. Of a forked service, circus knows
-        the launcher's only. Blocks for milliseconds."""
+        """The pid that the watcher's process has registered; None if it has not. Blocks for milliseconds."""
         try:
             component = self._component(watcher)
         except (NotRunningError, StateError):
-            # The end of a server does not wait for its statefile.
+            # A server ends its processes even if its statefile cannot be read.
             return None
         return component.pid if component is not None else None
 
@@ -51,9 +51,9 @@ class StateRegistry:
     def _record_end(self, watcher: str, pid: int | None, registered: RegisteredProcess | None) -> None:
         for group in {pid, registered.pid if registered is not None else None}:
             if group is not None:
-                # What the process has forked would hold on to its devices.
+                # Children of the process would keep its devices.
                 kill_group(group)
         if registered is not None:
-            # If it cannot be written now (a disk is full, say), the next process's lease takes its place.
+            # If the file cannot be written now (a full disk, for example), the next process overwrites the lease.
             with suppress(NotRunningError, StateError):
                 self.store.update(lambda state: clear_lease(state, watcher, registered.lease))

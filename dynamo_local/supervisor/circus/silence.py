@@ -1,4 +1,4 @@
-"""What is said and done while circusd does not answer."""
+"""Reports that circusd does not answer, and has it killed when that lasts too long."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dynamo_local.supervisor.server.report import Report
 
 @dataclass
 class CircusSilence:
-    """Of one client. `give_up` ends circusd, where that is up to the client's process."""
+    """The silence towards one client. `kill` ends circusd; None in processes that only use it."""
 
     report: Report
-    patience: CircusDeadlines = field(default_factory=CircusDeadlines)
-    give_up: Callable[[], None] | None = None
-    _told_s: float | None = field(default=None, init=False)
+    deadlines: CircusDeadlines = field(default_factory=CircusDeadlines)
+    kill: Callable[[], None] | None = None
+    _reported_s: float | None = field(default=None, init=False)
     _gave_up: bool = field(default=False, init=False)
 
     def lasts(self, silent_s: float) -> None:
-        """circusd has not answered for so long."""
+        """Note that circusd has not answered for so long."""
         if self._gave_up:
             return
-        if self.give_up is not None and self.patience.ends(silent_s):
+        if self.kill is not None and self.deadlines.give_up(silent_s):
             self._gave_up = True
             self.report.step(f"circusd has not answered for {silent_s:.0f} s; it is killed")
-            self.give_up()
-        elif self.patience.tells(silent_s, self._told_s):
-            self._told_s = silent_s
+            self.kill()
+        elif self.deadlines.report(silent_s, self._reported_s):
+            self._reported_s = silent_s
             self.report.step(f"circusd has not answered for {silent_s:.0f} s; retrying")
 
     def ends(self) -> None:
-        """Note that circusd has answered, or that another one is in its place."""
-        if self._told_s is not None and not self._gave_up:
+        """Note that circusd has answered, or that another one has replaced it."""
+        if self._reported_s is not None and not self._gave_up:
             self.report.step("circusd answers again")
-        self._told_s, self._gave_up = None, False
+        self._reported_s, self._gave_up = None, False

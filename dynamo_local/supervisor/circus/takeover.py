@@ -1,4 +1,4 @@
-"""What a new circusd is told of when the one before has died: all watchers, and the processes that they have."""
+"""Tells a new circusd, after the previous one has died, of all watchers and of the processes that they have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.circus.adopted import stands_in
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.circus.watchers import Placing
+from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.plan import WatcherPlan, plan_watcher
 from dynamo_local.supervisor.upkeep.orphans import Orphans
@@ -22,22 +22,22 @@ _LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True)
-class Inherited:
+class TakeoverPlan:
     """`adopted`: watchers with their processes. `idle`: watchers whose process is gone. `strays`: processes without a
-    watcher."""
+    claim, which are killed."""
 
     adopted: Mapping[str, Process]
     idle: tuple[str, ...]
     strays: tuple[Process, ...]
 
 
-def heritage(state: State, running: Mapping[str, Process]) -> Inherited:
-    """What becomes of the watchers, by the statefile and the processes that run. Pure.
+def plan_takeover(state: State, running: Mapping[str, Process]) -> TakeoverPlan:
+    """Decide what becomes of each watcher, by the statefile and the processes that run. Pure.
 
-    Who is at a change of a watcher whose process is gone goes on with it as if there had been no watcher.
+    A watcher without a process is left out while a change of it is under way: whoever makes the change adds it again.
     """
     holding = {name: component for name, component in state.components.items() if component.holds}
-    return Inherited(
+    return TakeoverPlan(
         {name: running[name] for name in holding if name in running},
         tuple(name for name, component in holding.items() if name not in running and component.phase is None),
         tuple(process for name, process in running.items() if name not in holding),
@@ -46,28 +46,27 @@ def heritage(state: State, running: Mapping[str, Process]) -> Inherited:
 
 @dataclass(frozen=True)
 class CircusTakeover:
-    """`machinery`: watchers that are no service of the graph."""
+    """Makes takeovers of one server. `machinery`: plans of watchers that are no service of the graph."""
 
     store: StateStore
     blueprint: Blueprint
-    placing: Placing
+    specs: WatcherSpecs
     machinery: Mapping[str, WatcherPlan]
 
-    async def hand_over(self, circus: CircusClient, circusd_pid: int) -> str:
-        """Tell the circusd of that pid of all watchers. Idle ones are the keeper's to start. Returns in words what
-        it has now."""
+    async def take_over(self, circus: CircusClient, circusd_pid: int) -> str:
+        """Tell the circusd of that pid of all watchers. The restarter starts idle ones. Returns a summary in words."""
         state = await asyncio.to_thread(self.store.read)
-        found = heritage(state, await Orphans(self.placing.paths).look())
+        found = plan_takeover(state, await Orphans(self.specs.paths).look())
         await self._end(found.strays)
         for name, process in found.adopted.items():
-            await circus.add(self.placing.adopting(self._plan(state.components[name]), process, circusd_pid))
+            await circus.add(self.specs.adopting(self._plan(state.components[name]), process, circusd_pid))
         dead = [name for name, process in found.adopted.items() if not await _is_followed(circus, name, process)]
         for name in dead:
-            # Else it would run again without anybody having looked at its end.
+            # Otherwise its next process would run before the restarter has seen the end of this one.
             await circus.remove(name)
         idle = (*found.idle, *dead)
         for name in idle:
-            await circus.register(self.placing.spec(self._plan(state.components[name])))
+            await circus.register(self.specs.of(self._plan(state.components[name])))
         running = len(found.adopted) - len(dead)
         return f"{_counted(running)}{_without(idle)}"
 
@@ -83,7 +82,7 @@ class CircusTakeover:
 
 
 async def _is_followed(circus: CircusClient, name: str, process: Process) -> bool:
-    """Wait until circus' process of the watcher stands for the one that was adopted. Returns whether that lives."""
+    """Wait until circusd's process of the watcher stands for the adopted one. Returns whether that one lives."""
     while alive(process.pid, process.start_time):
         if any(stands_in(pid) for pid in await circus.children(name)):
             return True

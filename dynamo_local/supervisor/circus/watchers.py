@@ -1,66 +1,76 @@
-"""Watchers as they are planned, in circus."""
+"""Specs of watchers, as circusd gets them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from dynamo_local.core.errors import SupervisorError
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.death_pipe import DEATH_PIPE_ENV
 from dynamo_local.supervisor.circus.adopted import adoption
-from dynamo_local.supervisor.circus.client import CircusClient, WatcherSpec
-from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.server.plan import WatcherPlan
-from dynamo_local.supervisor.server.report import Report
 from state.paths import StatePaths
 from state.processes import Process
 
+_GRACEFUL_TIMEOUT_S = 5.0
+"""For a process that circusd stops itself. Normally the supervisor has ended the process before."""
+
+# The shell opens the log, for its owner alone, and is then replaced by the program. Through circusd's own pipes a dying
+# process would lose its last lines, and stdout and stderr could not share a file that is rotated.
+_LOG_AND_EXEC = 'old=$(umask); umask 077; exec >>"$1" 2>&1; umask "$old"; shift; exec "$@"'
+
 
 @dataclass(frozen=True)
-class Placing:
-    """What every watcher of a server has in common. `death_pipe`: address of the pipe on whose end its process ends."""
+class WatcherSpec:
+    """A watcher as circusd runs it. Output of its process is appended to `log`."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    working_dir: Path
+    log: Path
+
+    def properties(self, start: bool) -> dict[str, Any]:
+        """The properties of circus's `add` command."""
+        return {
+            "name": self.name,
+            "cmd": "/bin/sh",
+            "args": ["-c", _LOG_AND_EXEC, "sh", str(self.log), *self.argv],
+            "start": start,
+            "waiting": True,
+            "options": {
+                "singleton": True,
+                # The restarter decides on restarts: it knows of back-off, and of errors that a restart cannot help.
+                "respawn": False,
+                "max_retry": 1,
+                "copy_env": True,
+                "env": dict(self.environment),
+                "working_dir": str(self.working_dir),
+                "graceful_timeout": _GRACEFUL_TIMEOUT_S,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class WatcherSpecs:
+    """Makes the specs of one server's watchers. `death_pipe`: address of the pipe on whose end their processes end."""
 
     paths: StatePaths
     death_pipe: str
     working_dir: Path
 
-    def spec(self, plan: WatcherPlan) -> WatcherSpec:
-        """What circus is told of a watcher that is planned."""
+    def of(self, plan: WatcherPlan) -> WatcherSpec:
+        """The spec of a planned watcher."""
         environment = {**plan.environment, DEATH_PIPE_ENV: self.death_pipe}
         return WatcherSpec(plan.name, plan.argv, environment, self.working_dir, self.paths.log_file(plan.name))
 
     def adopting(self, plan: WatcherPlan, process: Process, circusd_pid: int) -> WatcherSpec:
-        """What the circusd of that pid is told of a watcher whose process runs already."""
-        spec = self.spec(plan)
+        """The spec of a watcher whose process runs already, for the circusd of that pid."""
+        spec = self.of(plan)
         return replace(
             spec,
             argv=adoption(process.pid, process.start_time, plan.argv),
             environment={**spec.environment, PARENT_PID_ENV: str(circusd_pid)},
         )
-
-
-@dataclass(frozen=True)
-class CircusWatchers:
-    """The actuator's watchers (actuator_ports.Watchers) in a running circusd. `registered`: see Drain."""
-
-    circus: CircusClient
-    placing: Placing
-    registered: Callable[[str], int | None]
-    report: Report
-
-    async def statuses(self) -> Mapping[str, str]:
-        return await self.circus.statuses()
-
-    async def add(self, plan: WatcherPlan) -> None:
-        await self.circus.add(self.placing.spec(plan))
-
-    async def end(self, name: str, deadline_s: float) -> None:
-        drain = Drain(self.circus, self.report, asyncio.Event(), deadline_s, self.registered)
-        if not await drain.end(name):
-            raise SupervisorError(f"{name} cannot be killed", "it may hang in a driver; it keeps its devices")
-
-    async def remove(self, name: str) -> None:
-        await self.circus.remove(name)

@@ -1,7 +1,7 @@
-"""How workers of a running server are made, for those who add some: written by `dynamo serve`, read by its commands.
+"""The blueprint of a running server: how its processes are made. `dynamo serve` writes it, the actuator reads it.
 
-It holds the services' environments, secrets included, and so lies in the run directory, mode 0600. It is there from
-the moment at which all watchers are registered until the server begins to stop: only then may what runs be changed.
+The file holds the services' environments, secrets included, and lies in the run directory, mode 0600. It exists from
+the registration of all watchers until the server begins to stop. What runs may be changed while it exists.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from state.paths import Sockets, StatePaths
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker
-    that is added. `drain_deadline_s`: for one that is told to end."""
+    """The templates of a server's services, and the values that all its processes share.
+
+    `death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker that
+    is added. `drain_deadline_s`: for a worker that is told to end.
+    """
 
     death_pipe: str
     working_dir: str
@@ -33,11 +36,11 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def workers(self) -> tuple[ServiceTemplate, ...]:
-        """Templates of workers."""
+        """The templates of services that are workers."""
         return tuple(template for template in self.templates if template.role in ENGINE_ROLES)
 
     def worker(self, service: str) -> ServiceTemplate:
-        """The template of that name. Raises UsageError for what is not a service of workers."""
+        """The template of a service of workers. Raises UsageError for any other name."""
         for template in self.workers:
             if template.service == service:
                 return template
@@ -45,7 +48,7 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise UsageError(f"{service!r} is not a service of workers", f"those of this graph are: {known}")
 
     def template(self, service: str) -> ServiceTemplate:
-        """The template of that name. Raises UsageError for what is no service."""
+        """The template of a service. Raises UsageError for what is no service."""
         found = {template.service: template for template in self.templates}
         template = found.get(service)
         if template is None:
@@ -53,8 +56,8 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return template
 
     def restartable(self, service: str) -> ServiceTemplate:
-        """The template of a service whose processes may be restarted. Raises UsageError for those that own clients'
-        connections, and for what is no service."""
+        """The template of a service whose processes may be restarted. Raises UsageError for the service that holds the
+        clients' connections, and for what is no service."""
         template = self.template(service)
         if HTTP_PORT_ENV in template.environment:
             raise UsageError(
@@ -88,12 +91,12 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def only_starting_or_ending() -> SupervisorError:
-    """The server cannot be changed now."""
+    """The error for a server that cannot be changed now."""
     return SupervisorError("the server is only starting, or ending", "try again in a moment")
 
 
 def why_absent(paths: StatePaths) -> SupervisorError:
-    """Why something is not there that a server has in its run directory."""
+    """The error for a file that is missing from a server's run directory: it was removed, or is not there yet."""
     if paths.blueprint_file.exists() or (paths.statefile.exists() and not paths.run_dir.exists()):
         return SupervisorError(
             f"{paths.run_dir} was removed: the server goes on, and makes it again", "try again in a moment"
@@ -102,11 +105,19 @@ def why_absent(paths: StatePaths) -> SupervisorError:
 
 
 def check_reachable(paths: StatePaths, state: State) -> None:
-    """Raise SupervisorError, with the reason, if commands cannot talk to circusd."""
+    """Raise SupervisorError, with the reason, if circusd's socket is missing."""
     if not Sockets.of_endpoint(state.circus_endpoint).circus.exists():
         raise why_absent(paths)
 
 
+def worker_of(state: State, watcher: str) -> Component:
+    """The entry of a worker that is not a mere template. Raises UsageError, which names the workers there are."""
+    workers = {c.watcher_name: c for c in state.components.values() if c.holds and is_worker(c)}
+    if watcher not in workers:
+        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
+    return workers[watcher]
+
+
 def is_worker(component: Component) -> bool:
-    """Whether the entry is of a worker, whatever its role is by now."""
+    """Whether the entry is a worker's, whatever its role is now."""
     return component.role in ENGINE_ROLES

@@ -1,4 +1,4 @@
-"""From what the user asked for to what will be started. Nothing here starts or claims anything."""
+"""Decides what `dynamo serve` starts: graph, configuration, devices, watchers. Starts and claims nothing."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class ServeRequest:
     nats_url: str | None = None
     cpu_slots: int | None = None
     forkserver: bool = True
-    """Whether services may be forked from a process that has imported what they need."""
+    """Whether services may be forked from a fork server (process/forkserver)."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything decided. `templates` are the services, `services` their first watchers. `bus` is a NATS server that is
-    there already; None: ours is started."""
+    """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
+    to use; None if the server is to start its own."""
 
     graph: ResolvedGraph
     inventory: Inventory
@@ -75,10 +75,9 @@ def prepare(
     environ: Mapping[str, str],
     quickstart_model: Callable[[], Path] | None = None,
 ) -> Launch:
-    """Decide everything. Raises UsageError for whatever cannot be done as asked.
+    """Decide what is to be started. Raises UsageError for what cannot be done as asked.
 
-    `quickstart_model` makes the quick start's model and tells where it is; without it the name is left as it
-    is.
+    `quickstart_model` makes the quick start's model and returns its path; without it the model's name is left as it is.
     """
     graph = load_graph(request.target)
     resolved = resolve(graph, request.config, request.overrides, request.namespace, request.model)
@@ -86,7 +85,7 @@ def prepare(
         resolved = without_preloads(resolved)
     paths = StatePaths.of(resolved.namespace, environ)
     inventory = probe(request.cpu_slots, environ)
-    # Checked with the model's name as it is: making the model takes time and is in vain if this fails.
+    # Planned before the model is made, which takes time: this may fail.
     templates = service_templates(resolved, paths.root, http)
     services = plan_services(resolved.namespace, templates, inventory)
     if quickstart_model is not None and uses_quickstart(resolved):
@@ -97,7 +96,7 @@ def prepare(
 
 
 def without_preloads(graph: ResolvedGraph) -> ResolvedGraph:
-    """The graph with every process importing for itself."""
+    """The graph with no service forked: every process imports by itself."""
     services = tuple(msgspec.structs.replace(service, preload=None) for service in graph.services)
     return msgspec.structs.replace(graph, services=services)
 
@@ -107,8 +106,8 @@ def uses_quickstart(graph: ResolvedGraph) -> bool:
 
 
 def with_quickstart(graph: Graph, resolved: ResolvedGraph, model: Path) -> ResolvedGraph:
-    """The graph with the quick start's model in place of its name. It is still served under that name, and in
-    float32: it is made so, and a small model loses most by less precision."""
+    """The graph with the path of the quick start's model in place of its name. The model is still served under that
+    name, and in float32, as it was made: a small model suffers most from less precision."""
     keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
 
     def replaced(service: ResolvedService) -> ResolvedService:
@@ -124,10 +123,10 @@ def with_quickstart(graph: Graph, resolved: ResolvedGraph, model: Path) -> Resol
 
 
 def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | None:
-    """The NATS server to use: `url`, else $NATS_SERVER; None if neither is given.
+    """The address of the NATS server to use: `url`, else $NATS_SERVER; None if neither is given.
 
-    A token comes from $NATS_TOKEN or stands in the URL (nats://TOKEN@host). A URL with user and password is
-    kept as it is. Raises UsageError for what is no NATS URL.
+    The token is $NATS_TOKEN, or part of the URL (nats://TOKEN@host). A URL with user and password is kept as it is.
+    Raises UsageError for what is no NATS URL.
     """
     given = url or environ.get(NATS_SERVER_ENV)
     if not given:
@@ -148,6 +147,6 @@ def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | No
 
 
 def shown_url(address: BusAddress) -> str:
-    """The address without user and password, fit for a log."""
+    """The URL without user and password, for logs."""
     parts = urlsplit(address.url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

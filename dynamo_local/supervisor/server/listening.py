@@ -1,4 +1,4 @@
-"""Whether an address can be listened on, asked before anything is started."""
+"""Checks, before anything is started, that an address can be listened on."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 def claim_address(host: str, port: int) -> HttpAddress:
-    """The address to listen on, with a free port chosen if `port` is 0.
+    """Check that the address is free, and return it. Port 0 becomes any free port.
 
-    Raises PortInUseError when it is taken, UsageError when the host is not one of this machine.
+    Raises PortInUseError when the port is taken, UsageError when the host is not an address of this machine.
     """
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(f"cannot listen on host {host!r}: {error.strerror}", "use 127.0.0.1") from error
     with socket.socket(family, kind, protocol) as probe:
-        # As servers do: a port whose last connections are still timing out is free.
+        # As HTTP servers do: a port whose last connections are still timing out counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(target)
@@ -32,7 +32,7 @@ def claim_address(host: str, port: int) -> HttpAddress:
 
 
 def answers(address: HttpAddress) -> bool:
-    """Whether somebody accepts connections there. Blocks for up to a second."""
+    """Whether a server accepts connections at the address. Blocks for up to a second."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     try:
         with socket.create_connection((host, address.port), _PROBE_TIMEOUT_S):

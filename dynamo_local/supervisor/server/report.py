@@ -1,4 +1,4 @@
-"""What the supervisor tells the person who started it, as plain lines."""
+"""The lines that the supervisor shows to the person who started it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,33 @@ from typing import Protocol
 
 
 class Report(Protocol):
-    """Where lines go. Neither method raises, whatever became of the terminal."""
+    """Shows lines, on a terminal or in a log. Neither method raises, even if the terminal is gone."""
 
     def step(self, text: str) -> None:
-        """Something happened on the way; shown with the time passed."""
+        """Show a step of the work, with the time passed."""
         ...
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Show a line as it is."""
         ...
 
 
+class ReportOnce:
+    """Reports a lasting failure once, for a loop that meets it in each round."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._last = ""
+
+    def note(self, text: str) -> None:
+        """Report the text unless it is the same as in the last call. An empty text reports nothing: the failure is
+        over."""
+        if text and text != self._last:
+            self._report.step(text)
+        self._last = text
+
+
 def quote(report: Report, lines: Iterable[str]) -> None:
-    """Show lines of a log as such."""
+    """Show lines that are quoted from a log."""
     for line in lines:
         report.say(f"    | {line}")

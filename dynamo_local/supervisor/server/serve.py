@@ -1,4 +1,4 @@
-"""`dynamo serve`: one server in the foreground, from the lock on its namespace to its last file."""
+"""`dynamo serve`: runs one server in the foreground, under the lock on its namespace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUS_DEADLINE_S = 5.0
 
 
 def serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
-    """Serve until a signal. The first one drains, the next cuts the waiting short.
+    """Serve until a signal comes. The first signal stops the server in order, the next one cuts every wait short.
 
     Raises NamespaceBusyError when a server runs in the namespace, SupervisorError when services cannot be
     started or kept.
@@ -30,7 +30,7 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
     loop = asyncio.get_running_loop()
     for number in handled_signals():
         loop.add_signal_handler(number, _on_signal, stop, report, number)
-    # Blocking is right here: nothing else runs yet, and a signal that comes is looked at afterwards.
+    # Blocking the event loop is right here: nothing else runs yet, and a signal is handled afterwards.
     with ServerLock(launch.paths) as lock, DeviceHolds(launch.graph.namespace) as holds:
         for note in clear_leftovers(lock):
             report.step(note)
@@ -43,13 +43,13 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """Signals that end the server. Not SIGHUP where it is ignored: whoever did that (nohup) wants no end."""
+    """Signals that end the server. SIGHUP is not among them where it is ignored already, as by nohup."""
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     return (signal.SIGINT, signal.SIGTERM, *hangup)
 
 
 async def _check_bus(address: BusAddress) -> None:
-    """Raise BusError if the NATS server that is to be used cannot be, before anything is started."""
+    """Raise BusError, before anything is started, if the NATS server of others cannot be reached."""
     bus = await Bus.connect(address, name="check", deadline_s=_BUS_DEADLINE_S)
     await bus.close()
 

@@ -1,4 +1,4 @@
-"""What a server's processes find on the bus: its prefill queue and its live settings. The server owns both."""
+"""Creates what a server's processes need on the bus, its prefill queue and its live settings, and deletes both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_local.supervisor.server.report import Report
 
 _CONNECT_WITHIN_S = 2.0
 
-_Undo = Callable[[Bus, Subjects], Awaitable[bool]]
+_Delete = Callable[[Bus, Subjects], Awaitable[bool]]
 
 
 def needs_queue(graph: ResolvedGraph) -> bool:
@@ -24,42 +24,42 @@ def needs_queue(graph: ResolvedGraph) -> bool:
 
 
 class ServerStreams:
-    """The queue and the settings of one server."""
+    """The prefill queue and the live settings of one server."""
 
     def __init__(self, graph: ResolvedGraph, report: Report) -> None:
         self._needs_queue = needs_queue(graph)
         self._subjects = Subjects(graph.namespace)
         self._report = report
-        self._undo: list[_Undo] = []
+        self._created: list[_Delete] = []
 
-    async def provide(self, bus: Bus) -> None:
-        """Create what is needed, in place of what an earlier server has left.
+    async def create(self, bus: Bus) -> None:
+        """Create what the graph needs, in place of what an earlier server has left.
 
-        Raises SupervisorError if there can be no queue for a graph that needs one. Without live settings a server is
-        still a server: that is only reported.
+        Raises SupervisorError if there can be no queue for a graph that needs one. Without live settings a server still
+        serves: that is only reported.
         """
         if self._needs_queue:
             try:
                 await create_prefill_queue(bus, self._subjects)
             except BusError as error:
                 raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
-            self._undo.append(delete_prefill_queue)
+            self._created.append(delete_prefill_queue)
         try:
             await create_settings(bus, self._subjects)
         except BusError as error:
             self._report.step(f"settings cannot be changed while the server runs: {error}")
         else:
-            self._undo.append(delete_settings)
+            self._created.append(delete_settings)
 
-    async def withdraw(self, address: BusAddress) -> None:
-        """Delete what was created, when nobody needs it any more. Trouble is only reported: the next server replaces
-        what is left."""
-        if not self._undo:
+    async def delete(self, address: BusAddress) -> None:
+        """Delete what `create` has created, by a connection of its own. Failures are only reported: the next server
+        replaces what is left."""
+        if not self._created:
             return
         try:
             bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
             try:
-                for delete in self._undo:
+                for delete in self._created:
                     await delete(bus, self._subjects)
             finally:
                 await bus.close()

@@ -1,1 +1,4 @@
-"""Keeping a running server whole: restarts, files, devices, cores, orphans."""
+"""Tasks that keep a running server whole: restarts of processes, its files, its devices, CPU cores, orphaned processes.
+
+What changes which workers run belongs in the actuator.
+"""

@@ -1,5 +1,8 @@
-"""Keeps processes without an engine off the CPU cores of the engines that decode, as workers come, go and turn, and
-as long as nobody else computes on the cores that are left to them."""
+"""Keeps processes without an engine off the CPU cores of the engines that decode.
+
+The cores follow the workers as they come, go and change roles. While programs of others compute on the cores that are
+left to these processes, they may run anywhere.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,18 @@ from state.threads import CoreWatch, bind_thread, family_of, threads_of, times_o
 
 _log = logging.getLogger(__name__)
 
-_SETTLE_S = 0.5
-"""Changes come in bursts. While engines have requests, it is looked so often who else computes."""
+_DEBOUNCE_S = 0.5
+"""Wait after a change, as changes come in bursts. Also the interval of measurements while engines have requests."""
 
 
 @dataclass
 class CpuAffinity:
-    """Of one server on CPU slots. `bus_watcher`: the NATS server's, which tells nobody that it is there.
+    """Binds the processes of one server on CPU slots.
 
-    An engine's own processes are bound by the engine (`DYN_CPU_CORES`); here it is about all others, a worker's host
-    included, once it is ready: until then it may still be about to fork its engine.
+    `members`: presences on the bus. `bus_watcher`: the NATS server's watcher, which has no presence. `everywhere`: the
+    cores that may be used. `watch`: measures the use of these cores. An engine binds its own processes
+    (`DYN_CPU_CORES`). All others are bound here, including the host of a worker once it is ready: before, it may be
+    about to fork its engine, which would inherit the binding.
     """
 
     inventory: Inventory
@@ -39,19 +44,19 @@ class CpuAffinity:
     members: Callable[[], list[Presence]]
     bus_watcher: str
     everywhere: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
+    watch: CoreWatch | None = None
     _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _changed: bool = field(default=False, init=False)
     _known: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _binding: Binding = field(init=False)
-    _watch: CoreWatch = field(init=False)
     _pids: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self._binding = Binding(self.everywhere, self.everywhere, anywhere=True)
-        self._watch = CoreWatch(self.everywhere)
+        self._watch = self.watch or CoreWatch(self.everywhere)
 
     def on_change(self, change: Change) -> None:
-        """Take in a change of the fleet: of who is there, its role, its being ready, or having requests."""
+        """Note a change of the fleet. Bindings depend on which processes there are, their roles, states, and load."""
         presence = change.presence
         known = None if change.what is Happened.LEFT else (presence.role, presence.state)
         if self._known.get(presence.lease) != known:
@@ -65,35 +70,35 @@ class CpuAffinity:
             self._wanted.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Bind processes after each change, and measure while engines have requests, until cancelled."""
         while True:
             await self._wanted.wait()
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(_DEBOUNCE_S)
             self._wanted.clear()
             changed, self._changed = self._changed, False
             try:
-                await asyncio.to_thread(self._settle if changed else self._look, tuple(self.members()))
+                await asyncio.to_thread(self._bind_all if changed else self._measure, tuple(self.members()))
             except (NotRunningError, StateError):
-                # The statefile cannot be read. The server sees to that, and says so (files.py).
+                # The statefile cannot be read. The server repairs it, and reports it (files.py).
                 self._changed = True
                 self._wanted.set()
 
-    def _settle(self, members: tuple[Presence, ...]) -> None:
+    def _bind_all(self, members: tuple[Presence, ...]) -> None:
         state = self.store.read()
         decoding = {presence.watcher for presence in members if presence.role in WORKER_ROLES}
         devices = [device for name in decoding for device in _devices(state, name)]
         cores = cores_beside(self.inventory, self.everywhere, devices)
-        # Others may take part in the namespace as well. They run where they like.
+        # Processes that this server did not start may have presences, too. They are left alone.
         own = {self.bus_watcher, *(presence.watcher for presence in members if presence.state == "ready")}
         self._pids = tuple(one.pid for name, one in state.components.items() if name in own and one.pid is not None)
         if cores != self._binding.home:
             self._binding = Binding(cores, cores, anywhere=True)
         bind(self._pids, self._binding.cores)
 
-    def _look(self, members: tuple[Presence, ...]) -> None:
+    def _measure(self, members: tuple[Presence, ...]) -> None:
         if self._binding.home == self.everywhere:
             return
-        # The engines are ours: a core is shared with one that prefills on purpose.
+        # Engines are no strangers: these processes share cores with prefill engines on purpose.
         engines = {pid for presence in members for pid in family_of(presence.pid)} - set(self._pids)
         seen = self._watch.look(times_of_all(self._pids), times_of_all(engines))
         if seen is None:
@@ -107,7 +112,7 @@ class CpuAffinity:
 def bind(pids: Iterable[int], cores: Collection[int]) -> None:
     """Have all threads of the processes, and those that they start, run on these cores.
 
-    They may end at any moment, and a container's cores may change: nothing depends on where they run.
+    Threads that end meanwhile and cores that are gone are ignored: binding is for speed only.
     """
     for pid in pids:
         for thread in threads_of(pid):

@@ -1,5 +1,8 @@
-"""A server's hold on its devices (state.holding): taken before anything starts on them, kept as long as its statefile
-says so, and let go once nothing of it is on them any more."""
+"""Holds a server's devices on the machine (state.holding).
+
+A device is taken before a process starts on it, held while the statefile claims it, and let go of once no process of
+the server is on it.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,21 @@ from state.model import State
 from state.store import StateStore
 from state.transitions import taken
 
-_LOOK_EVERY_S = 1.0
+_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0
-_LOOK_AGAIN_S = 0.1
+_RETRY_S = 0.1
 _GONE_S = 3.0
-"""For what a worker that has ended has forked to be gone, too, before whoever ended it is told."""
+"""The time that children of an ended worker have to be gone before the one who ended it is answered."""
+
 _LEFT_OVER_S = 10.0
-"""For processes of a server that was killed to be gone: one that frees much memory takes its time."""
+"""The time that processes of a killed server have to be gone. Freeing much memory takes seconds."""
 
 
 class DeviceHolds:
-    """The devices that this process holds, by name. Use as a context manager within a running event loop, in which it
-    tells who asks that it is the server of `namespace`."""
+    """The devices that this process holds, by name. Use as a context manager within a running event loop.
+
+    The loop answers processes that ask who holds a device: the server of `namespace`.
+    """
 
     def __init__(self, namespace: str, names: Names = NAMES) -> None:
         self.names = names
@@ -55,7 +61,7 @@ class DeviceHolds:
             self._drop(name)
 
     def take(self, wanted: Iterable[str]) -> None:
-        """Hold these as well, all or none. Raises HeldError."""
+        """Take these devices in addition, all or none. Raises HeldError."""
         taken = take(self.names, set(wanted) - self._held.keys())
         loop = asyncio.get_running_loop()
         for bound in taken.values():
@@ -63,7 +69,7 @@ class DeviceHolds:
         self._held |= taken
 
     def keep(self, wanted: Iterable[str]) -> bool:
-        """Let go of all others, but for those that a process is still on. Returns whether there are none of these."""
+        """Let go of all other devices, except those that a process is still on. Returns whether all could be let go."""
         surplus = self._held.keys() - set(wanted)
         bound = self.names.bound() if surplus else ()
         for name in surplus:
@@ -78,8 +84,8 @@ class DeviceHolds:
 
 
 async def secured(launch: Launch, holds: DeviceHolds) -> Launch:
-    """The launch with its devices held: those that it plans, or others if somebody else has these. Raises DeviceError
-    when there are too few."""
+    """Take the devices that the launch needs, and return it with those that it got. Raises DeviceError when too few are
+    free."""
     give_up_at = time.monotonic() + _LEFT_OVER_S
     while True:
         others = await asyncio.to_thread(held_elsewhere, launch.inventory, os.getpid(), (), holds.names)
@@ -87,24 +93,24 @@ async def secured(launch: Launch, holds: DeviceHolds) -> Launch:
             launch = beside(launch, others)
             holds.take(names_of_plans(launch))
         except DeviceError as error:
-            # Whoever was faster shows up at the next look; a name that somebody has and nobody sees does not.
-            passes = isinstance(error, HeldError) or any(holder.left_over for holder in others.values())
-            if not passes or time.monotonic() >= give_up_at:
+            # Worth another try: a server that was faster is seen as a holder then, and leftover processes may be gone.
+            may_pass = isinstance(error, HeldError) or any(holder.left_over for holder in others.values())
+            if not may_pass or time.monotonic() >= give_up_at:
                 raise
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         else:
             return launch
 
 
 def beside(launch: Launch, others: Mapping[int, Holder]) -> Launch:
-    """The launch on devices that nobody else holds. Raises DeviceError when there are too few. Pure."""
+    """Plan the launch on devices that nobody else holds. Raises DeviceError when too few are free. Pure."""
     elsewhere = {device_id: str(holder) for device_id, holder in others.items()}
     namespace = launch.graph.namespace
     return replace(launch, services=plan_services(namespace, launch.templates, launch.inventory, elsewhere))
 
 
 def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
-    """By device: who else holds it, as far as that matters to the server's workers. Blocks as `held_elsewhere`."""
+    """Devices that others hold, each with its holder; empty if all workers are virtual. Blocks as `held_elsewhere`."""
     if all(template.virtual for template in blueprint.workers):
         return {}
     found = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
@@ -112,14 +118,14 @@ def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
 
 
 def names_of_plans(launch: Launch) -> frozenset[str]:
-    """Devices to be held for the services at first."""
+    """Names of the devices that the services need at start-up. Virtual services need none."""
     virtual = {template.service for template in launch.templates if template.virtual}
     devices = [device for plan in launch.services if plan.watcher.service not in virtual for device in plan.devices]
     return frozenset(launch.inventory.machine_names(devices))
 
 
 def names_in_use(state: State, templates: Sequence[ServiceTemplate], inventory: Inventory) -> dict[str, int]:
-    """By name: the devices that are to be held, by what the statefile says. Pure."""
+    """Names and ids of the devices that are to be held, by the claims in the statefile. Pure."""
     real = {template.service for template in templates if not template.virtual}
     devices = [d for component in state.components.values() if component.component in real for d in component.devices]
     return {name: device_id for device_id in devices for name in inventory.machine_names((device_id,))}
@@ -127,34 +133,38 @@ def names_in_use(state: State, templates: Sequence[ServiceTemplate], inventory: 
 
 @dataclass
 class DeviceHolding:
-    """Has a server hold what its statefile says."""
+    """Keeps the devices that a server holds in line with its statefile."""
 
     store: StateStore
     inventory: Inventory
     templates: Sequence[ServiceTemplate]
     holds: DeviceHolds
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self, bus: Bus, subjects: Subjects) -> None:
-        """Until cancelled. Answers those who have claimed devices, and looks by itself after those who were killed."""
+        """Hold what is claimed, every second and whenever a process that has claimed devices asks for it, until
+        cancelled."""
 
         async def on_question(message: Message) -> None:
             with suppress(DecodeError, NotRunningError, StateError):
                 codec.decode(message.data, HoldQuestion)
-                await bus.publish(message.reply, codec.encode(Holds(await self.settle(_GONE_S))))
+                await bus.publish(message.reply, codec.encode(Holds(await self.hold_claimed(_GONE_S))))
 
         await bus.subscribe(subjects.holds, on_question)
         while True:
-            await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
+            await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
+            # A statefile that cannot be read is repaired and reported elsewhere (files.py).
             with suppress(NotRunningError, StateError):
-                # It cannot be read. The server sees to that, and says so (files.py).
-                await self.settle()
+                await self.hold_claimed()
 
-    async def settle(self, patience_s: float = 0.0) -> dict[int, str]:
-        """Take what is claimed, let go of what is not, with patience for processes that are still there. Returns what
-        could not be had: who has it, by device."""
-        async with self._turn:
-            # Within the turn: what is claimed later is asked for later.
+    async def hold_claimed(self, wait_s: float = 0.0) -> dict[int, str]:
+        """Take the devices that are claimed, and let go of those that are not.
+
+        `wait_s`: how long to wait for processes that are still on the latter. Returns the devices that could not be
+        taken, each with its holder.
+        """
+        async with self._lock:
+            # Read under the lock: every claim that precedes a call is seen by it.
             state = await asyncio.to_thread(self.store.read)
             wanted = names_in_use(state, self.templates, self.inventory)
             refused: dict[int, str] = {}
@@ -162,18 +172,19 @@ class DeviceHolding:
                 try:
                     self.holds.take([name])
                 except HeldError:
-                    refused[device_id] = await asyncio.to_thread(_told, self.holds.names, name)
-            give_up_at = time.monotonic() + patience_s
+                    refused[device_id] = await asyncio.to_thread(_holder, self.holds.names, name)
+            give_up_at = time.monotonic() + wait_s
             while not self.holds.keep(wanted) and time.monotonic() < give_up_at:  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_AGAIN_S)  # the kernel tells nobody of names that are free
+                await asyncio.sleep(_RETRY_S)  # the kernel gives no event when a name is free
             return refused
 
 
-def _told(names: Names, name: str) -> str:
+def _holder(names: Names, name: str) -> str:
     return str(holder_of(names, name, names.bound()) or Holder())
 
 
 async def ask_to_hold(bus: Bus, subjects: Subjects) -> dict[int, str]:
-    """Have the namespace's server hold what its statefile says. Returns as `settle`. Raises BusError, DecodeError."""
+    """Have the namespace's server hold the devices that are claimed. Returns as `DeviceHolding.hold_claimed`. Raises
+    BusError or DecodeError."""
     answer = await bus.request(subjects.holds, codec.encode(HoldQuestion()), timeout_s=_ANSWER_WITHIN_S)
     return codec.decode(answer, Holds).refused

@@ -1,8 +1,7 @@
-"""Keeps what a running server has on disk as it has to be, whoever damages or removes it, and clears what its dead
-processes leave.
+"""Repairs the files of a running server when they are damaged or removed, and clears what its dead processes leave.
 
-What the server knows is written anew: statefile, lock, and the files from which processes and commands learn of it.
-Sockets cannot be: those of circusd are made again by another circusd, which takes over what this one runs.
+Statefile, lock, and the files that processes and commands read are written anew. Sockets cannot be: when those of
+circusd are gone, circusd is replaced, and the next one makes its own.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
 from state.model import State
@@ -24,14 +23,16 @@ from state.paths import Sockets, StatePaths
 from state.remains import reap
 from state.store import StateStore
 
-_LOOK_EVERY_S = 1.0
+_EVERY_S = 1.0
 
 
 @dataclass
 class ServerFiles:
-    """Of one server. `members`: who is heard on the bus. `on_healed`: called when the statefile was written anew, which
-    may then be a second old, and circusd can be asked what is true. `on_unreachable`: called when circusd cannot be
-    asked any more."""
+    """The files of one server.
+
+    `members`: presences on the bus. `on_healed`: called when the statefile was written anew and circusd can be reached;
+    the file may then be a second out of date. `on_unreachable`: called when circusd's sockets were removed.
+    """
 
     paths: StatePaths
     sockets: Sockets
@@ -43,63 +44,63 @@ class ServerFiles:
     _state: State | None = field(default=None, init=False)
     _files: dict[Path, bytes] = field(default_factory=dict, init=False, repr=False)
     _reachable: bool = field(default=False, init=False)
-    """Whether commands can talk to circusd: not yet, at first."""
-    _to_compare: bool = field(default=False, init=False)
-    """Whether the statefile is to be compared with what runs, once circusd can be asked."""
-    _cut: bool = field(default=False, init=False)
-    _said: str = field(default="", init=False)
+    """Whether circusd's socket was there at the last look. False until it starts."""
+    _healed: bool = field(default=False, init=False)
+    """Whether the statefile was written anew, and `on_healed` is still to be called."""
+    _sockets_lost: bool = field(default=False, init=False)
+    _unrepaired: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._unrepaired = ReportOnce(self.report)
 
     async def run(self) -> None:
-        """Until cancelled. Raises NamespaceBusyError when another server has taken this one's place."""
+        """Repair once a second until cancelled. Raises NamespaceBusyError when another server has replaced this one."""
         while True:
-            look = asyncio.ensure_future(asyncio.to_thread(self.look))
+            repair = asyncio.ensure_future(asyncio.to_thread(self.repair))
             try:
-                await asyncio.shield(look)
+                await asyncio.shield(repair)
             except asyncio.CancelledError:
-                # It must not write what is about to be removed.
-                await look
+                # Waited for: it must not write files that the server is about to remove.
+                await repair
                 raise
-            if self._cut:
-                self._cut = False
+            if self._sockets_lost:
+                self._sockets_lost = False
                 self.on_unreachable()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_EVERY_S)
 
     def remember(self) -> None:
-        """Take note of what the server has just written, not only with the next round. Blocks for milliseconds."""
-        # What cannot be read now is the next round's to mend, and to tell of.
+        """Read now what the server has just written, so that it can be repaired. Blocks for milliseconds."""
+        # The next round repairs, and reports, what cannot be read now.
         for step in (self._read_state, self._read_files):
-            _trouble(step)
+            _failure(step)
         self._reachable = self.sockets.circus.exists()
 
-    def look(self) -> None:
-        """One round of `run`. Blocks for milliseconds."""
-        steps = (self._mend_directories, self._mend_files, self._mend_state, self._look_at_sockets, self._reap)
-        troubles = [trouble for step in steps if (trouble := _trouble(step)) is not None]
-        said = f"the server's files cannot be kept in order: {'; '.join(troubles)}" if troubles else ""
-        if said and said != self._said:
-            self.report.step(said)
-        self._said = said
+    def repair(self) -> None:
+        """Repair everything once. Blocks for milliseconds."""
+        steps = (self._repair_directories, self._repair_files, self._repair_state, self._check_sockets, self._reap)
+        failures = [failure for step in steps if (failure := _failure(step)) is not None]
+        self._unrepaired.note(f"the server's files cannot be kept in order: {'; '.join(failures)}" if failures else "")
 
-    def _mend_directories(self) -> None:
+    def _repair_directories(self) -> None:
         gone = not self.paths.run_dir.exists()
         for directory in (self.paths.root, self.paths.run_dir, self.paths.logs_dir, self.sockets.directory):
             make_private_directory(directory)
         self.lock.renew()
         if gone:
-            self.report.step(f"{self.paths.run_dir} was removed: what is known of it is written anew")
+            self.report.step(f"{self.paths.run_dir} was removed: its files are written anew")
 
-    def _look_at_sockets(self) -> None:
+    def _check_sockets(self) -> None:
         reachable = self.sockets.circus.exists()
         if self._reachable and not reachable:
             self.report.step("circusd's sockets were removed: another circusd takes over, which makes its own")
-            self._cut = True
+            self._sockets_lost = True
         self._reachable = reachable
-        if reachable and self._to_compare:
-            self._to_compare = False
+        if reachable and self._healed:
+            self._healed = False
             self.on_healed()
 
-    def _mend_files(self) -> None:
-        """All but the statefile: those that are there, as they are."""
+    def _repair_files(self) -> None:
+        """Write missing files anew, except the statefile. Files that are there are taken as they are."""
         paths = self.paths
         if self.sockets.directory != paths.run_dir and not paths.sockets_link.is_symlink():
             with system_errors(f"cannot create {paths.sockets_link}"):
@@ -120,18 +121,18 @@ class ServerFiles:
                 with system_errors(f"cannot read {path}"):
                     self._files[path] = path.read_bytes()
 
-    def _mend_state(self) -> None:
+    def _repair_state(self) -> None:
         remembered = None if self._state is None else as_heard(self._state, self.members())
         self._state, damage = StateStore(self.paths).heal(remembered)
         if damage is not None:
             self.report.step(f"the statefile was damaged, and is written anew: {damage}")
-            self._to_compare = True
+            self._healed = True
 
     def _reap(self) -> None:
         reap(self.sockets)
 
 
-def _trouble(step: Callable[[], None]) -> str | None:
+def _failure(step: Callable[[], None]) -> str | None:
     try:
         step()
     except (StateError, NotRunningError) as error:
@@ -140,7 +141,7 @@ def _trouble(step: Callable[[], None]) -> str | None:
 
 
 def as_heard(state: State, members: list[Presence]) -> State:
-    """The state with lease, pid and role of its processes as they say themselves. Pure."""
+    """The state with lease, pid and role of each process as its presence tells them. Pure."""
     components = dict(state.components)
     for presence in members:
         known = components.get(presence.watcher)

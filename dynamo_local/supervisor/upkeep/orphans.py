@@ -1,4 +1,4 @@
-"""Processes of a server whose parent has died: `dynamo serve`, the nearest subreaper, is their parent then."""
+"""Orphans: processes of a server whose parent has died. `dynamo serve`, the nearest subreaper, becomes their parent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from state.reconcile import leftovers
 
 _KILL_S = 10.0
 _KEEP_S = 1.0
-"""How long the exit code of a process that ended can be read by others (adopted.py)."""
+"""The time for which others can read the exit code of an ended process (circus/adopted.py), before it is reaped."""
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A process with what tells whose it is. `stands_in`: it runs in place of another one (adopted.py)."""
+    """An orphan and its family. `stands_in`: it stands for another process (circus/adopted.py)."""
 
     process: Process
     kin: Kin
@@ -38,8 +38,8 @@ class Orphan:
 def processes_of_watchers(orphans: Iterable[Orphan]) -> dict[str, Process]:
     """The process of each watcher that circusd had started. Pure.
 
-    It leads a group, but no session, which only engines do. A fork whose fork server died does so, too; it is younger
-    than its launcher.
+    Such a process leads a group, but no session: only engines lead sessions. So does the fork of a fork server that has
+    died, but its launcher is older, and is the one that circusd had started.
     """
     found: dict[str, Process] = {}
     for orphan in sorted(orphans, key=lambda orphan: orphan.process.start_time):
@@ -51,15 +51,15 @@ def processes_of_watchers(orphans: Iterable[Orphan]) -> dict[str, Process]:
 
 @dataclass
 class Orphans:
-    """Of the server that this process is, once its circusd is dead. Watchers (drain.Watched) with a process only."""
+    """The watchers (drain.Watched) that a dead circusd has left to this process. Only those that have a process."""
 
     paths: StatePaths
     _found: dict[str, Process] = field(default_factory=dict, init=False)
     _removed: set[str] = field(default_factory=set, init=False)
 
     async def look(self) -> Mapping[str, Process]:
-        """The process of each watcher. Those that only stood in for another one, and were about to follow circusd, are
-        gone then: one that had found that other one dead would start its command."""
+        """The process of each watcher. Processes that stand for others are killed: they would die with circusd anyway,
+        or, if the other one is dead, start its command again."""
         return await asyncio.to_thread(self._look)
 
     async def statuses(self) -> Mapping[str, str]:
@@ -89,9 +89,9 @@ def _orphan(process: Process) -> Orphan | None:
 
 @dataclass
 class Reaper:
-    """Buries the adopted children of this process. Call `look` whenever a child has ended.
+    """Reaps orphans that have ended. Call `look` whenever a child has ended.
 
-    Who is of its own making, as `spared` tells, has somebody else who waits for it.
+    `spared`: pid of the child that this process has started itself, circusd, for which asyncio waits.
     """
 
     spared: Callable[[], int]
@@ -100,7 +100,7 @@ class Reaper:
     _awaited: bool = field(default=False, init=False)
 
     def look(self) -> None:
-        """Bury who has been dead for `keep_s`, and look again when others will have been."""
+        """Reap children that ended `keep_s` ago or earlier, and look again when it is time for the others."""
         now = time.monotonic()
         self._seen = {pid: self._seen.get(pid, now) for pid in _dead_children() if pid != self.spared()}
         for pid in [pid for pid, since in self._seen.items() if now - since >= self.keep_s]:
@@ -117,17 +117,17 @@ class Reaper:
 
 
 def _dead_children() -> list[int]:
-    """Children of this process that have ended and not been waited for."""
+    """Pids of children of this process that have ended and were not reaped yet."""
     found: list[int] = []
     for thread in Path("/proc/self/task").iterdir():
-        # Threads end, too.
+        # A thread may end while it is read.
         with suppress(OSError):
             found += [int(word) for word in (thread / "children").read_text().split()]
     return [pid for pid in found if _has_ended(pid)]
 
 
 def _has_ended(pid: int) -> bool:
-    # Leaves it as it is for whoever waits for it.
+    # WNOWAIT leaves the child to be reaped later.
     with suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return False

@@ -136,11 +136,11 @@ class Disaggregated:
 
 
 def remote_prefill(
-    patience: PrefillDeadlines = ENDLESS, limits: PrefillLimits = WORTH_IT
+    deadlines: PrefillDeadlines = ENDLESS, limits: PrefillLimits = WORTH_IT
 ) -> Callable[..., PrefillJobs]:
     """For `FakeFrontend.remote_of`."""
 
     def make(frontend: FakeFrontend) -> PrefillJobs:
-        return PrefillJobs(frontend.bus, frontend.subjects, frontend.lease, frontend.fleet, lambda: limits, patience)
+        return PrefillJobs(frontend.bus, frontend.subjects, frontend.lease, frontend.fleet, lambda: limits, deadlines)
 
     return make

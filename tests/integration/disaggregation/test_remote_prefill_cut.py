@@ -23,7 +23,7 @@ async def cut_off(own_nats: NatsProcess, subjects: Subjects) -> AsyncIterator[Di
     """A frontend that asks after its requests, and workers, which a test may cut off from one another."""
     buses = [await Bus.connect(own_nats.address, name=name) for name in ("frontend", "workers")]
     await create_prefill_queue(buses[1], subjects)
-    frontend = FakeFrontend(buses[0], subjects, patience=INQUISITIVE, remote_of=remote_prefill())
+    frontend = FakeFrontend(buses[0], subjects, deadlines=INQUISITIVE, remote_of=remote_prefill())
     fleet = Disaggregated(await frontend.start(), PrefillQueue(buses[1], subjects), buses[1])
     yield fleet
     await fleet.close()

@@ -203,7 +203,7 @@ async def test_a_job_that_is_delivered_too_often_is_ended(
 
 
 async def test_a_job_that_nobody_claims_in_time_is_withdrawn(disaggregate: Disaggregate) -> None:
-    fleet = await disaggregate(patience=PrefillDeadlines(in_queue_s=0.0))
+    fleet = await disaggregate(deadlines=PrefillDeadlines(in_queue_s=0.0))
     decode, prefill = await fleet.decode_worker("d"), await fleet.prefill_worker("p")
     await fleet.submit()
     work = await decode.submitted()
@@ -218,7 +218,7 @@ async def test_a_job_that_nobody_claims_in_time_is_withdrawn(disaggregate: Disag
 
 
 async def test_a_prefill_that_takes_for_ever_is_taken_back(disaggregate: Disaggregate) -> None:
-    fleet = await disaggregate(patience=PrefillDeadlines(in_queue_s=3600.0, at_work_s=0.0))
+    fleet = await disaggregate(deadlines=PrefillDeadlines(in_queue_s=3600.0, at_work_s=0.0))
     decode, prefill = await fleet.decode_worker("d"), await fleet.prefill_worker("p")
     await fleet.submit()
     job, _ = await prefill.granted()

@@ -203,7 +203,7 @@ async def test_a_prefill_worker_that_is_lost_is_lost_for_all_and_only_once_more(
 
 
 async def test_a_job_that_nobody_claims_in_time_is_withdrawn_from_all(disaggregate: Disaggregate) -> None:
-    fleet = await disaggregate(patience=PrefillDeadlines(in_queue_s=1.5))
+    fleet = await disaggregate(deadlines=PrefillDeadlines(in_queue_s=1.5))
     decode, prefill = await fleet.decode_worker("d"), await fleet.prefill_worker("p")
     for number in range(3):
         await fleet.submit(long_request(f"{number}_r"))

@@ -182,7 +182,7 @@ def by_request(fleet: Fleet) -> Mapping[str, int]:
 
 @pytest.fixture
 async def eager(connect: Connect, subjects: Subjects) -> AsyncIterator[FakeFrontend]:
-    frontend = await FakeFrontend(await connect(), subjects, patience=EAGER).start()
+    frontend = await FakeFrontend(await connect(), subjects, deadlines=EAGER).start()
     yield frontend
     await frontend.close()
 

@@ -83,7 +83,7 @@ async def test_a_worker_that_is_starting_or_draining_is_not_given_requests(
 
 
 async def test_without_a_worker_a_request_fails_in_the_end(connect: Connect, subjects: Subjects) -> None:
-    frontend = await FakeFrontend(await connect(), subjects, patience=RecoveryDeadlines(placement_s=0.01)).start()
+    frontend = await FakeFrontend(await connect(), subjects, deadlines=RecoveryDeadlines(placement_s=0.01)).start()
     await frontend.dispatcher.submit(request())
     failure = await frontend.output()
     assert (failure.finish, failure.position) == ("error", 0)

@@ -35,7 +35,7 @@ async def test_it_fails_once_and_opens_no_breaker(
         assert (failure.finish, failure.error, failure.fault) == ("error", "no such grammar", "request")
         # Its worker is told that it is done with, as after every end.
         assert (await pair[number % 2].cancelled()).request_id == f"r{number}"
-    assert frontend.dispatcher._breakers.open(time.monotonic()) == ()
+    assert frontend.dispatcher.table.placer.breakers.open(time.monotonic()) == ()
     assert pair[0].untouched
     assert pair[1].untouched
     assert frontend.silent
@@ -51,9 +51,9 @@ async def test_failures_of_the_worker_count_as_ever(
         taken = await pair[1].submitted()
         await pair[1].send(taken, 0, 10, finish="stop")
         assert (await frontend.output()).token_ids == [10]
-        if frontend.dispatcher._breakers.open(time.monotonic()):
+        if frontend.dispatcher.table.placer.breakers.open(time.monotonic()):
             break
-    assert frontend.dispatcher._breakers.open(time.monotonic()) == ("a",)
+    assert frontend.dispatcher.table.placer.breakers.open(time.monotonic()) == ("a",)
 
 
 async def test_what_a_prefill_worker_finds_is_not_tried_by_the_decode_worker(

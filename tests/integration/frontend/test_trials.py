@@ -93,7 +93,7 @@ async def test_a_worker_is_told_until_it_has_understood(frontend: FakeFrontend, 
 
 async def test_a_suspect_does_not_wait_for_ever(connect: Connect, subjects: Subjects) -> None:
     hasty = replace(PATIENT, recovery_s=1.0)
-    frontend = await FakeFrontend(await connect(), subjects, patience=hasty).start()
+    frontend = await FakeFrontend(await connect(), subjects, deadlines=hasty).start()
     bus = await connect()
 
     async def start(lease: str) -> FakeWorker:
@@ -127,9 +127,9 @@ async def test_the_engine_that_it_moves_to_counts(frontend: FakeFrontend, pair: 
     work = await source.submitted()
     await source.send(work, 0, 10)
     await frontend.output()
-    live = frontend.dispatcher._live["r1"]
-    live.standing = live.standing.after_death()
-    live.moving = MigrationState(destination.lease, "hand")
+    live = frontend.dispatcher.table.requests["r1"]
+    live.recovery.engine_died()
+    live.migration.begin(MigrationState(destination.lease, "hand"))
     await destination.die()
     assert await source.cancelled() == RequestEpoch("r1", 1)
     assert (await tried_by(source)).position == 1

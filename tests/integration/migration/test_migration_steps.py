@@ -1,4 +1,4 @@
-"""One move, step by step: what the frontend says to whom, and what becomes of it when something comes between."""
+"""One migration, step by step: what the frontend says to whom, and what becomes of it when something comes between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo_local.core.migration.protocol import MigrationLimits
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.fidelity import Survival
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
-from tests.integration.migration.move_fakes import HospitableWorker
+from tests.integration.migration.migration_fakes import FakeMigrationTarget
 
 pytestmark = pytest.mark.integration
 
@@ -30,28 +30,28 @@ PROMPT = tuple(range(20))
 PATIENT = MigrationLimits(
     reserve_s=DEADLINE_S, room_s=2 * DEADLINE_S, warm_s=DEADLINE_S, poised_s=DEADLINE_S, takeover_s=DEADLINE_S
 )
-"""Of moves that go on when the test says so."""
+"""For migrations that go on only when the test says so."""
 CUTS_SOON = replace(PATIENT, poised_s=0.5)
-"""Whether a token has come before or after the move was poised."""
+"""Whether a token has come before or after the migration was poised."""
 
 
 @dataclass
 class Stage:
-    """A stream on worker a, to be moved to worker b."""
+    """A stream on worker a, that is to migrate to worker b."""
 
     front: FakeFrontend
-    a: HospitableWorker
-    b: HospitableWorker
+    a: FakeMigrationTarget
+    b: FakeMigrationTarget
     work: Submit
     position: int = 0
-    moving: asyncio.Future[MigrationResult] = field(default_factory=asyncio.Future)
+    migrating: asyncio.Future[MigrationResult] = field(default_factory=asyncio.Future)
 
     @property
     def live(self) -> LiveRequest:
-        return self.front.dispatcher._live["r1"]
+        return self.front.dispatcher.table.requests["r1"]
 
     def order(self) -> None:
-        self.moving = self.front.dispatcher.mover.order(self.live, "b")
+        self.migrating = self.front.dispatcher.migrations.order(self.live, "b")
 
     async def token(self, **more: object) -> TokenDelta:
         """One more from the source, and what the client gets of it."""
@@ -60,26 +60,26 @@ class Stage:
         return await self.front.output()
 
     async def outcome(self) -> tuple[str, bool]:
-        """How the move ended, and whether room was given back."""
-        result = await asyncio.wait_for(self.moving, DEADLINE_S)
+        """How the migration ended, and whether room was given back."""
+        result = await asyncio.wait_for(self.migrating, DEADLINE_S)
         if result.outcome == "moved":
             return result.outcome, False
         return result.outcome, await self.b.given_back() == "r1"
 
 
-def move_within(front: FakeFrontend, limits: MigrationLimits) -> None:
-    """How long its moves wait for what, from now on."""
-    front.dispatcher.mover._carrier._limits = limits
+def set_limits(front: FakeFrontend, limits: MigrationLimits) -> None:
+    """Set the limits of migrations that begin from now on."""
+    front.dispatcher.migrations.executor.limits = limits
 
 
 @pytest.fixture
 async def stage(frontend: FakeFrontend, bus: Bus, subjects: Subjects) -> Stage:
-    move_within(frontend, PATIENT)
-    a = await HospitableWorker(bus, subjects, "a").start()
+    set_limits(frontend, PATIENT)
+    a = await FakeMigrationTarget(bus, subjects, "a").start()
     await frontend.knows(a)
     more: dict[str, Any] = {"cache_salt": "salt", "adapter": "pirate", "priority": 3}
     await frontend.dispatcher.submit(request("r1", PROMPT, survival=Survival(), **more))
-    b = await HospitableWorker(bus, subjects, "b").start()
+    b = await FakeMigrationTarget(bus, subjects, "b").start()
     stage = Stage(frontend, a, b, await a.submitted())
     await frontend.knows(a, b)
     await stage.token()
@@ -107,7 +107,7 @@ async def poised(stage: Stage) -> None:
 
 
 async def cut(stage: Stage) -> Submit:
-    move_within(stage.front, CUTS_SOON)
+    set_limits(stage.front, CUTS_SOON)
     await poised(stage)
     await stage.token()
     taken = await stage.b.submitted()
@@ -122,8 +122,8 @@ async def cut_and_no_more(stage: Stage) -> None:
 BEFORE_THE_CUT = [reserving, warming]
 
 
-async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None:
-    move_within(stage.front, CUTS_SOON)
+async def test_a_migration_from_the_question_to_the_first_token(stage: Stage) -> None:
+    set_limits(stage.front, CUTS_SOON)
     stage.order()
     reserve = await stage.b.agree()
     assert isinstance(reserve, Reserve)
@@ -136,7 +136,7 @@ async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None
     # The stream goes on meanwhile.
     await stage.token()
     await stage.b.answer(reply)
-    await until(lambda: stage.live.moving is not None)
+    await until(lambda: stage.live.migration.current is not None)
     await stage.token()
     taken = await stage.b.submitted()
     assert (taken.epoch, taken.position, taken.source) == (2, 3, None)
@@ -147,10 +147,10 @@ async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None
     assert await stage.a.cancelled() == OLD
     await stage.b.send(taken, 3, 103)
     assert await stage.front.output() == TokenDelta("r1", 2, 3, [103])
-    result = await asyncio.wait_for(stage.moving, DEADLINE_S)
+    result = await asyncio.wait_for(stage.migrating, DEADLINE_S)
     assert (result.outcome, result.destination) == ("moved", "b")
     assert stage.b.keeps_room
-    assert stage.front.dispatcher.mover.outcomes == {("moved", "hand"): 1}
+    assert stage.front.dispatcher.migrations.statistics.outcomes == {("moved", "hand"): 1}
     assert stage.front.local.ledger.outstanding("a") == 0
     assert stage.front.local.ledger.outstanding("b") > 0
     await stage.b.send(taken, 4, 104, finish="stop")
@@ -160,7 +160,7 @@ async def test_a_move_from_the_question_to_the_first_token(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("reach", [reserving, warming, poised])
-async def test_a_request_that_ends_meanwhile_ends_its_move(stage: Stage, reach: Reach) -> None:
+async def test_a_request_that_ends_meanwhile_ends_its_migration(stage: Stage, reach: Reach) -> None:
     await reach(stage)
     await stage.token(finish="stop")
     # What it was asked needs not be answered.
@@ -179,14 +179,14 @@ async def test_a_refusal_leaves_the_stream_where_it_is(stage: Stage, reach: Reac
         assert isinstance(question, Warm)
     await stage.b.answer(reply, "not now")
     assert await stage.outcome() == ("stayed", True)
-    assert stage.moving.result().why == "not now"
+    assert stage.migrating.result().why == "not now"
     await stage.token()
     assert stage.b.untouched
     assert stage.live.log.current == OLD
 
 
 @pytest.mark.parametrize("reach", [reserving, warming, poised])
-async def test_a_client_that_leaves_ends_its_move(stage: Stage, reach: Reach) -> None:
+async def test_a_client_that_leaves_ends_its_migration(stage: Stage, reach: Reach) -> None:
     await reach(stage)
     await stage.front.dispatcher.cancel(["r1"])
     assert await stage.outcome() == ("ended", True)
@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_after_the_cut_frees_the_destination(stage: S
 
 
 @pytest.mark.parametrize("reach", [reserving, warming, poised])
-async def test_a_source_that_is_lost_ends_the_move_and_the_stream_is_recovered(stage: Stage, reach: Reach) -> None:
+async def test_a_source_that_is_lost_ends_the_migration_and_the_stream_is_recovered(stage: Stage, reach: Reach) -> None:
     await reach(stage)
     await stage.a.vanish()
     taken = await stage.b.submitted()
@@ -226,11 +226,11 @@ async def test_a_destination_that_goes_before_the_cut_leaves_the_stream_where_it
     elif how == "is revoked":
         await stage.front.revoke(stage.b)
     else:
-        stage.b._role = "prefill" if how == "turns" else stage.b._role
+        stage.b.role = "prefill" if how == "turns" else stage.b.role
         await stage.b.announce("draining" if how == "drains" else "ready")
     # At once: an answer from there would be of no use.
     assert await stage.outcome() == ("stayed", True)
-    assert stage.moving.result().why == "the destination is gone"
+    assert stage.migrating.result().why == "the destination is gone"
     assert stage.live.log.current == OLD
     await stage.token()
 
@@ -259,20 +259,20 @@ async def test_a_submission_that_is_lost_is_asked_after(stage: Stage) -> None:
 
 async def test_a_stream_is_not_moved_twice_at_once(stage: Stage) -> None:
     await warming(stage)
-    second = stage.front.dispatcher.mover.order(stage.live, "b")
+    second = stage.front.dispatcher.migrations.order(stage.live, "b")
     result = await asyncio.wait_for(second, DEADLINE_S)
-    assert (result.outcome, result.why) == ("stayed", "it is being moved")
+    assert (result.outcome, result.why) == ("stayed", "it is being migrated")
 
 
-async def test_nothing_moves_to_a_worker_that_is_not_there(stage: Stage) -> None:
+async def test_nothing_migrates_to_a_worker_that_is_not_there(stage: Stage) -> None:
     reasons = {"a": "it is there already", "c": "there is no worker that it could go to"}
     for destination, why in reasons.items():
-        moving = stage.front.dispatcher.mover.order(stage.live, destination)
-        assert (await moving).why == why
+        migrating = stage.front.dispatcher.migrations.order(stage.live, destination)
+        assert (await migrating).why == why
 
 
-async def test_a_move_ends_when_its_destination_says_nothing(stage: Stage) -> None:
-    move_within(stage.front, MigrationLimits(reserve_s=0.2))
+async def test_a_migration_ends_when_its_destination_says_nothing(stage: Stage) -> None:
+    set_limits(stage.front, MigrationLimits(reserve_s=0.2))
     await reserving(stage)
     assert await stage.outcome() == ("stayed", True)
     await stage.token()
@@ -283,11 +283,11 @@ async def test_a_move_ends_when_its_destination_says_nothing(stage: Stage) -> No
 
 
 async def test_what_has_no_token_yet_is_placed_again(frontend: FakeFrontend, bus: Bus, subjects: Subjects) -> None:
-    a = await HospitableWorker(bus, subjects, "a").start()
+    a = await FakeMigrationTarget(bus, subjects, "a").start()
     await frontend.knows(a)
     await frontend.dispatcher.submit(request())
     await a.submitted()
-    b = await HospitableWorker(bus, subjects, "b").start()
+    b = await FakeMigrationTarget(bus, subjects, "b").start()
     await frontend.knows(a, b)
     await a.announce("draining")
     assert await a.cancelled() == RequestEpoch("r1", 1)
@@ -298,13 +298,13 @@ async def test_what_has_no_token_yet_is_placed_again(frontend: FakeFrontend, bus
 
 @pytest.mark.parametrize("how", ["draining", "revoked", "turned"])
 async def test_a_worker_that_goes_is_left(stage: Stage, how: str) -> None:
-    move_within(stage.front, CUTS_SOON)
+    set_limits(stage.front, CUTS_SOON)
     if how == "draining":
         await stage.a.announce("draining")
     elif how == "revoked":
         await stage.front.revoke(stage.a)
     else:
-        stage.a._role = "prefill"
+        stage.a.role = "prefill"
         await stage.a.announce("ready")
     await stage.b.agree()
     await stage.b.agree()
@@ -316,7 +316,7 @@ async def test_a_worker_that_goes_is_left(stage: Stage, how: str) -> None:
 async def test_everything_stays_while_there_is_no_other_worker(
     frontend: FakeFrontend, bus: Bus, subjects: Subjects
 ) -> None:
-    a = await HospitableWorker(bus, subjects, "a").start()
+    a = await FakeMigrationTarget(bus, subjects, "a").start()
     await frontend.knows(a)
     await frontend.dispatcher.submit(request(survival=Survival()))
     work = await a.submitted()
@@ -326,15 +326,15 @@ async def test_everything_stays_while_there_is_no_other_worker(
     assert (await frontend.output()).token_ids == [100]
     assert a.untouched
     # The first one that comes is told at once.
-    b = await HospitableWorker(bus, subjects, "b", agrees=True).start()
+    b = await FakeMigrationTarget(bus, subjects, "b", agrees=True).start()
     assert (await b.submitted()).epoch == 2
 
 
-async def test_a_frontend_that_drains_moves_nothing(stage: Stage) -> None:
-    stage.front.dispatcher.mover.stop()
+async def test_a_frontend_that_drains_migrates_nothing(stage: Stage) -> None:
+    stage.front.dispatcher.migrations.stop()
     await stage.a.announce("draining")
     await until(lambda: [p.lease for p in stage.front.fleet.view.routable()] == ["b"])
-    ordered = stage.front.dispatcher.mover.order(stage.live, "b")
+    ordered = stage.front.dispatcher.migrations.order(stage.live, "b")
     assert (await asyncio.wait_for(ordered, DEADLINE_S)).why == "the frontend is draining"
     await stage.token(finish="stop")
     assert stage.b.unasked
@@ -344,7 +344,7 @@ async def test_a_frontend_that_drains_moves_nothing(stage: Stage) -> None:
 async def test_who_has_turned_a_request_down_is_asked_again_only_after_others(
     stage: Stage, bus: Bus, subjects: Subjects
 ) -> None:
-    c = await HospitableWorker(bus, subjects, "c").start()
+    c = await FakeMigrationTarget(bus, subjects, "c").start()
     await stage.front.knows(stage.a, stage.b, c)
     await stage.a.announce("draining")
     _, reply = await c.asked()
@@ -354,11 +354,11 @@ async def test_who_has_turned_a_request_down_is_asked_again_only_after_others(
     await c.asked()
 
 
-async def test_a_request_that_loses_its_worker_before_its_move_begins_is_not_moved(stage: Stage) -> None:
+async def test_a_request_that_loses_its_worker_before_its_migration_begins_is_not_migrated(stage: Stage) -> None:
     stage.order()
-    # Nothing is awaited between the two: the move's task has not run yet.
-    await stage.front.dispatcher._lose(stage.live, OLD.epoch)
-    result = await asyncio.wait_for(stage.moving, DEADLINE_S)
+    # Nothing is awaited between the two: the migration's task has not run yet.
+    await stage.front.dispatcher.table.lose(stage.live, OLD.epoch)
+    result = await asyncio.wait_for(stage.migrating, DEADLINE_S)
     assert (result.outcome, result.why) == ("recovered", "a worker was lost")
     assert stage.b.unasked
 
@@ -366,35 +366,37 @@ async def test_a_request_that_loses_its_worker_before_its_move_begins_is_not_mov
 async def test_who_does_not_answer_is_not_asked_to_take_others_in(
     frontend: FakeFrontend, bus: Bus, subjects: Subjects
 ) -> None:
-    a = await HospitableWorker(bus, subjects, "a").start()
+    a = await FakeMigrationTarget(bus, subjects, "a").start()
     await frontend.knows(a)
     for number in range(2):
         await frontend.dispatcher.submit(request(f"r{number}", PROMPT, survival=Survival()))
         await a.send(await a.submitted(), 0, 100)
         await frontend.output()
     # It looks freer than the other one, as the dead do.
-    b, c = HospitableWorker(bus, subjects, "b", deaf=True), HospitableWorker(bus, subjects, "c")
+    b, c = FakeMigrationTarget(bus, subjects, "b", deaf=True), FakeMigrationTarget(bus, subjects, "c")
     b.load, c.load = Load(0, 0, 0.0, at=time.monotonic()), Load(1, 0, 0.5, at=time.monotonic())
     await b.start()
     await c.start()
     await frontend.knows(a, b, c)
-    mover, live = frontend.dispatcher.mover, frontend.dispatcher._live
-    first = await asyncio.wait_for(mover.order(live["r0"], None), DEADLINE_S)
+    migrations, live = frontend.dispatcher.migrations, frontend.dispatcher.table.requests
+    first = await asyncio.wait_for(migrations.order(live["r0"], None), DEADLINE_S)
     assert (first.outcome, first.destination) == ("stayed", "b")
-    mover.order(live["r1"], None)
+    migrations.order(live["r1"], None)
     question, reply = await c.asked()
     assert question.request_id == "r1"
     await c.answer(reply, "no")
 
 
-async def test_moves_from_one_source_are_few_at_a_time(frontend: FakeFrontend, bus: Bus, subjects: Subjects) -> None:
-    a = await HospitableWorker(bus, subjects, "a").start()
+async def test_migrations_from_one_source_are_few_at_a_time(
+    frontend: FakeFrontend, bus: Bus, subjects: Subjects
+) -> None:
+    a = await FakeMigrationTarget(bus, subjects, "a").start()
     await frontend.knows(a)
     for number in range(6):
         await frontend.dispatcher.submit(request(f"r{number}", PROMPT, survival=Survival()))
         await a.send(await a.submitted(), 0, 100)
         await frontend.output()
-    b = await HospitableWorker(bus, subjects, "b").start()
+    b = await FakeMigrationTarget(bus, subjects, "b").start()
     await frontend.knows(a, b)
     await a.announce("draining")
     first = [await b.asked() for _ in range(4)]
@@ -408,13 +410,13 @@ async def test_moves_from_one_source_are_few_at_a_time(frontend: FakeFrontend, b
 async def test_the_destination_is_the_freest(stage: Stage, bus: Bus, subjects: Subjects) -> None:
     stage.b.load = Load(1, 0, 0.5, at=time.monotonic())
     await stage.b.announce("ready")
-    c = HospitableWorker(bus, subjects, "c")
+    c = FakeMigrationTarget(bus, subjects, "c")
     c.load = Load(1, 0, 0.2, at=time.monotonic())
     await c.start()
     await stage.front.knows(stage.a, stage.b, c)
-    moving = stage.front.dispatcher.mover.order(stage.live, None)
+    migrating = stage.front.dispatcher.migrations.order(stage.live, None)
     question, reply = await c.asked()
     assert isinstance(question, Reserve)
     await c.answer(reply, "no")
-    assert (await moving).destination == "c"
+    assert (await migrating).destination == "c"
     assert stage.b.unasked

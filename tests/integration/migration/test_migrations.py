@@ -1,4 +1,4 @@
-"""A frontend and mockers between which requests move: no answer changes, and nothing is left behind."""
+"""A frontend and mockers between which requests migrate: no answer changes, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def long_one(name: str, prompt_tokens: int = 100, tokens: int = 600, **more: obj
 
 
 def live(front: FakeFrontend, name: str) -> LiveRequest:
-    return front.dispatcher._live[name]
+    return front.dispatcher.table.requests[name]
 
 
 async def knows(front: FakeFrontend, workers: int) -> None:
@@ -52,7 +52,7 @@ async def knows(front: FakeFrontend, workers: int) -> None:
     await until(lambda: all(p.engine is not None for p in front.fleet.view.routable()))
 
 
-async def test_a_stream_moves_in_the_middle(frontend: FakeFrontend, mocked: StartMocker) -> None:
+async def test_a_stream_migrates_in_the_middle(frontend: FakeFrontend, mocked: StartMocker) -> None:
     source = await mocked("a")
     await knows(frontend, 1)
     asked = {"r": long_one("r")}
@@ -61,12 +61,15 @@ async def test_a_stream_moves_in_the_middle(frontend: FakeFrontend, mocked: Star
     await reader.read(lambda: len(reader.found["r"]) > 50)
     destination = await mocked("b")
     await knows(frontend, 2)
-    moved = frontend.dispatcher.mover.order(live(frontend, "r"), "b")
+    moved = frontend.dispatcher.migrations.order(live(frontend, "r"), "b")
     assert await reader.read() == all_right(asked)
     result = moved.result()
     assert (result.outcome, result.destination) == ("moved", "b")
     assert result.gap_s is not None
-    assert frontend.dispatcher.mover.pulled_tokens >= 100 // FAST.mocker_block_size * FAST.mocker_block_size
+    assert (
+        frontend.dispatcher.migrations.statistics.pulled_tokens
+        >= 100 // FAST.mocker_block_size * FAST.mocker_block_size
+    )
     await nothing_left_at(frontend, [source, destination])
 
 
@@ -86,8 +89,8 @@ async def test_a_draining_worker_is_left_by_all_its_streams(frontend: FakeFronte
     await asyncio.wait_for(draining, DEADLINE_S)
     assert not reading.done(), "the streams were to be longer than the drain"
     assert await reading == all_right(asked)
-    # A move that could not be begun is tried again.
-    outcomes = frontend.dispatcher.mover.outcomes
+    # A migration that could not be begun is tried again.
+    outcomes = frontend.dispatcher.migrations.statistics.outcomes
     assert outcomes["moved", "drain"] == 16, outcomes
     assert outcomes.keys() <= {("moved", "drain"), ("stayed", "drain")}
     await nothing_left_at(frontend, [source, destination])
@@ -103,12 +106,12 @@ async def test_what_cannot_be_moved_finishes_where_it_is(frontend: FakeFrontend,
     await reader.read(lambda: len(reader.found["r"]) > 5)
     destination = await mocked("b")
     await knows(frontend, 2)
-    assert frontend.dispatcher.mover.why_not(live(frontend, "r")) == "the state of seed would be lost"
+    assert frontend.dispatcher.migrations.why_not(live(frontend, "r")) == "the state of seed would be lost"
     await source.announce("draining")
     reading = asyncio.create_task(reader.read())
     await asyncio.wait_for(source.duty.drain(DEADLINE_S), DEADLINE_S)
     assert await reading == all_right({"r": seeded})
-    assert frontend.dispatcher.mover.outcomes == {}
+    assert frontend.dispatcher.migrations.statistics.outcomes == {}
     await nothing_left_at(frontend, [source])
     counts = destination.context.announcer.presence.counts
     assert counts is not None

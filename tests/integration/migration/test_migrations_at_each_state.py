@@ -1,4 +1,4 @@
-"""Each fault in the middle of moves, at each state that a move goes through, with processes that really die."""
+"""Each fault in the middle of migrations, at each of their states, with processes that really die."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Outcome
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
-from tests.integration.migration.held_moves import HoldingBus, State
-from tests.integration.migration.move_scene import Scene
+from tests.integration.migration.held_migrations import HoldingBus, State
+from tests.integration.migration.migration_scene import Scene
 from tests.integration.server_process import ServerProcess
 
 pytestmark = pytest.mark.integration
@@ -86,7 +86,7 @@ class Stage:
         return workers
 
     async def _has_all_its_room(self, worker: Presence) -> bool:
-        """Whether none is kept for guests: all that there is can be promised."""
+        """Whether no room is reserved: all of it can be."""
         assert worker.engine is not None
         subject, tokens = SUBJECTS.moves(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
         question = Reserve("probe", "nobody", tokens, time.monotonic() + DEADLINE_S)
@@ -95,7 +95,7 @@ class Stage:
         return codec.decode(answer, MigrationAnswer).refused is None
 
     async def scene(self) -> Scene:
-        """All moves have stopped."""
+        """All migrations have stopped."""
         source, destination, _ = await self.workers()
         bus = await HoldingBus.connect(BusAddress.load(self.server.paths.bus_file), name="scene")
         assert isinstance(bus, HoldingBus)
@@ -107,14 +107,14 @@ class Stage:
         os.kill(engine_of(worker) if engine else worker.pid, number)
 
     async def all_answered(self, scene: Scene) -> dict[State, str]:
-        """Each request once, rightly; and nothing is left of any, anywhere. Returns how the moves ended."""
+        """Each request once, rightly; and nothing is left of any, anywhere. Returns how the migrations ended."""
         await scene.ended()
         found = {name: (answer.outcome, answer.reason) for name, answer in scene.answers.items()}
         assert {outcome for outcome, _ in found.values()} <= {Outcome.RIGHT, Outcome.LEFT}, found
         outcomes = await scene.outcomes()
         await self.workers()
         assert scene.front.dispatcher.live_requests == 0
-        assert scene.front.local.ledger._charges == {}
+        assert scene.front.local.ledger.of_frontend(scene.front.lease) == ()
         await scene.front.close()
         await scene.bus.close()
         return outcomes
@@ -147,22 +147,22 @@ async def stage(server: ServerProcess) -> AsyncIterator[Stage]:
 
 
 def became(outcomes: dict[State, str], before: str) -> None:
-    """How the moves have ended that had not been cut, unless the requests were over first. What was cut is the
+    """How the migrations have ended that had not been cut, unless the requests were over first. What was cut is the
     destination's, or asked after and recovered if it was held for long."""
     assert {outcomes.pop(state) for state in STAYS} <= {before, "ended"}
     assert set(outcomes.values()) <= {"moved", "recovered", "ended"}
 
 
 @pytest.mark.parametrize("engine", [False, True], ids=["worker", "engine"])
-@pytest.mark.parametrize(("which", "moves"), [("source", "recovered"), ("destination", "stayed")])
-async def test_a_worker_that_is_killed_and_missed(stage: Stage, which: str, moves: str, engine: bool) -> None:
+@pytest.mark.parametrize(("which", "migrations"), [("source", "recovered"), ("destination", "stayed")])
+async def test_a_worker_that_is_killed_and_missed(stage: Stage, which: str, migrations: str, engine: bool) -> None:
     scene = await stage.scene()
     lost = getattr(scene, which)
     stage.signal(lost, signal.SIGKILL, engine=engine)
     # It has said that it has failed, or another process has taken its place.
     await until(lambda: scene.front.fleet.view.get(lost) is None)
     scene.bus.let_go()
-    became(await stage.all_answered(scene), moves)
+    became(await stage.all_answered(scene), migrations)
 
 
 @pytest.mark.parametrize("which", ["source", "destination", "both"])
@@ -225,7 +225,7 @@ async def test_a_worker_that_is_told_to_end_while_all_others_die(stage: Stage) -
 
 @pytest.mark.parametrize("which", ["source", "destination"])
 async def test_a_worker_that_fills_up(stage: Stage, which: str) -> None:
-    """Others come first there: what moves is preempted, or waits for blocks."""
+    """Others come first there: migrating requests are preempted, or wait for blocks."""
     scene = await stage.scene()
     crowd = await scene.crowd(getattr(scene, which))
     await until(lambda: _is_full(stage.view.get(crowd.worker)))
@@ -238,7 +238,7 @@ async def test_a_frontend_that_is_killed(stage: Stage) -> None:
     source, destination, _ = await stage.workers()
     arguments = (str(stage.server.paths.bus_file), NAMESPACE, source.lease, destination.lease)
     frontend = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.integration.migration.move_scene", *arguments),
+        *(sys.executable, "-m", "tests.integration.migration.migration_scene", *arguments),
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[3],
     )

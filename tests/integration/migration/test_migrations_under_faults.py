@@ -88,14 +88,14 @@ async def knows_all(front: FakeFrontend) -> None:
     await until(lambda: len([p for p in front.fleet.view.routable() if p.engine is not None]) == WORKERS)
 
 
-def move_some(front: FakeFrontend, draw: random.Random, share: float) -> None:
-    """Orders moves of some requests, wherever they may go."""
-    for live in list(front.dispatcher._live.values()):
+def migrate_some(front: FakeFrontend, draw: random.Random, share: float) -> None:
+    """Orders migrations of some requests, wherever they may go."""
+    for live in list(front.dispatcher.table.requests.values()):
         if draw.random() < share:
-            front.dispatcher.mover.order(live, None)
+            front.dispatcher.migrations.order(live, None)
 
 
-async def test_streams_that_move_all_the_time_bring_the_right_tokens(frontend: FakeFrontend, fleet: Fleet) -> None:
+async def test_streams_that_migrate_all_the_time_bring_the_right_tokens(frontend: FakeFrontend, fleet: Fleet) -> None:
     draw = random.Random(1)
     await knows_all(frontend)
     asked = {one.request_id: one for one in (drawn(draw, number) for number in range(STREAMS))}
@@ -103,14 +103,14 @@ async def test_streams_that_move_all_the_time_bring_the_right_tokens(frontend: F
     for one in asked.values():
         await frontend.dispatcher.submit(one)
     while not reading.done():
-        move_some(frontend, draw, 0.1)
+        migrate_some(frontend, draw, 0.1)
         await asyncio.sleep(draw.random() * 0.02)
     assert await reading == all_right(asked)
-    assert frontend.dispatcher.mover.outcomes["moved", "hand"] > STREAMS
+    assert frontend.dispatcher.migrations.statistics.outcomes["moved", "hand"] > STREAMS
     await nothing_left_at(frontend, fleet.workers)
 
 
-async def test_workers_that_die_in_the_middle_of_moves_change_no_answer(
+async def test_workers_that_die_in_the_middle_of_migrations_change_no_answer(
     frontend: FakeFrontend, fleet: Fleet, bus: Bus
 ) -> None:
     draw = random.Random(2)
@@ -121,15 +121,15 @@ async def test_workers_that_die_in_the_middle_of_moves_change_no_answer(
         await frontend.dispatcher.submit(one)
     for _ in range(6):
         for _ in range(3):
-            move_some(frontend, draw, 0.3)
+            migrate_some(frontend, draw, 0.3)
             await asyncio.sleep(draw.random() * 0.02)
         await fleet.kill(draw.choice(fleet.workers), bus)
     assert await reading == all_right(asked)
-    assert frontend.dispatcher.mover.outcomes.total() > 0
+    assert frontend.dispatcher.migrations.statistics.outcomes.total() > 0
     await nothing_left_at(frontend, fleet.workers)
 
 
-async def test_clients_that_leave_in_the_middle_of_moves_leave_nothing_behind(
+async def test_clients_that_leave_in_the_middle_of_migrations_leave_nothing_behind(
     frontend: FakeFrontend, fleet: Fleet
 ) -> None:
     draw = random.Random(3)
@@ -141,7 +141,7 @@ async def test_clients_that_leave_in_the_middle_of_moves_leave_nothing_behind(
     for one in asked.values():
         await frontend.dispatcher.submit(one)
     while leaving:
-        move_some(frontend, draw, 0.5)
+        migrate_some(frontend, draw, 0.5)
         await asyncio.sleep(draw.random() * 0.01)
         await frontend.dispatcher.cancel([leaving.pop()])
     assert await reading == all_right(stayed)
@@ -161,14 +161,14 @@ async def test_a_bus_that_is_away_for_a_while_changes_no_answer(
     fleet = Fleet(connect, subjects, tmp_path)
     for slot in range(WORKERS):
         await fleet.start(slot)
-    front = await FakeFrontend(await connect(), subjects, patience=CURIOUS).start()
+    front = await FakeFrontend(await connect(), subjects, deadlines=CURIOUS).start()
     await knows_all(front)
     asked = {one.request_id: one for one in (drawn(draw, number) for number in range(STREAMS))}
     reading = asyncio.create_task(Reader(front, asked).read())
     for one in asked.values():
         await front.dispatcher.submit(one)
     for _ in range(2):
-        move_some(front, draw, 0.5)
+        migrate_some(front, draw, 0.5)
         await asyncio.sleep(draw.random() * 0.02)
         own_nats.kill()
         await asyncio.sleep(0.2)
@@ -200,9 +200,11 @@ async def test_a_destination_without_room_takes_nobody_in_and_streams_stay(
     )
     await small.start()
     await until(lambda: len([p for p in frontend.fleet.view.routable() if p.engine is not None]) == 2)
-    moving = [frontend.dispatcher.mover.order(live, "b") for live in list(frontend.dispatcher._live.values())]
+    migrating = [
+        frontend.dispatcher.migrations.order(live, "b") for live in list(frontend.dispatcher.table.requests.values())
+    ]
     assert await reader.read() == all_right(asked)
-    results = [(await each) for each in moving]
+    results = [(await each) for each in migrating]
     assert "as many requests run there as it can run" in {result.why for result in results}
     await nothing_left_at(frontend, [source])
     for worker in (source, small):

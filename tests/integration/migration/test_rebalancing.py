@@ -1,4 +1,4 @@
-"""Frontends whose workers are unevenly full: what moves, what does not, and that no answer changes."""
+"""Frontends whose workers are unevenly full: which requests migrate, which do not, and that no answer changes."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ async def knows(front: FakeFrontend, workers: int) -> None:
 
 
 def rebalance(front: FakeFrontend, limits: RebalancingLimits | None) -> None:
-    Rebalancer(front.dispatcher.mover, front.fleet, lambda: limits, front.tasks).start()
+    Rebalancer(front.dispatcher.migrations, front.fleet, lambda: limits, front.tasks).start()
 
 
 def moved(front: FakeFrontend, reason: str) -> int:
-    return front.dispatcher.mover.outcomes["moved", reason]
+    return front.dispatcher.migrations.statistics.outcomes["moved", reason]
 
 
 def owners(front: FakeFrontend) -> list[str | None]:
-    return [live.log.worker for live in front.dispatcher.mover.live.values()]
+    return [live.log.worker for live in front.dispatcher.migrations.requests.values()]
 
 
 async def test_skewed_streams_of_two_frontends_are_levelled_and_then_stay(
@@ -102,7 +102,7 @@ async def test_skewed_streams_of_two_frontends_are_levelled_and_then_stay(
     assert sum(moved(front, "rebalance") for front in fronts) <= 8
     assert {owner for front in fronts for owner in owners(front)} == {"a", "b"}
     for front, reader, theirs in zip(fronts, readers, asked, strict=True):
-        assert all(live.log.epoch <= 2 for live in front.dispatcher.mover.live.values())
+        assert all(live.log.epoch <= 2 for live in front.dispatcher.migrations.requests.values())
         await end(front, reader, theirs)
     for front in fronts:
         await nothing_left_at(front, [a, b])
@@ -125,7 +125,7 @@ async def test_others_make_way_for_a_request_that_does_not_fit(frontend: FakeFro
     large.found |= reader.found
     await large.read(lambda: bool(large.found["large"]))
     assert owners(frontend).count("b") == moved(frontend, "room") == 2
-    assert frontend.dispatcher.mover.live["large"].log.worker == "a"
+    assert frontend.dispatcher.migrations.requests["large"].log.worker == "a"
     await end(frontend, large, asked)
     await nothing_left_at(frontend, [a, b])
 
@@ -134,7 +134,7 @@ async def test_others_make_way_for_a_request_that_does_not_fit(frontend: FakeFro
     ("limits", "survival"),
     [(None, Survival()), (LIMITS, Survival(Fidelity.NONE, "seed")), (replace(LIMITS, below=0), Survival())],
 )
-async def test_nothing_moves_if_it_is_off_or_cannot_be_moved_or_all_is_well(
+async def test_nothing_migrates_if_it_is_off_or_impossible_or_all_is_well(
     frontend: FakeFrontend, mocked: StartMocker, limits: RebalancingLimits | None, survival: Survival
 ) -> None:
     a = await mocked("a")
@@ -145,7 +145,7 @@ async def test_nothing_moves_if_it_is_off_or_cannot_be_moved_or_all_is_well(
     await knows(frontend, 2)
     rebalance(frontend, limits)
     await reader.read(lambda: min(len(found) for found in reader.found.values()) > 60)
-    assert frontend.dispatcher.mover.outcomes == {}
+    assert frontend.dispatcher.migrations.statistics.outcomes == {}
     assert set(owners(frontend)) == {"a"}
     await end(frontend, reader, asked)
     await nothing_left_at(frontend, [a, b])

@@ -1,4 +1,4 @@
-"""What a service has imported beforehand (forked_graph.py). It notes which process imported it."""
+"""A preload of the test graph (forked_graph.py), which notes the process that imported it."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_guarded_program_is_run_as_it_is() -> None:
 
 
 def test_a_guarded_program_does_not_learn_of_the_guard() -> None:
-    """Its own children would take the wrong process for their parent."""
+    """Otherwise its children would take the wrong process for their parent."""
     assert PARENT_PID_ENV not in guarded("env").stdout
 
 

@@ -38,7 +38,7 @@ class ForkingServer(ServerProcess):
         return next(each.pid for each in self.processes() if each.environ[WATCHER_ENV] == FORKSERVER)
 
     def launcher(self) -> int:
-        """What circus started."""
+        """The pid of the launcher, which circus started."""
         found = [each.pid for each in self.processes() if b"forkserver.launcher" in command_of(each.pid)]
         assert len(found) == 1
         return found[0]

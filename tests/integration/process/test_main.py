@@ -64,7 +64,7 @@ class Process:
 
 @dataclass
 class Server:
-    """What `dynamo serve` prepares for the processes of one graph, and what it hears from them."""
+    """The part of `dynamo serve` that prepares files for the processes of one graph, and hears their presences."""
 
     graph: ResolvedGraph
     paths: StatePaths
@@ -278,7 +278,7 @@ async def test_a_revoked_lease_ends_the_process_that_holds_it(
 
 
 def unclaimed(state: State) -> State:
-    """As after a worker has been removed while it was only starting."""
+    """Release all claims, as if the workers had been removed while they were starting."""
     for component in state.components.values():
         state = release(state, component.watcher)
     return state

@@ -32,7 +32,7 @@ class Holder(Service):
 
 
 def lock(folder: Path, name: str) -> None:
-    """Of a device, for as long as this process or its child lives."""
+    """Lock a device's file for as long as this process or its child lives. Note a process of another server on it."""
     with os.fdopen(os.open(folder / name, os.O_RDWR | os.O_CREAT), "r+", closefd=False) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +45,7 @@ def lock(folder: Path, name: str) -> None:
 
 
 def leave_a_child() -> None:
-    """In a group of its own, as engines are."""
+    """Fork a child that leads a session of its own, as engines do."""
     worker = os.getpid()
     if os.fork() == 0:
         os.setsid()

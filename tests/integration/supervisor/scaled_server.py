@@ -54,7 +54,7 @@ class ScaledServer(ServerProcess):
         return process.returncode, out, err
 
     def ends_well(self) -> None:
-        """Whatever was added and removed, it ends in order and leaves nothing."""
+        """Stop the server, and check that it ends in order and leaves nothing, whatever was added and removed."""
         self.signal(signal.SIGTERM)
         assert self.end() == 0, self.output
         self.assert_nothing_left()

@@ -1,7 +1,7 @@
 """`dynamo serve` for tiny services: `python -m tests.integration.supervisor.serve_tiny NAMESPACE Service=MODE...`.
 
-The last service is the root and depends on all others. Everything but the graph is the real thing. $TINY_PATIENCE_S:
-for a silent circusd, until it is told of and until it is killed.
+The last service is the root and depends on all others. Everything but the graph is the real thing.
+$TINY_CIRCUS_DEADLINES_S: seconds until a silent circusd is reported, and until it is killed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
 def main() -> int:
     namespace, *services = sys.argv[1:]
     modes = dict(service.split("=") for service in services)
-    patience = CircusDeadlines(*map(float, os.environ.get("TINY_PATIENCE_S", "10 120").split()))
-    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3, circus_patience=patience)
+    deadlines = CircusDeadlines(*map(float, os.environ.get("TINY_CIRCUS_DEADLINES_S", "10 120").split()))
+    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3, circus_deadlines=deadlines)
     try:
         serve(tiny_launch(namespace, modes), settings, Console())
     except DynamoError as error:

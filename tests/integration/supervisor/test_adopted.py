@@ -126,8 +126,8 @@ def test_a_program_is_not_started_for_a_holder_that_is_gone(address: str) -> Non
 # Orphans
 
 
-def test_children_that_died_are_buried_after_a_while() -> None:
-    """In a process of its own, as it would bury the children of the test run."""
+def test_children_that_died_are_reaped_after_a_while() -> None:
+    """Runs in a process of its own, as a reaper in the test run would reap the children of other tests."""
     script = """
 import asyncio, os, signal, subprocess, sys
 from pathlib import Path

@@ -42,7 +42,7 @@ def killed(server: ServerProcess) -> int:
     """Kill circusd, and wait until another one has taken over. Returns the pid of the one killed."""
     circusd = server.circusd_pid()
     os.kill(circusd, signal.SIGKILL)
-    server.line("circusd  ended: killed by SIGKILL; what it has started goes on")
+    server.line("circusd  ended: killed by SIGKILL; its processes run on")
     server.line(TAKEN_OVER)
     return circusd
 
@@ -50,7 +50,7 @@ def killed(server: ServerProcess) -> int:
 def test_a_silent_circusd_is_waited_for_and_one_that_stays_silent_replaced(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TINY_PATIENCE_S", "1 6")
+    monkeypatch.setenv("TINY_CIRCUS_DEADLINES_S", "1 6")
     with Tiny(root, Back="") as tiny:
         tiny.line("all services ready")
         before, circusd = tiny.all_pids(), tiny.circusd_pid()
@@ -151,7 +151,7 @@ def test_sigkill_of_the_server_ends_what_circusd_has_left(root: Path, adopted: b
 
 
 async def test_requests_do_not_notice_and_commands_work_as_ever(tmp_path: Path) -> None:
-    """Whatever moment of a change the death of circusd meets: that is up to the machine."""
+    """At which moment of a change circusd dies depends on the machine."""
 
     def shown() -> dict[str, object]:
         return {row["watcher"]: (row["pid"], row["state"], row["lease"]) for row in json.loads(command("ps", "--json"))}

@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "dynamo_local.cli.main"]
 
 @dataclass(frozen=True)
 class Machine:
-    """Its GPUs are no other test's."""
+    """A machine with GPUs that no other test has."""
 
     root: Path
     gpus: tuple[str, ...]

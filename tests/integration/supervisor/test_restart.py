@@ -91,8 +91,8 @@ def test_a_successor_that_does_not_start_leaves_everything_as_it_was(server: Sca
 def test_a_command_killed_at_any_moment_leaves_as_many_workers(
     server: ScaledServer, workers: int, after_s: float
 ) -> None:
-    """With one decode worker, its successor has a device; with three, nobody has. Where the kill meets the change is up
-    to the machine."""
+    """One decode worker leaves a device free for its successor; three leave none. At which moment of the change the
+    kill comes depends on the machine."""
     if workers == 3:
         assert server.command("scale", "VllmWorker=3")[0] == 0
     command = server.begin("restart", "VllmWorker")
@@ -128,7 +128,7 @@ async def test_requests_move_with_their_kv_whoever_makes_a_worker_go(tmp_path: P
     """The planner removes workers by the same change as `dynamo scale`."""
     with ScaledServer(tmp_path / "state", "tests.integration.supervisor.roles_graph:Front", *TWO_DECODERS) as server:
         async with streams(server, 24) as frontend:
-            mover = frontend.dispatcher.mover
+            migrations = frontend.dispatcher.migrations.statistics
             for reason, arguments in (
                 ("drain", ["restart", f"{NAMESPACE}_VllmWorker"]),
                 (None, ["scale", "VllmWorker=3"]),
@@ -138,15 +138,15 @@ async def test_requests_move_with_their_kv_whoever_makes_a_worker_go(tmp_path: P
                 (None, ["scale", "VllmWorker=2"]),
                 ("role", ["role", f"{NAMESPACE}_VllmWorker", "prefill"]),
             ):
-                moved, pulled, answered = Counter(mover.outcomes), mover.pulled_tokens, frontend.results.right
+                moved, pulled, answered = Counter(migrations.outcomes), migrations.pulled_tokens, frontend.results.right
                 code, _, err = await asyncio.to_thread(server.command, *arguments)
                 assert code == 0, err
                 async with asyncio.timeout(PATIENCE_S):
                     while frontend.results.right < answered + 24:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 if reason is not None:
-                    assert mover.outcomes["moved", reason] > moved["moved", reason], arguments
-                    assert mover.pulled_tokens > pulled, arguments
+                    assert migrations.outcomes["moved", reason] > moved["moved", reason], arguments
+                    assert migrations.pulled_tokens > pulled, arguments
         await asyncio.to_thread(server.ends_well)
 
 

@@ -129,7 +129,7 @@ def test_a_command_killed_while_a_worker_starts_is_finished_by_the_server(server
 
 @pytest.mark.parametrize("after_s", [0.1, 0.3, 0.6])
 def test_commands_killed_at_any_moment_leave_nothing_half_done(server: ScaledServer, after_s: float) -> None:
-    """From the first mark in the statefile on; where it meets the change is up to the machine."""
+    """The kill comes after the first mark in the statefile; at which moment of the change depends on the machine."""
     for arguments in (["scale", "VllmWorker=2"], ["drain", f"{NAMESPACE}_PrefillWorker"]):
         command = server.begin(*arguments)
         eventually(lambda: not server.settled() or command.poll() is not None, "no change began")  # noqa: B023
@@ -156,8 +156,8 @@ def test_a_worker_that_dies_after_its_command_is_taken_back_by_the_server(server
 def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> None:
     name = f"{NAMESPACE}_VllmWorker"
     # As if a command were at it: the server leaves it alone.
-    turn = FileLock(server.paths.changes_lock)
-    turn.acquire(PATIENCE_S)
+    lock = FileLock(server.paths.changes_lock)
+    lock.acquire(PATIENCE_S)
     StateStore(server.paths).update(lambda state: retire(state, name))
     _, out, _ = server.command("ps", "--json")
     assert next(row["state"] for row in json.loads(out) if row["watcher"] == name) == "retiring"
@@ -168,7 +168,7 @@ def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> Non
     server.line("PrefillWorker", "restart in")
     server.line("PrefillWorker  ready")
     assert server.watchers()[name] == "stopped"
-    turn.release(remove=True)
+    lock.release(remove=True)
     eventually(lambda: server.workers()["VllmWorker"] is None, "nobody finishes it")
     assert name not in server.watchers()
     server.ends_well()

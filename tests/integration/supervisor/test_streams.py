@@ -1,4 +1,4 @@
-"""What a server puts on the bus for its processes, and takes away again."""
+"""The queue and the settings that a server creates on the bus for its processes, and deletes again."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def test_a_graph_with_a_prefill_service_gets_a_queue_and_settings(
     bus: Bus, nats_address: BusAddress, subjects: Subjects
 ) -> None:
     report = RecordingReport()
-    provisions = ServerStreams(graph(subjects, "decode", "prefill", "frontend"), report)
-    await provisions.provide(bus)
+    streams = ServerStreams(graph(subjects, "decode", "prefill", "frontend"), report)
+    await streams.create(bus)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
     assert await read_settings(bus, subjects) == {}
-    await provisions.withdraw(nats_address)
+    await streams.delete(nats_address)
     with pytest.raises(QueueAbsentError):
         await PrefillQueue(bus, subjects).length()
     with pytest.raises(StreamAbsentError):
@@ -54,7 +54,7 @@ async def test_a_graph_with_a_prefill_service_gets_a_queue_and_settings(
 
 
 async def test_a_graph_without_one_gets_settings_only(bus: Bus, subjects: Subjects) -> None:
-    await ServerStreams(graph(subjects, "aggregated", "frontend"), RecordingReport()).provide(bus)
+    await ServerStreams(graph(subjects, "aggregated", "frontend"), RecordingReport()).create(bus)
     with pytest.raises(QueueAbsentError):
         await PrefillQueue(bus, subjects).length()
     assert await read_settings(bus, subjects) == {}
@@ -65,17 +65,17 @@ async def test_what_an_earlier_server_has_left_is_gone(bus: Bus, subjects: Subje
     await create_settings(bus, subjects)
     await PrefillQueue(bus, subjects).publish(JOB)
     await write_setting(bus, subjects, "max-prefill-queue-size", 9)
-    await ServerStreams(graph(subjects, "prefill"), RecordingReport()).provide(bus)
+    await ServerStreams(graph(subjects, "prefill"), RecordingReport()).create(bus)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
     assert await read_settings(bus, subjects) == {}
 
 
 async def test_only_what_was_created_is_deleted(bus: Bus, nats_address: BusAddress, subjects: Subjects) -> None:
     await create_prefill_queue(bus, subjects)
-    provisions = ServerStreams(graph(subjects, "aggregated"), RecordingReport())
-    await provisions.withdraw(nats_address)
-    await provisions.provide(bus)
-    await provisions.withdraw(nats_address)
+    streams = ServerStreams(graph(subjects, "aggregated"), RecordingReport())
+    await streams.delete(nats_address)
+    await streams.create(bus)
+    await streams.delete(nats_address)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
 
 
@@ -84,10 +84,10 @@ async def test_a_stream_of_somebody_else_stops_only_who_needs_it(bus: Bus, subje
     for number, name in enumerate((subjects.prefill_stream, f"KV_{subjects.settings_bucket}")):
         await theirs.add_stream(name=name, subjects=[f"{subjects.namespace}.theirs.{number}"])
     report = RecordingReport()
-    await ServerStreams(graph(subjects, "aggregated"), report).provide(bus)
+    await ServerStreams(graph(subjects, "aggregated"), report).create(bus)
     assert "cannot be changed" in report.lines[0]
     with pytest.raises(SupervisorError, match=r"no prefill queue.*has not made"):
-        await ServerStreams(graph(subjects, "prefill"), report).provide(bus)
+        await ServerStreams(graph(subjects, "prefill"), report).create(bus)
 
 
 @pytest.fixture
@@ -105,23 +105,23 @@ def plain_nats() -> Iterator[BusAddress]:
 
 async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusAddress, subjects: Subjects) -> None:
     bus, report = await Bus.connect(plain_nats, name="test"), RecordingReport()
-    provisions = ServerStreams(graph(subjects, "aggregated"), report)
-    await provisions.provide(bus)
+    streams = ServerStreams(graph(subjects, "aggregated"), report)
+    await streams.create(bus)
     assert "does not do JetStream" in report.lines[0]
     with pytest.raises(SupervisorError, match="does not do JetStream"):
-        await ServerStreams(graph(subjects, "prefill"), report).provide(bus)
+        await ServerStreams(graph(subjects, "prefill"), report).create(bus)
     await bus.close()
-    await provisions.withdraw(plain_nats)
+    await streams.delete(plain_nats)
     assert len(report.lines) == 1
 
 
 async def test_a_bus_that_is_gone_at_the_end_is_only_reported(own_nats: NatsProcess, subjects: Subjects) -> None:
     bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
-    provisions = ServerStreams(graph(subjects, "prefill"), report)
-    await provisions.provide(bus)
+    streams = ServerStreams(graph(subjects, "prefill"), report)
+    await streams.create(bus)
     await bus.close()
     own_nats.kill()
-    await provisions.withdraw(own_nats.address)
+    await streams.delete(own_nats.address)
     assert len(report.lines) == 1
     assert "are left on the bus" in report.lines[0]
 

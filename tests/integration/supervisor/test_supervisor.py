@@ -20,9 +20,10 @@ import zmq.asyncio
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError, SupervisorError
 from dynamo_local.process.groups import kill_group, members
-from dynamo_local.supervisor.circus.client import CircusClient, WatcherSpec
+from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.events import EventStream, ProcessBegan, ProcessEnded
+from dynamo_local.supervisor.circus.watchers import WatcherSpec
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up
 from state.processes import start_time
 from tests.integration.sockets import LISTENS, LOOPBACK, kernel_sockets, socket_inodes

@@ -1,4 +1,4 @@
-"""What is done to a server's files while it runs, on real circus and NATS with mockers."""
+"""Damage to a running server's files, and its repair, on real circus and NATS with mockers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScaledServer]:
-    """One decode and one prefill worker, and two free slots. Each test leaves it so; it has to end well."""
+    """A server with one decode and one prefill worker, and two free slots. Each test restores that; in the end the
+    server must end in order."""
     with ScaledServer(tmp_path_factory.mktemp("state") / "state") as server:
         yield server
         server.ends_well()
@@ -31,13 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScaledServer]:
 
 @pytest.fixture
 def doomed() -> Iterator[ScaledServer]:
-    """Its sockets are in its run directory: the path is short."""
+    """A server that may break. Its path is short, so that its sockets are in its run directory."""
     with tempfile.TemporaryDirectory(prefix="dyn") as root, ScaledServer(Path(root) / "s") as server:
         yield server
 
 
 def files(server: ScaledServer) -> list[str]:
-    """Of the run directory and of that of the sockets, which may be another one; folders of processes as such."""
+    """Names of files in the run directory and in the directory of the sockets; "PID" for the folder of a process."""
     directories = {server.paths.run_dir, sockets_of(server.paths).directory}
     return sorted("PID" if path.name.isdigit() else path.name for each in directories for path in each.iterdir())
 
@@ -113,7 +114,7 @@ def test_workers_that_come_and_go_and_are_killed_leave_no_file(server: ScaledSer
 def test_a_server_whose_state_directory_is_removed_makes_it_again_and_can_be_stopped(doomed: ScaledServer) -> None:
     components = doomed.state().components
     shutil.rmtree(doomed.paths.root)
-    doomed.line(f"{doomed.paths.run_dir} was removed: what is known of it is written anew")
+    doomed.line(f"{doomed.paths.run_dir} was removed: its files are written anew")
     assert doomed.state().components == components
     code, _, err = doomed.command("ps")
     assert code == 0 or f"{NAMESPACE}.run was removed: the server goes on, and makes it again" in err, err

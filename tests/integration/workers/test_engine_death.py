@@ -90,7 +90,7 @@ class Fleet:
 
     def at(self, request_id: str) -> Presence | None:
         """Who works on the request."""
-        live = self.front.dispatcher._live.get(request_id)
+        live = self.front.dispatcher.table.requests.get(request_id)
         return None if live is None or live.log.worker is None else self.front.fleet.view.get(live.log.worker)
 
     def lost(self, worker: Presence) -> list[bool]:
@@ -129,7 +129,7 @@ async def streams(fleet: Fleet, reader: Reader) -> Presence:
 @pytest.mark.parametrize("how", ["killed", "stopped", "killed while the worker drains"])
 async def test_streams_go_on_when_an_engine_is(fleet: Fleet, how: str) -> None:
     # What drains is not left by moves here: it is to be the failure that they go on from.
-    fleet.front.dispatcher.mover.stop()
+    fleet.front.dispatcher.migrations.stop()
     for number in range(6):
         await fleet.ask(number)
     reader = Reader(fleet.front, fleet.asked)
@@ -186,9 +186,9 @@ async def hung(connect: Connect, subjects: Subjects, frontend: FakeFrontend) -> 
 async def test_a_frontend_that_does_not_hear_that_a_worker_has_failed_asks_and_is_refused(
     hung: Worker, frontend: FakeFrontend, connect: Connect, subjects: Subjects
 ) -> None:
-    live = frontend.dispatcher._live["r1"]
+    live = frontend.dispatcher.table.requests["r1"]
     assert (live.log.worker, live.log.epoch) == ("w1", 1)
-    frontend.dispatcher._inquiries.about_gap(live, 1e9)
+    frontend.dispatcher.retransmitter.ask_after_gap(live, 1e9)
     await until(lambda: live.log.epoch > 1 or live.log.worker is None)
 
 

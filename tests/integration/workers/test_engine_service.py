@@ -179,7 +179,7 @@ async def test_an_engine_that_died_sends_requests_to_another_worker(
 ) -> None:
     """It is not asked again at once: no attempt would be left when another worker comes."""
     engine.submit_raises = EngineError("the engine died")
-    frontend.dispatcher._placer._patience = RecoveryDeadlines(ask_again_s=DEADLINE_S)
+    frontend.dispatcher.table.placer.deadlines = RecoveryDeadlines(ask_again_s=DEADLINE_S)
     await frontend.dispatcher.submit(request())
     other = ScriptedEngine()
     await work_for(other, "w2")
@@ -233,8 +233,8 @@ async def test_when_its_frontend_is_gone_a_worker_drops_its_requests(
 async def test_a_frontend_that_was_only_unheard_learns_that_its_requests_were_dropped(
     connect: Connect, bus: Bus, subjects: Subjects, work_for: StartEngine
 ) -> None:
-    patience = dataclasses.replace(PATIENT, silence_s=0.01, fruitless_epochs=1)
-    frontend, engine = FakeFrontend(await connect(), subjects, patience=patience), ScriptedEngine()
+    deadlines = dataclasses.replace(PATIENT, silence_s=0.01, fruitless_epochs=1)
+    frontend, engine = FakeFrontend(await connect(), subjects, deadlines=deadlines), ScriptedEngine()
     await frontend.start()
     await work_for(engine, "w1")
     await until(lambda: bool(frontend.fleet.view.routable()))

@@ -1,4 +1,4 @@
-"""A process on a leash, and what launcher and forkserver say to each other. With real processes and sockets."""
+"""A process tied to its launcher by an exit pipe, and the protocol of launcher and fork server. With real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_local.core.errors import DecodeError
 from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.exit_pipe import ExitPipe, write_exit_code
 
-ON_A_LEASH = """
+TIED = """
 import sys, time
 from dynamo_local.process.death_pipe import die_with_writer
 die_with_writer(int(sys.argv[1]))
@@ -24,44 +24,44 @@ time.sleep(600)
 """
 
 
-def on_a_leash(leash: ExitPipe) -> subprocess.Popen[bytes]:
-    collar = leash.childs[0]
-    command = [sys.executable, "-c", ON_A_LEASH, str(collar)]
-    child = subprocess.Popen(command, pass_fds=[collar], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
-    leash.give_away()
+def tied(exit_pipe: ExitPipe) -> subprocess.Popen[bytes]:
+    death_pipe = exit_pipe.for_child[0]
+    command = [sys.executable, "-c", TIED, str(death_pipe)]
+    child = subprocess.Popen(command, pass_fds=[death_pipe], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    exit_pipe.close_childs()
     return child
 
 
-def test_letting_go_kills_at_once() -> None:
-    leash = ExitPipe.make()
-    with on_a_leash(leash) as child:
+def test_closing_the_death_pipe_kills_the_child_at_once() -> None:
+    exit_pipe = ExitPipe.make()
+    with tied(exit_pipe) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"on\n"
         assert child.poll() is None
-        os.close(leash.held)
+        os.close(exit_pipe.death_pipe)
         assert child.wait(30) == -signal.SIGKILL
-    os.close(leash.word)
+    os.close(exit_pipe.exit_code)
 
 
-def test_one_that_was_let_go_before_it_put_the_leash_on_ends() -> None:
-    leash = ExitPipe.make()
-    os.close(leash.held)
-    with on_a_leash(leash) as child:
-        # By itself or by the kernel: the two come at the same time.
+def test_a_child_whose_death_pipe_was_closed_before_it_was_tied_ends() -> None:
+    exit_pipe = ExitPipe.make()
+    os.close(exit_pipe.death_pipe)
+    with tied(exit_pipe) as child:
+        # The child ends by itself, or the kernel kills it: both come at the same time.
         assert child.wait(30) in (1, -signal.SIGKILL)
-    os.close(leash.word)
+    os.close(exit_pipe.exit_code)
 
 
 @pytest.mark.parametrize("code", [0, 1, 255])
-def test_the_last_word_is_the_exit_code(code: int) -> None:
-    leash = ExitPipe.make()
-    assert leash.last_word() is None
-    write_exit_code(leash.childs[1], code)
-    assert leash.last_word() == code
-    leash.give_away()
-    assert leash.last_word() is None
-    os.close(leash.held)
-    os.close(leash.word)
+def test_the_exit_code_is_read_once(code: int) -> None:
+    exit_pipe = ExitPipe.make()
+    assert exit_pipe.read_exit_code() is None
+    write_exit_code(exit_pipe.for_child[1], code)
+    assert exit_pipe.read_exit_code() == code
+    exit_pipe.close_childs()
+    assert exit_pipe.read_exit_code() is None
+    os.close(exit_pipe.death_pipe)
+    os.close(exit_pipe.exit_code)
 
 
 def test_messages_and_descriptors_arrive_through_a_socket_whose_path_is_long(tmp_path: Path) -> None:

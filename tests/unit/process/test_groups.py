@@ -1,4 +1,4 @@
-"""Ending a process group whose members fork while they are looked at."""
+"""Killing a process group whose members fork while they are listed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dynamo_local.process import groups
 
 
 def test_a_child_that_one_look_has_missed_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parent was gone before it was looked at, and the child came after the list was made."""
+    """A child that was forked after the listing had passed it, by a parent that was gone before the listing came to
+    it."""
     looks: Iterator[tuple[int, ...]] = iter([(10,), (), (11,), (), ()])
     killed: list[int] = []
     monkeypatch.setattr(groups, "members", lambda _: next(looks))

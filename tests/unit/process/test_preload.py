@@ -1,4 +1,4 @@
-"""When a process may be forked for a service, and with which environment."""
+"""The conditions for forking a service's process, and the environment that it gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def preloaded(heavy: Heavy, given: Mapping[bytes, bytes]) -> Preloaded:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a fork server: the test run itself has threads."""
+    """Show one thread only, as in a fork server: the test run itself has several."""
     monkeypatch.setattr(Path, "iterdir", lambda _: iter([Path("1")]))
 
 

@@ -28,7 +28,7 @@ def empty_state(namespace: str = NAMESPACE, endpoint: str = ENDPOINT) -> State:
 
 
 def disaggregated() -> State:
-    """One decode and one prefill worker, as the planner finds them at its start."""
+    """A state with one decode and one prefill worker, as the planner finds them at its start."""
     state = claim(empty_state(), "dynamo_Frontend", role="frontend", cmd="python -m host")
     state = claim(state, "dynamo_VllmWorker", role="decode", cmd="python -m host", devices=[0])
     return claim(state, "dynamo_PrefillWorker", role="prefill", cmd="python -m host", devices=[1])

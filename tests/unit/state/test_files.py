@@ -72,7 +72,7 @@ def test_replacing_does_not_write_through_a_planted_link(tmp_path: Path) -> None
 
 
 class PlantingDisk(Disk):
-    """Somebody puts a link in place of the temporary file just before it is opened."""
+    """A disk on which an attacker puts a link in place of the temporary file just before it is opened."""
 
     def __init__(self, victim: Path) -> None:
         self.victim = victim

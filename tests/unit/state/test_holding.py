@@ -55,7 +55,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def name() -> str:
-    """Of a device that no other test has."""
+    """The name of a device that no other test has."""
     return f"GPU-{secrets.token_hex(8)}"
 
 

@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 @dataclass
 class Kernel:
-    """By name: the process that has it."""
+    """The kernel's record of bound names. `names`: the pid that has bound each."""
 
     names: dict[str, int] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(claim.alive for claim in self.claims))
     @rule(data=st.data(), next_one=st.booleans())
     def kill_a_server(self, data: st.DataObject, next_one: bool) -> None:
-        """Its workers follow when they do. Another server may want the same devices at once."""
+        """Kill a server. Its workers die later, in rules of their own. Another server may want its devices at once."""
         killed = data.draw(st.sampled_from([claim for claim in self.claims if claim.alive]))
         for claim in self.claims:
             if claim.pid == killed.pid and claim.alive:
@@ -202,7 +202,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.holding())
     @rule(data=st.data())
     def let_go(self, data: st.DataObject) -> None:
-        """As a server does with what its statefile does not claim any more: nothing is about to start there."""
+        """Let go of a claim, as a server does with devices that its statefile does not claim any more."""
         claim = data.draw(st.sampled_from(self.holding()))
         starting = [worker for worker in self.workers if worker.claim is claim and worker.alive and not worker.over]
         if not starting and not any(on_device(self.kernel.names, name) for name in claim.devices):

@@ -90,7 +90,7 @@ def test_a_lock_is_not_taken_twice(paths: StatePaths) -> None:
 
 
 def test_a_release_leaves_the_lock_file_of_another_alone(tmp_path: Path) -> None:
-    """Somebody deleted the file of a held lock; the next holder made a new one."""
+    """The file of a held lock was deleted, and the next holder has made a new one."""
     first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     first.acquire(0)
     first.path.unlink()

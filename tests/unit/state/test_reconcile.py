@@ -123,7 +123,7 @@ def paths(tmp_path: Path) -> StatePaths:
 
 @pytest.fixture
 def crashed(paths: StatePaths) -> FakeProcesses:
-    """What a killed server leaves: statefile, run directory, a process; another server's process runs too."""
+    """The remains of a killed server: statefile, run directory, a process. Another server's process runs beside."""
     make_run_directory(paths)
     replace_file(paths.bus_file, b"{}")
     replace_file(paths.log_file("dynamo_Frontend"), b"lines")

@@ -118,7 +118,7 @@ def test_shared_memory_in_use_is_left_until_it_is_not(paths: StatePaths, sockets
         reap(sockets)
         assert (SHARED_MEMORY / name).exists()
         assert folder.exists()
-        assert clear_segments(paths, sockets, patience_s=0.0) == 0
+        assert clear_segments(paths, sockets, wait_s=0.0) == 0
     reap(sockets)
     assert not (SHARED_MEMORY / name).exists()
     assert not folder.exists()
@@ -149,7 +149,7 @@ def test_of_other_names_what_is_recorded_goes_if_it_is_still_the_same(paths: Sta
 
 
 def test_a_killed_process_leaves_shared_memory_of_which_the_name_is_known(paths: StatePaths, sockets: Sockets) -> None:
-    """As vLLM's do: its resource tracker is killed as well."""
+    """The resource tracker is killed as well, as happens to vLLM's."""
     prefix = segment_prefix(paths, LEASE)
     code = f"""
 from multiprocessing import resource_tracker, shared_memory

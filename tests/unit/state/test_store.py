@@ -214,7 +214,7 @@ class FullDisk(Disk):
 
 class TestCrash:
     def test_data_is_on_disk_before_its_name_and_the_name_before_success(self, paths: StatePaths) -> None:
-        """What no kill can show: a power cut keeps what was synced, in any order otherwise."""
+        """For power cuts, which no kill can show: only synced writes are kept for certain, others in any order."""
         disk = NotingDisk()
         StateStore(paths, disk=disk).create(empty_state())
         assert disk.steps == ["create", "write", "sync", "rename", "sync directory"]
@@ -269,7 +269,7 @@ class TestConcurrency:
     @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(st.lists(st.lists(st.sampled_from(["VllmWorker", "PrefillWorker"]), max_size=12), max_size=4))
     def test_updates_of_several_processes_lose_nothing(self, store: StateStore, work: list[list[str]]) -> None:
-        """Each process claims as told; every claim is there afterwards and holds a device of its own."""
+        """Processes claim workers at the same time; afterwards every claim is there and has a device of its own."""
         store.remove()
         store.create(empty_state())
         children = [forked(partial(claim_all, store, mine)) for mine in work]

@@ -37,7 +37,7 @@ def until(met: Callable[[], bool]) -> None:
 
 
 def shares(pid: int) -> tuple[float, float]:
-    """Of a moment: the shares that the process ran and waited."""
+    """The shares of the next moment in which the process ran, and waited for a core."""
     before, began = times_of_all([pid]), time.monotonic()
     time.sleep(LOOK_S)
     found = shares_between(before, times_of_all([pid]), seconds := time.monotonic() - began)
@@ -61,7 +61,7 @@ def test_who_is_stopped_or_asleep_does_not_wait() -> None:
 
 
 def test_what_others_have_of_a_core_is_told_from_what_is_ours() -> None:
-    """Of two that share a core as equals, each has about half."""
+    """Two processes share a core, and each gets about half of it."""
     with spinning(CORE), spinning(CORE) as ours:
         watch = CoreWatch(frozenset({CORE}))
         assert watch.look(times_of_all([ours.pid])) is None
@@ -80,7 +80,7 @@ def test_what_others_have_of_a_core_is_told_from_what_is_ours() -> None:
 
 
 def test_the_threads_of_ours_that_are_beside_are_no_others() -> None:
-    """Whatever else computes there, which is the rest."""
+    """Threads given as `beside` do not count as others, whatever else computes on the core."""
     with spinning(CORE) as ours:
         watch = CoreWatch(frozenset({CORE}))
         before = times_of_all([ours.pid])

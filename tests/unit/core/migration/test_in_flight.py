@@ -1,4 +1,4 @@
-"""What moves do to loads that do not tell of them yet."""
+"""The effect of migrations on loads that do not show them yet."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ def worker(lease: str, at: float | None = 5.0) -> Presence:
     return Presence(lease, "W", "aggregated", lease, 1, "ready", load=Load(1, 0, 0.1, at=at))
 
 
-def test_what_moves_counts_with_its_destination_and_no_more_with_its_source() -> None:
-    traffic = InFlightMigrations()
-    traffic.begin("a", "b", 100, 1.0)
-    traffic.begin("a", "c", 30, 1.0)
-    assert traffic.change(worker("a")) == Usage(-130, requests=-2)
-    assert traffic.change(worker("b")) == Usage(100, requests=1)
-    assert traffic.change(worker("d")) == NOTHING
-    assert (traffic.leaving("a"), traffic.leaving("b"), traffic.under_way) == (2, 0, 2)
+def test_a_migration_counts_with_its_destination_and_no_more_with_its_source() -> None:
+    in_flight = InFlightMigrations()
+    in_flight.begin("a", "b", 100, 1.0)
+    in_flight.begin("a", "c", 30, 1.0)
+    assert in_flight.change(worker("a")) == Usage(-130, requests=-2)
+    assert in_flight.change(worker("b")) == Usage(100, requests=1)
+    assert in_flight.change(worker("d")) == NOTHING
+    assert (in_flight.leaving("a"), in_flight.leaving("b"), in_flight.in_progress) == (2, 0, 2)
 
 
-def test_a_move_that_was_made_counts_until_it_is_in_the_load() -> None:
-    traffic = InFlightMigrations()
-    trip = traffic.begin("a", "b", 100, 1.0)
-    traffic.end(trip, 5.5, moved=True)
-    assert traffic.under_way == 0
-    assert traffic.change(worker("b", 5.0)) == traffic.change(worker("b", None)) == Usage(100, requests=1)
-    assert traffic.change(worker("b", 6.0)) == NOTHING
+def test_a_migration_that_has_ended_counts_until_the_load_was_measured_after_it() -> None:
+    in_flight = InFlightMigrations()
+    entry = in_flight.begin("a", "b", 100, 1.0)
+    in_flight.end(entry, 5.5, moved=True)
+    assert in_flight.in_progress == 0
+    assert in_flight.change(worker("b", 5.0)) == in_flight.change(worker("b", None)) == Usage(100, requests=1)
+    assert in_flight.change(worker("b", 6.0)) == NOTHING
 
 
-def test_one_that_was_not_made_never_counts() -> None:
-    traffic = InFlightMigrations()
-    trip = traffic.begin("a", "b", 100, 1.0)
-    traffic.end(trip, 2.0, moved=False)
-    assert traffic.change(worker("b")) == NOTHING
+def test_a_request_that_stayed_counts_no_more() -> None:
+    in_flight = InFlightMigrations()
+    entry = in_flight.begin("a", "b", 100, 1.0)
+    in_flight.end(entry, 2.0, moved=False)
+    assert in_flight.change(worker("b")) == NOTHING
 
 
-def test_old_ones_are_forgotten() -> None:
-    traffic = InFlightMigrations()
-    traffic.end(traffic.begin("a", "b", 100, 1.0), 2.0, moved=True)
-    traffic.begin("a", "c", 1, 2.0 + FORGOTTEN_S)
-    assert traffic.change(worker("b", None)) == NOTHING
+def test_old_migrations_are_forgotten() -> None:
+    in_flight = InFlightMigrations()
+    in_flight.end(in_flight.begin("a", "b", 100, 1.0), 2.0, moved=True)
+    in_flight.begin("a", "c", 1, 2.0 + FORGOTTEN_S)
+    assert in_flight.change(worker("b", None)) == NOTHING

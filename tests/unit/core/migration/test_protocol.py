@@ -1,4 +1,4 @@
-"""Moves under everything that may happen to a request meanwhile."""
+"""Migrations under everything that may happen to a request meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dynamo_local.core.migration.protocol import (
 )
 from dynamo_local.core.request.log import RequestLog, Verdict
 
-LIMITS = MigrationLimits(reserve_s=1, room_s=20, warm_s=5, poised_s=0.5, takeover_s=10, tail=3, rounds=3)
+LIMITS = MigrationLimits(reserve_s=1, room_s=20, warm_s=5, poised_s=0.5, takeover_s=10, missing_tokens=3, rounds=3)
 A, B, C = "a", "b", "c"
 
 
@@ -35,53 +35,53 @@ def seen(tokens: int = 30, *, epoch: int = 1, owner: str | None = A, live: bool 
 
 
 def begun(tokens: int = 30) -> Migration:
-    """A move that has been promised room."""
-    move = Migration(seen(tokens), B, LIMITS)
-    assert move.advance(seen(tokens), 0.0) == Reserve(tokens, 20.0)
-    return move
+    """A migration that has been promised room."""
+    migration = Migration(seen(tokens), B, LIMITS)
+    assert migration.advance(seen(tokens), 0.0) == Reserve(tokens, 20.0)
+    return migration
 
 
 def poised(tokens: int = 30) -> Migration:
     """One that awaits its last token at the source, since 0.0."""
-    move = begun(tokens)
-    assert isinstance(move.advance(seen(tokens), 0.0), Warm)
-    assert move.advance(seen(tokens), 0.0) == Await(0.5)
-    assert move.phase is MigrationPhase.POISED
-    return move
+    migration = begun(tokens)
+    assert isinstance(migration.advance(seen(tokens), 0.0), Warm)
+    assert migration.advance(seen(tokens), 0.0) == Await(0.5)
+    assert migration.phase is MigrationPhase.POISED
+    return migration
 
 
 def cut(tokens: int = 30) -> Migration:
-    move = poised(tokens)
-    assert move.advance(seen(tokens + 1), 0.1) == Cut()
-    return move
+    migration = poised(tokens)
+    assert migration.advance(seen(tokens + 1), 0.1) == Cut()
+    return migration
 
 
 MOVED = seen(31, epoch=2, owner=B)
 
 
-# The way of a move
+# The way of a migration
 
 
 def test_what_has_kv_is_warmed_then_what_has_come_and_the_cut_is_right_after_a_token() -> None:
-    move = begun(30)
-    assert move.advance(seen(30), 0.1) == Warm(29, 5.1)
-    assert move.advance(seen(45), 0.2) == Warm(44, 5.2)
-    assert move.advance(seen(47), 0.3) == Await(0.8)
-    assert move.phase is MigrationPhase.POISED
-    assert move.advance(seen(47), 0.4) == Await(0.8)
-    assert move.advance(seen(48), 0.5) == Cut()
-    assert move.advance(seen(48, epoch=2, owner=B), 0.6) == Await(10.5)
-    assert move.advance(seen(49, epoch=2, owner=B), 0.7) == Finished(
+    migration = begun(30)
+    assert migration.advance(seen(30), 0.1) == Warm(29, 5.1)
+    assert migration.advance(seen(45), 0.2) == Warm(44, 5.2)
+    assert migration.advance(seen(47), 0.3) == Await(0.8)
+    assert migration.phase is MigrationPhase.POISED
+    assert migration.advance(seen(47), 0.4) == Await(0.8)
+    assert migration.advance(seen(48), 0.5) == Cut()
+    assert migration.advance(seen(48, epoch=2, owner=B), 0.6) == Await(10.5)
+    assert migration.advance(seen(49, epoch=2, owner=B), 0.7) == Finished(
         MigrationOutcome.MOVED, "its first token has come", False
     )
-    assert move.warm_tokens == 44
+    assert migration.warm_tokens == 44
 
 
 def test_what_is_moved_cold_awaits_nothing() -> None:
-    move = Migration(seen(600), B, replace(LIMITS, rounds=0))
-    move.advance(seen(600), 0.0)
-    assert move.advance(seen(600), 0.1) == Await(0.6)
-    assert move.phase is MigrationPhase.POISED
+    migration = Migration(seen(600), B, replace(LIMITS, rounds=0))
+    migration.advance(seen(600), 0.0)
+    assert migration.advance(seen(600), 0.1) == Await(0.6)
+    assert migration.phase is MigrationPhase.POISED
 
 
 def test_a_context_of_a_few_tokens_needs_no_warming() -> None:
@@ -90,45 +90,45 @@ def test_a_context_of_a_few_tokens_needs_no_warming() -> None:
 
 
 def test_the_longer_the_context_the_fewer_tokens_are_left_for_the_gap() -> None:
-    limits = replace(LIMITS, tail=8, tail_pairs=300)
+    limits = replace(LIMITS, missing_tokens=8, missing_pairs=300)
     for tokens, left in ((20, 8), (37, 8), (50, 6), (100, 3), (200, 1)):
         for lacking in (left, left + 1):
             # The first warming is asked for without the last token.
             asked = tokens + 1 - lacking
-            move = Migration(seen(asked), B, limits)
-            move.advance(seen(asked), 0.0)
-            assert isinstance(move.advance(seen(asked), 0.0), Warm)
-            assert isinstance(move.advance(seen(tokens), 0.1), Warm) == (lacking > left), (tokens, lacking)
+            migration = Migration(seen(asked), B, limits)
+            migration.advance(seen(asked), 0.0)
+            assert isinstance(migration.advance(seen(asked), 0.0), Warm)
+            assert isinstance(migration.advance(seen(tokens), 0.1), Warm) == (lacking > left), (tokens, lacking)
 
 
 @given(st.integers(2, 20_000), st.lists(st.integers(0, 60), min_size=1, max_size=12))
 def test_what_is_left_for_the_gap_is_bounded_where_rounds_gain_anything(tokens: int, come: list[int]) -> None:
     limits = MigrationLimits(rounds=len(come))
-    move = Migration(seen(tokens), B, limits)
-    move.advance(seen(tokens), 0.0)
-    action, lacked = move.advance(seen(tokens), 0.0), [tokens]
+    migration = Migration(seen(tokens), B, limits)
+    migration.advance(seen(tokens), 0.0)
+    action, lacked = migration.advance(seen(tokens), 0.0), [tokens]
     while isinstance(action, Warm):
-        tokens += come[move.rounds - 1]
+        tokens += come[migration.rounds - 1]
         lacked.append(tokens - action.tokens)
-        action = move.advance(seen(tokens), 0.0)
-    assert move.phase is MigrationPhase.POISED
-    bounded = lacked[-1] <= limits.tail and lacked[-1] * tokens <= limits.tail_pairs
-    assert bounded or move.rounds == limits.rounds or lacked[-1] >= lacked[-2]
+        action = migration.advance(seen(tokens), 0.0)
+    assert migration.phase is MigrationPhase.POISED
+    bounded = lacked[-1] <= limits.missing_tokens and lacked[-1] * tokens <= limits.missing_pairs
+    assert bounded or migration.rounds == limits.rounds or lacked[-1] >= lacked[-2]
 
 
 def test_a_source_that_is_faster_than_the_pull_is_cut_after_a_few_rounds() -> None:
-    move, tokens = begun(100), 100
+    migration, tokens = begun(100), 100
     for come in (50, 40, 30):
-        assert isinstance(move.advance(seen(tokens), 0.0), Warm)
+        assert isinstance(migration.advance(seen(tokens), 0.0), Warm)
         tokens += come
-    assert move.advance(seen(tokens), 0.0) == Await(0.5)
+    assert migration.advance(seen(tokens), 0.0) == Await(0.5)
 
 
 def test_rounds_that_gain_nothing_are_left_out() -> None:
-    move = begun(100)
-    assert isinstance(move.advance(seen(100), 0.0), Warm)
-    assert isinstance(move.advance(seen(120), 0.0), Warm)
-    assert move.advance(seen(141), 0.0) == Await(0.5)
+    migration = begun(100)
+    assert isinstance(migration.advance(seen(100), 0.0), Warm)
+    assert isinstance(migration.advance(seen(120), 0.0), Warm)
+    assert migration.advance(seen(141), 0.0) == Await(0.5)
 
 
 def test_a_source_that_brings_nothing_any_more_is_left_without_waiting_longer() -> None:
@@ -139,28 +139,28 @@ def test_a_source_that_brings_nothing_any_more_is_left_without_waiting_longer() 
 
 
 @pytest.mark.parametrize("step", [begun, poised])
-def test_before_the_cut_a_request_that_is_over_or_lost_ends_the_move(step: object) -> None:
+def test_before_the_cut_a_request_that_is_over_or_lost_ends_the_migration(step: object) -> None:
     for what, outcome in (
         (seen(live=False), MigrationOutcome.ENDED),
         (seen(epoch=2, owner=C), MigrationOutcome.RECOVERED),
         (seen(owner=None), MigrationOutcome.RECOVERED),
     ):
-        move = begun() if step is begun else poised()
-        over = move.advance(what, 0.1)
+        migration = begun() if step is begun else poised()
+        over = migration.advance(what, 0.1)
         assert isinstance(over, Finished)
         assert (over.outcome, over.gives_back) == (outcome, True)
 
 
 def test_a_refusal_leaves_the_request_where_it_is() -> None:
     assert begun().advance(seen(), 0.1, "no room") == Finished(MigrationOutcome.STAYED, "no room", True)
-    move = begun()
-    move.advance(seen(), 0.1)
-    assert move.advance(seen(), 0.2, "nothing lent") == Finished(MigrationOutcome.STAYED, "nothing lent", True)
+    migration = begun()
+    migration.advance(seen(), 0.1)
+    assert migration.advance(seen(), 0.2, "nothing lent") == Finished(MigrationOutcome.STAYED, "nothing lent", True)
 
 
 def test_nothing_is_cut_over_to_a_destination_that_is_gone() -> None:
-    for move in (begun(), poised()):
-        over = move.advance(LogSeen(1, A, 31, live=True, destination_there=False), 0.1)
+    for migration in (begun(), poised()):
+        over = migration.advance(LogSeen(1, A, 31, live=True, destination_there=False), 0.1)
         assert over == Finished(MigrationOutcome.STAYED, "the destination is gone", True)
     # After the cut, its loss is told, and the request recovered.
     assert isinstance(cut().advance(LogSeen(2, B, 31, live=True, destination_there=False), 0.2), Await)
@@ -170,9 +170,9 @@ def test_an_answer_that_comes_too_late_does_not_count() -> None:
     over = begun().advance(seen(), 1.1)
     assert isinstance(over, Finished)
     assert over.outcome is MigrationOutcome.STAYED
-    move = begun()
-    move.advance(seen(), 0.0)
-    over = move.advance(seen(), 5.1)
+    migration = begun()
+    migration.advance(seen(), 0.0)
+    over = migration.advance(seen(), 5.1)
     assert isinstance(over, Finished)
     assert over.outcome is MigrationOutcome.STAYED
 
@@ -201,17 +201,17 @@ def test_a_first_token_that_is_the_last_one_counts() -> None:
 
 
 def test_a_destination_that_brings_nothing_is_waited_for_for_a_while() -> None:
-    move = cut()
-    assert isinstance(move.advance(MOVED, 10.0), Await)
-    over = move.advance(MOVED, 10.1)
+    migration = cut()
+    assert isinstance(migration.advance(MOVED, 10.0), Await)
+    over = migration.advance(MOVED, 10.1)
     assert isinstance(over, Finished)
     assert over.outcome is MigrationOutcome.LATE
 
 
 def test_what_is_over_stays_over() -> None:
-    move = begun()
-    over = move.advance(seen(), 0.1, "no room")
-    assert move.advance(seen(40), 0.2) == over
+    migration = begun()
+    over = migration.advance(seen(), 0.1, "no room")
+    assert migration.advance(seen(40), 0.2) == over
 
 
 # Whatever happens
@@ -308,13 +308,13 @@ events = st.lists(
 @given(events)
 def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[tuple[str, str | None]]) -> None:
     world = World()
-    move = Migration(world.seen, B, LIMITS)
-    action = move.advance(world.seen, world.now)
+    migration = Migration(world.seen, B, LIMITS)
+    action = migration.advance(world.seen, world.now)
     world.do(action)
     for what, refused in script:
         world.happen(what)
-        answered, on = isinstance(action, Reserve | Warm), move.is_on(world.seen)
-        action = move.advance(world.seen, world.now, refused if answered else None)
+        answered, on = isinstance(action, Reserve | Warm), migration.is_on(world.seen)
+        action = migration.advance(world.seen, world.now, refused if answered else None)
         assert on or isinstance(action, Finished)
         world.do(action)
     for _ in range(60):
@@ -322,7 +322,7 @@ def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[
         if isinstance(action, Finished):
             break
         world.now += 1.0
-        action = move.advance(world.seen, world.now)
+        action = migration.advance(world.seen, world.now)
         world.do(action)
     assert isinstance(action, Finished), "it ends"
     assert world.cuts <= 1
@@ -332,14 +332,14 @@ def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[
 
 
 @given(st.integers(1, 500), st.integers(1, 40))
-def test_warming_never_asks_for_what_has_no_kv(tokens: int, tail: int) -> None:
-    move = Migration(seen(tokens), B, MigrationLimits(tail=tail))
-    move.advance(seen(tokens), 0.0)
-    action = move.advance(seen(tokens), 0.0)
+def test_warming_never_asks_for_what_has_no_kv(tokens: int, missing: int) -> None:
+    migration = Migration(seen(tokens), B, MigrationLimits(missing_tokens=missing))
+    migration.advance(seen(tokens), 0.0)
+    action = migration.advance(seen(tokens), 0.0)
     if isinstance(action, Warm):
         assert 0 < action.tokens < tokens
     else:
-        assert tokens <= tail
+        assert tokens <= missing
 
 
 def test_what_does_not_come_about_is_tried_again_less_and_less_often() -> None:

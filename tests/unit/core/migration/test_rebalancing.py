@@ -142,7 +142,7 @@ def presence(load: Load | None, no_transfer: str | None = None) -> Presence:
 KNOWN = Load(3, 0, 0.5, at=1.0, head_tokens=0)
 
 
-def test_a_worker_takes_part_with_what_moves_change() -> None:
+def test_a_worker_takes_part_with_what_migrations_change() -> None:
     found = room_of(presence(KNOWN), 1.0, Usage(-100, requests=-1))
     assert found is not None
     assert (found.freeness, found.slots) == (600 / 2, 6)
@@ -224,7 +224,7 @@ limits = st.tuples(st.floats(0, 300), st.floats(0, 600)).map(
 @given(fleets(), limits)
 def test_under_a_load_that_does_not_change_it_comes_to_rest(fleet: Fleet, limits: RebalancingLimits) -> None:
     requests = sum(map(len, fleet.running.values())) + sum(map(len, fleet.waiting.values()))
-    # A move takes a request off a worker below the range for good, unless it lets in another one.
+    # A migration takes a request off a worker below the range for good, unless it lets in another one.
     most = (requests + 1) * (sum(map(len, fleet.waiting.values())) + 1)
     for _ in range(most + 1):
         transfers = plan(fleet.rooms(), fleet.candidates(), limits)
@@ -249,7 +249,7 @@ def test_no_move_makes_its_destination_less_free_than_its_source_was(fleet: Flee
 
 
 @given(fleets(), limits)
-def test_nobody_moves_twice_in_one_plan_and_queues_only_shrink(fleet: Fleet, limits: RebalancingLimits) -> None:
+def test_no_request_migrates_twice_in_one_plan_and_queues_only_shrink(fleet: Fleet, limits: RebalancingLimits) -> None:
     blocked = {one.lease for one in fleet.rooms() if one.is_blocked}
     for transfer in plan(fleet.rooms(), fleet.candidates(), limits):
         fleet.apply(transfer)

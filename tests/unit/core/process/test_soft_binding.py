@@ -144,7 +144,7 @@ def test_whatever_happens_it_has_as_many_cores_as_its_slot(course_of: list[Look]
 
 @given(st.lists(looks, max_size=200))
 def test_whatever_happens_it_moves_twice_in_two_seconds_at_most(course_of: list[Look]) -> None:
-    """And comes back no more often than its patience allows."""
+    """The engine also returns to its cores no more often than `return_after_s` allows."""
     course = Course()
     returns = []
     for waiting, others in course_of:

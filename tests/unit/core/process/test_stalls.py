@@ -1,4 +1,5 @@
-"""A starved engine is not taken for hung, a hung one is, after the time it could have stepped in."""
+"""A starved engine is not taken for a hung one. An engine counts as hung after the limit of time in which it could have
+made a step."""
 
 from __future__ import annotations
 

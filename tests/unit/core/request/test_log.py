@@ -70,10 +70,10 @@ def _one_by_one(start: int, epoch: int) -> Iterator[TokenDelta]:
 
 
 @given(st.lists(st.integers(0, 4), max_size=4))
-def test_a_request_that_changes_workers_is_never_doubled(turns: list[int]) -> None:
+def test_a_request_that_changes_workers_is_never_doubled(counts: list[int]) -> None:
     """Each worker brings some tokens, then the next takes over; the earlier ones go on sending."""
     log, earlier = assigned(), list[Iterator[TokenDelta]]()
-    for count in turns:
+    for count in counts:
         epoch, at = log.epoch, log.position
         sent = _one_by_one(at, epoch)
         for _, piece in zip(range(count), sent, strict=False):

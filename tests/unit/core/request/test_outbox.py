@@ -86,7 +86,7 @@ def test_running_finished_and_forgotten() -> None:
     assert len(outbox) == 0
 
 
-def test_ends_that_nobody_answers_are_told_again_the_longest_silent_first() -> None:
+def test_ends_without_an_answer_are_sent_again_the_oldest_first() -> None:
     outbox = Outbox()
     ends = {}
     for number, name in enumerate(["a", "b", "c", "runs"]):
@@ -98,12 +98,12 @@ def test_ends_that_nobody_answers_are_told_again_the_longest_silent_first() -> N
         if name != "runs":
             ends[name] = f"f{number}", TokenDelta(name, 1, 1, [8], finish="stop")
             kept.add(ends[name][1], now=2.0 + number)
-    assert outbox.tell_again(now=10.0, told_before=2.0, most=9) == []
-    assert outbox.tell_again(now=10.0, told_before=9.0, most=2) == [ends["a"], ends["b"]]
-    assert outbox.tell_again(now=11.0, told_before=9.0, most=2) == [ends["c"]]
-    assert outbox.tell_again(now=12.0, told_before=10.5, most=9) == [ends["a"], ends["b"]]
+    assert outbox.resend_ends(now=10.0, sent_before=2.0, most=9) == []
+    assert outbox.resend_ends(now=10.0, sent_before=9.0, most=2) == [ends["a"], ends["b"]]
+    assert outbox.resend_ends(now=11.0, sent_before=9.0, most=2) == [ends["c"]]
+    assert outbox.resend_ends(now=12.0, sent_before=10.5, most=9) == [ends["a"], ends["b"]]
     outbox.forget([RequestEpoch("a", 1)])
-    assert outbox.tell_again(now=20.0, told_before=20.0, most=9) == [ends["c"], ends["b"]]
+    assert outbox.resend_ends(now=20.0, sent_before=20.0, most=9) == [ends["c"], ends["b"]]
     # Telling it again does not make it younger.
     assert outbox.finished_before(4.5) == [RequestEpoch("b", 1), RequestEpoch("c", 1)]
 

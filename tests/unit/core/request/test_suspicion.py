@@ -175,7 +175,7 @@ def test_a_request_that_is_tried_again_stays_alone_until_it_ends() -> None:
     assert (again.suspect, again.guilty) == (True, False)
     assert again.after_tokens(1000).suspect
     assert again.after_death().guilty
-    assert "4 engines died while they worked on this request" in again.after_death().charge
+    assert "4 engines died while they worked on this request" in again.after_death().guilt
 
 
 def worker(lease: str, running: int | None = 0, exclusive: Exclusive | None = None) -> Presence:

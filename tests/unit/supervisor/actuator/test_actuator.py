@@ -1,4 +1,4 @@
-"""The actuator step by step, in a world that is only kept in memory."""
+"""The actuator step by step, on ports that are kept in memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.add import UNDO_S
+from dynamo_local.supervisor.actuator.remove import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from state.model import Phase, State
 from state.transitions import claim, set_role
-from tests.unit.supervisor.actuator.fake_world import READY_S, FakeProcess, FakeWorld, Killed, blueprint
+from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, FakeProcess, Killed, blueprint
 
 NO_LIMIT = DeviceLimits()
 ADD = AddWorker("decode", "VllmWorker")
@@ -30,23 +30,23 @@ def shape(state: State) -> dict[str, tuple[int, ...] | None]:
 
 
 @pytest.fixture
-def world() -> FakeWorld:
-    world = FakeWorld()
-    world.running("Frontend", "frontend")
-    world.running("VllmWorker", "decode", 0)
-    return world
+def fake() -> FakePorts:
+    fake = FakePorts()
+    fake.running("Frontend", "frontend")
+    fake.running("VllmWorker", "decode", 0)
+    return fake
 
 
 @pytest.fixture
-def actuator(world: FakeWorld) -> LocalActuator:
-    return world.actuator(blueprint())
+def actuator(fake: FakePorts) -> LocalActuator:
+    return fake.actuator(blueprint())
 
 
-async def test_a_worker_goes_on_a_device_that_nobody_else_holds(world: FakeWorld, actuator: LocalActuator) -> None:
-    world.others = {1: "somebody", 2: "somebody"}
+async def test_a_worker_goes_on_a_device_that_nobody_else_holds(fake: FakePorts, actuator: LocalActuator) -> None:
+    fake.others = {1: "somebody", 2: "somebody"}
     assert (await actuator.apply(ADD, NO_LIMIT)).done
-    assert shape(world.state) == {"dynamo_VllmWorker": (0,), "dynamo_VllmWorker_1": (3,)}
-    assert world.held == {0, 3}
+    assert shape(fake.state) == {"dynamo_VllmWorker": (0,), "dynamo_VllmWorker_1": (3,)}
+    assert fake.held == {0, 3}
     outcome = await actuator.apply(ADD, NO_LIMIT)
     assert not outcome.done
     assert "CPU slot 1 is held by somebody; CPU slot 2 is held by somebody;" in outcome.note
@@ -55,25 +55,25 @@ async def test_a_worker_goes_on_a_device_that_nobody_else_holds(world: FakeWorld
 
 
 async def test_a_worker_whose_device_another_server_was_faster_to_take_does_not_start(
-    world: FakeWorld, actuator: LocalActuator
+    fake: FakePorts, actuator: LocalActuator
 ) -> None:
-    world.faster = {1: "somebody"}
+    fake.faster = {1: "somebody"}
     outcome = await actuator.apply(ADD, NO_LIMIT)
     assert not outcome.done
     assert "a device was taken by somebody else; CPU slot 1 is held by somebody" in outcome.note
-    assert shape(world.state) == {"dynamo_VllmWorker": (0,)}
-    assert set(world.processes) == {"dynamo_Frontend", "dynamo_VllmWorker"}
+    assert shape(fake.state) == {"dynamo_VllmWorker": (0,)}
+    assert set(fake.processes) == {"dynamo_Frontend", "dynamo_VllmWorker"}
 
 
-async def test_a_device_is_let_go_with_its_worker(world: FakeWorld, actuator: LocalActuator) -> None:
+async def test_a_device_is_let_go_with_its_worker(fake: FakePorts, actuator: LocalActuator) -> None:
     assert (await actuator.apply(ADD, NO_LIMIT)).done
     assert (await actuator.apply(RemoveWorker("dynamo_VllmWorker_1", "decode"), NO_LIMIT)).done
-    assert world.held == {0}
+    assert fake.held == {0}
 
 
-async def test_the_statefile_goes_through_the_documented_states(world: FakeWorld, actuator: LocalActuator) -> None:
-    seen: list[dict[str, tuple[int, ...] | None]] = [shape(world.state)]
-    world.checks.append(lambda: seen.append(shape(world.state)) if seen[-1] != shape(world.state) else None)
+async def test_the_statefile_goes_through_the_documented_states(fake: FakePorts, actuator: LocalActuator) -> None:
+    seen: list[dict[str, tuple[int, ...] | None]] = [shape(fake.state)]
+    fake.checks.append(lambda: seen.append(shape(fake.state)) if seen[-1] != shape(fake.state) else None)
     for change in (
         ADD,
         RemoveWorker("dynamo_VllmWorker_1", "decode"),
@@ -95,19 +95,19 @@ async def test_the_statefile_goes_through_the_documented_states(world: FakeWorld
 
 
 async def test_a_worker_that_is_added_runs_the_templates_command_on_its_own_device(
-    world: FakeWorld, actuator: LocalActuator
+    fake: FakePorts, actuator: LocalActuator
 ) -> None:
     outcome = await actuator.apply(ADD, NO_LIMIT)
     assert (outcome.done, outcome.watcher, outcome.note) == (True, "dynamo_VllmWorker_1", "ready")
-    entry = world.state.components["dynamo_VllmWorker_1"]
+    entry = fake.state.components["dynamo_VllmWorker_1"]
     assert (entry.role, entry.cmd, entry.devices, entry.phase) == ("decode", "run VllmWorker", (1,), None)
     assert entry.lease is not None
 
 
-async def test_it_is_marked_from_its_claim_until_it_is_ready(world: FakeWorld, actuator: LocalActuator) -> None:
+async def test_it_is_marked_from_its_claim_until_it_is_ready(fake: FakePorts, actuator: LocalActuator) -> None:
     phases: list[str | None] = []
-    world.checks.append(
-        lambda: phases.append(c.phase) if (c := world.state.components.get("dynamo_VllmWorker_1")) else None
+    fake.checks.append(
+        lambda: phases.append(c.phase) if (c := fake.state.components.get("dynamo_VllmWorker_1")) else None
     )
     await actuator.apply(ADD, NO_LIMIT)
     assert phases[0] == "starting"
@@ -117,29 +117,29 @@ async def test_it_is_marked_from_its_claim_until_it_is_ready(world: FakeWorld, a
 
 @pytest.mark.parametrize(("start", "why"), [("dies", "it ended"), ("hangs", f"not ready within {READY_S:g} s")])
 async def test_one_that_does_not_become_ready_is_taken_back(
-    world: FakeWorld, actuator: LocalActuator, start: Any, why: str
+    fake: FakePorts, actuator: LocalActuator, start: Any, why: str
 ) -> None:
-    before = world.state
-    world.start = start
+    before = fake.state
+    fake.start = start
     outcome = await actuator.apply(ADD, NO_LIMIT)
     assert (outcome.done, outcome.note) == (False, f"dynamo_VllmWorker_1 did not start: {why}")
-    assert world.state == before
-    assert set(world.watchers) == set(world.processes) == {"dynamo_Frontend", "dynamo_VllmWorker"}
+    assert fake.state == before
+    assert set(fake.watchers) == set(fake.processes) == {"dynamo_Frontend", "dynamo_VllmWorker"}
 
 
 async def test_decode_workers_are_taken_off_the_routers_before_they_are_told_to_end(
-    world: FakeWorld, actuator: LocalActuator
+    fake: FakePorts, actuator: LocalActuator
 ) -> None:
-    world.running("PrefillWorker", "prefill", 3)
+    fake.running("PrefillWorker", "prefill", 3)
     await actuator.apply(RemoveWorker("dynamo_VllmWorker", "decode"), NO_LIMIT)
     await actuator.apply(RemoveWorker("dynamo_PrefillWorker", "prefill"), NO_LIMIT)
-    assert world.ended == [("dynamo_VllmWorker", 30.0, True), ("dynamo_PrefillWorker", 30.0, False)]
+    assert fake.ended == [("dynamo_VllmWorker", 30.0, True), ("dynamo_PrefillWorker", 30.0, False)]
 
 
-async def test_without_a_bus_a_worker_is_still_removed(world: FakeWorld, actuator: LocalActuator) -> None:
-    world.bus_is_up = False
+async def test_without_a_bus_a_worker_is_still_removed(fake: FakePorts, actuator: LocalActuator) -> None:
+    fake.bus_is_up = False
     assert (await actuator.apply(RemoveWorker("dynamo_VllmWorker", "decode"), NO_LIMIT)).done
-    assert world.ended == [("dynamo_VllmWorker", 30.0, False)]
+    assert fake.ended == [("dynamo_VllmWorker", 30.0, False)]
 
 
 @pytest.mark.parametrize(
@@ -159,60 +159,58 @@ async def test_without_a_bus_a_worker_is_still_removed(world: FakeWorld, actuato
     ],
 )
 async def test_what_cannot_be_done_is_refused_and_changes_nothing(
-    world: FakeWorld, actuator: LocalActuator, change: Action, limits: DeviceLimits, why: str
+    fake: FakePorts, actuator: LocalActuator, change: Action, limits: DeviceLimits, why: str
 ) -> None:
-    before = (world.state, dict(world.watchers))
+    before = (fake.state, dict(fake.watchers))
     outcome = await actuator.apply(change, limits)
     assert not outcome.done
     assert why in outcome.note
-    assert (world.state, world.watchers) == before
+    assert (fake.state, fake.watchers) == before
 
 
-async def test_without_a_component_the_role_names_the_template(world: FakeWorld, actuator: LocalActuator) -> None:
+async def test_without_a_component_the_role_names_the_template(fake: FakePorts, actuator: LocalActuator) -> None:
     outcome = await actuator.apply(AddWorker("prefill"), NO_LIMIT)
     assert (outcome.done, outcome.watcher) == (True, "dynamo_PrefillWorker")
 
 
-async def test_devices_that_are_all_held_are_not_claimed(world: FakeWorld) -> None:
-    actuator = world.actuator(blueprint(slots=2, devices=2))
+async def test_devices_that_are_all_held_are_not_claimed(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(slots=2, devices=2))
     outcome = await actuator.apply(ADD, NO_LIMIT)
     assert not outcome.done
     assert "VllmWorker needs 2 devices, 1 of 2 CPU slots is free" in outcome.note
 
 
-async def test_what_was_left_is_finished_before_the_next_change(world: FakeWorld, actuator: LocalActuator) -> None:
-    world.dies_after = 8
+async def test_what_was_left_is_finished_before_the_next_change(fake: FakePorts, actuator: LocalActuator) -> None:
+    fake.dies_after = 8
     with pytest.raises(Killed):
         await actuator.apply(RemoveWorker("dynamo_VllmWorker", "decode"), NO_LIMIT)
-    assert world.state.components["dynamo_VllmWorker"].phase == "retiring"
-    world.dies_after = None
+    assert fake.state.components["dynamo_VllmWorker"].phase == "retiring"
+    fake.dies_after = None
     outcome = await actuator.apply(ADD, DeviceLimits(1))
     assert (outcome.done, outcome.watcher) == (True, "dynamo_VllmWorker")
-    assert "dynamo_VllmWorker was left retiring: it has ended" in world.report.lines
+    assert "dynamo_VllmWorker was left retiring: it has ended" in fake.report.lines
 
 
-async def test_strange_watchers_are_ended_if_they_have_a_name_of_ours(
-    world: FakeWorld, actuator: LocalActuator
-) -> None:
-    world.watchers |= {"dynamo_Stray": ACTIVE, "somebody else's": ACTIVE}
-    world.processes["dynamo_Stray"] = FakeProcess("hangs", ())
+async def test_strange_watchers_are_ended_if_they_have_a_name_of_ours(fake: FakePorts, actuator: LocalActuator) -> None:
+    fake.watchers |= {"dynamo_Stray": ACTIVE, "somebody else's": ACTIVE}
+    fake.processes["dynamo_Stray"] = FakeProcess("hangs", ())
     assert await actuator.reconcile() == ("dynamo_Stray had no claim: it has ended",)
-    assert set(world.watchers) == {"dynamo_Frontend", "dynamo_VllmWorker", "somebody else's"}
-    assert world.ended == [("dynamo_Stray", UNDO_S, False)]
+    assert set(fake.watchers) == {"dynamo_Frontend", "dynamo_VllmWorker", "somebody else's"}
+    assert fake.ended == [("dynamo_Stray", UNDO_S, False)]
 
 
 RESTART = Restart("dynamo_VllmWorker", "decode")
 
 
-async def test_a_worker_ends_only_when_the_one_in_its_place_is_ready(world: FakeWorld, actuator: LocalActuator) -> None:
+async def test_a_worker_ends_only_when_the_one_in_its_place_is_ready(fake: FakePorts, actuator: LocalActuator) -> None:
     seen: list[dict[str, tuple[tuple[int, ...], Phase | None]]] = []
 
     def look() -> None:
-        found = {n: (c.devices, c.phase) for n, c in world.state.components.items() if "Worker" in n}
+        found = {n: (c.devices, c.phase) for n, c in fake.state.components.items() if "Worker" in n}
         if not seen or seen[-1] != found:
             seen.append(found)
 
-    world.checks.append(look)
+    fake.checks.append(look)
     outcome = await actuator.apply(RESTART, NO_LIMIT)
     assert (outcome.done, outcome.watcher) == (True, "dynamo_VllmWorker_1")
     assert outcome.note == "in place of dynamo_VllmWorker"
@@ -224,101 +222,101 @@ async def test_a_worker_ends_only_when_the_one_in_its_place_is_ready(world: Fake
         {"dynamo_VllmWorker": ((0,), "retiring"), "dynamo_VllmWorker_1": ((1,), None)},
         {"dynamo_VllmWorker": ((), None), "dynamo_VllmWorker_1": ((1,), None)},
     ]
-    assert world.ended == [("dynamo_VllmWorker", 30.0, True)]
+    assert fake.ended == [("dynamo_VllmWorker", 30.0, True)]
 
 
 @pytest.mark.parametrize("start", ["dies", "hangs"])
 async def test_a_worker_whose_successor_does_not_start_goes_on(
-    world: FakeWorld, actuator: LocalActuator, start: Any
+    fake: FakePorts, actuator: LocalActuator, start: Any
 ) -> None:
-    before = world.state
-    world.start = start
+    before = fake.state
+    fake.start = start
     outcome = await actuator.apply(RESTART, NO_LIMIT)
     assert not outcome.done
     assert "dynamo_VllmWorker_1 did not start" in outcome.note
-    assert world.state == before
-    assert world.revoked == set()
+    assert fake.state == before
+    assert fake.revoked == set()
 
 
 async def test_the_successor_takes_up_the_role_that_the_worker_has_by_now(
-    world: FakeWorld, actuator: LocalActuator
+    fake: FakePorts, actuator: LocalActuator
 ) -> None:
     name = "dynamo_VllmWorker"
-    lease = world.state.components[name].lease
+    lease = fake.state.components[name].lease
     assert lease is not None
-    world.state = set_role(world.state, name, lease, "prefill")
+    fake.state = set_role(fake.state, name, lease, "prefill")
     outcome = await actuator.apply(Restart(name, "prefill"), NO_LIMIT)
     assert outcome.done
-    assert world.state.components["dynamo_VllmWorker_1"].role == "prefill"
+    assert fake.state.components["dynamo_VllmWorker_1"].role == "prefill"
 
 
-async def test_without_a_free_device_it_is_emptied_first_and_keeps_name_and_devices(world: FakeWorld) -> None:
-    actuator = world.actuator(blueprint(slots=2))
+async def test_without_a_free_device_it_is_emptied_first_and_keeps_name_and_devices(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(slots=2))
     await actuator.apply(ADD, NO_LIMIT)
-    before = world.state.components["dynamo_VllmWorker"]
+    before = fake.state.components["dynamo_VllmWorker"]
     outcome = await actuator.apply(RESTART, NO_LIMIT)
     assert (outcome.done, outcome.watcher, outcome.note) == (True, "dynamo_VllmWorker", "ready")
-    after = world.state.components["dynamo_VllmWorker"]
+    after = fake.state.components["dynamo_VllmWorker"]
     assert (after.devices, after.cmd, after.phase) == (before.devices, before.cmd, None)
     assert after.lease not in (None, before.lease)
-    assert world.ended == [("dynamo_VllmWorker", 30.0, True)]
+    assert fake.ended == [("dynamo_VllmWorker", 30.0, True)]
 
 
-async def test_the_last_one_that_answers_is_restarted_in_place_by_force_alone(world: FakeWorld) -> None:
-    actuator = world.actuator(blueprint(slots=1))
-    before = world.state
+async def test_the_last_one_that_answers_is_restarted_in_place_by_force_alone(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(slots=1))
+    before = fake.state
     outcome = await actuator.apply(RESTART, NO_LIMIT)
     assert not outcome.done
     assert "no device is free for a worker in place of dynamo_VllmWorker, and no other one" in outcome.note
-    assert (world.state, world.ended) == (before, [])
+    assert (fake.state, fake.ended) == (before, [])
     assert (await actuator.apply(Restart("dynamo_VllmWorker", "decode", even_the_last=True), NO_LIMIT)).done
 
 
-async def test_a_worker_that_does_not_come_back_is_released(world: FakeWorld) -> None:
-    actuator = world.actuator(blueprint(slots=2))
+async def test_a_worker_that_does_not_come_back_is_released(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(slots=2))
     await actuator.apply(ADD, NO_LIMIT)
-    world.start = "dies"
+    fake.start = "dies"
     outcome = await actuator.apply(RESTART, NO_LIMIT)
     assert (outcome.done, outcome.note) == (False, "dynamo_VllmWorker did not start: it ended")
-    assert shape(world.state) == {"dynamo_VllmWorker": None, "dynamo_VllmWorker_1": (1,)}
+    assert shape(fake.state) == {"dynamo_VllmWorker": None, "dynamo_VllmWorker_1": (1,)}
 
 
 async def test_a_service_without_devices_is_restarted_under_its_name_even_after_it_could_not_be_started(
-    world: FakeWorld, actuator: LocalActuator
+    fake: FakePorts, actuator: LocalActuator
 ) -> None:
-    world.running("Router", "router")
-    world.start = "dies"
+    fake.running("Router", "router")
+    fake.start = "dies"
     change = Restart("dynamo_Router", "router")
     assert not (await actuator.apply(change, NO_LIMIT)).done
-    assert "dynamo_Router" not in world.watchers
-    world.start = "well"
+    assert "dynamo_Router" not in fake.watchers
+    fake.start = "well"
     outcome = await actuator.apply(change, NO_LIMIT)
-    assert (outcome.done, outcome.watcher, world.watchers["dynamo_Router"]) == (True, "dynamo_Router", ACTIVE)
-    assert world.state.components["dynamo_Router"].holds
+    assert (outcome.done, outcome.watcher, fake.watchers["dynamo_Router"]) == (True, "dynamo_Router", ACTIVE)
+    assert fake.state.components["dynamo_Router"].holds
 
 
-async def test_one_that_was_left_restarting_is_started_again(world: FakeWorld) -> None:
-    actuator = world.actuator(blueprint(slots=2))
+async def test_one_that_was_left_restarting_is_started_again(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(slots=2))
     await actuator.apply(ADD, NO_LIMIT)
-    world.checks.append(lambda: _die_once_without(world, "dynamo_VllmWorker"))
+    fake.checks.append(lambda: _die_once_without(fake, "dynamo_VllmWorker"))
     with pytest.raises(Killed):
         await actuator.apply(RESTART, NO_LIMIT)
-    assert world.state.components["dynamo_VllmWorker"].phase == "restarting"
-    world.checks.clear()
+    assert fake.state.components["dynamo_VllmWorker"].phase == "restarting"
+    fake.checks.clear()
     assert await actuator.reconcile() == ("dynamo_VllmWorker was left restarting: ready",)
-    assert shape(world.state) == {"dynamo_VllmWorker": (0,), "dynamo_VllmWorker_1": (1,)}
+    assert shape(fake.state) == {"dynamo_VllmWorker": (0,), "dynamo_VllmWorker_1": (1,)}
     assert await actuator.reconcile() == ()
 
 
-def _die_once_without(world: FakeWorld, watcher: str) -> None:
-    if watcher not in world.watchers:
+def _die_once_without(fake: FakePorts, watcher: str) -> None:
+    if watcher not in fake.watchers:
         raise Killed
 
 
 class Operation(RuleBasedStateMachine):
     """Workers are added, removed and lost, by actuators that are killed between any two steps."""
 
-    world: FakeWorld
+    fake: FakePorts
     blueprint: Blueprint
     limits: DeviceLimits
 
@@ -328,11 +326,11 @@ class Operation(RuleBasedStateMachine):
     def begin(self, devices: int, most: int) -> None:
         self.blueprint = blueprint(slots=5, devices=devices)
         self.limits = DeviceLimits(max(most, devices + 1))
-        self.world = FakeWorld()
-        self.world.running("Frontend", "frontend")
-        self.world.running("VllmWorker", "decode", *range(devices))
-        self.world.running("PrefillWorker", "prefill", 4)
-        self.world.checks.append(self.check)
+        self.fake = FakePorts()
+        self.fake.running("Frontend", "frontend")
+        self.fake.running("VllmWorker", "decode", *range(devices))
+        self.fake.running("PrefillWorker", "prefill", 4)
+        self.fake.checks.append(self.check)
 
     @rule(
         change=st.sampled_from([ADD, AddWorker("decode"), AddWorker("prefill", "PrefillWorker")]),
@@ -340,14 +338,14 @@ class Operation(RuleBasedStateMachine):
         kill=kills,
     )
     def add(self, change: AddWorker, start: Any, kill: int | None) -> None:
-        self.world.start = start
+        self.fake.start = start
         self.run(self.actuator.apply(change, self.limits), kill)
 
     @precondition(lambda self: self.workers())
     @rule(data=st.data(), kill=kills)
     def remove(self, data: st.DataObject, kill: int | None) -> None:
         name = data.draw(st.sampled_from(self.workers()))
-        change = RemoveWorker(name, self.world.state.components[name].role)
+        change = RemoveWorker(name, self.fake.state.components[name].role)
         self.run(self.actuator.apply(change, self.limits), kill)
 
     @rule(start=st.sampled_from(["well", "hangs"]), kill=kills)
@@ -358,21 +356,21 @@ class Operation(RuleBasedStateMachine):
     @precondition(lambda self: self.workers())
     @rule(data=st.data(), start=st.sampled_from(["well", "well", "dies", "hangs"]), kill=kills)
     def restart(self, data: st.DataObject, start: Any, kill: int | None) -> None:
-        self.world.start = start
+        self.fake.start = start
         name = data.draw(st.sampled_from(self.workers()))
-        change = Restart(name, self.world.state.components[name].role, even_the_last=data.draw(st.booleans()))
+        change = Restart(name, self.fake.state.components[name].role, even_the_last=data.draw(st.booleans()))
         self.run(self.actuator.apply(change, self.limits), kill)
 
     @precondition(lambda self: self.workers())
     @rule(data=st.data(), kills=st.lists(st.integers(0, 40), max_size=3))
     def restart_what_starts_well(self, data: st.DataObject, kills: list[int]) -> None:
         """However often whoever does it is killed, the fleet is as large afterwards as it was."""
-        self.world.start = "well"
+        self.fake.start = "well"
         self.run_to_the_end(self.actuator.reconcile())
         if not (workers := self.workers()):
             return
         name, before = data.draw(st.sampled_from(workers)), self.roles()
-        change = Restart(name, self.world.state.components[name].role, even_the_last=True)
+        change = Restart(name, self.fake.state.components[name].role, even_the_last=True)
         for kill in kills:
             self.run(self.actuator.apply(change, self.limits), kill)
             if name not in self.workers():
@@ -384,36 +382,36 @@ class Operation(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_a_watcher(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self.workers()))
-        self.world.processes.pop(name, None)
-        self.world.watchers.pop(name, None)
+        self.fake.processes.pop(name, None)
+        self.fake.watchers.pop(name, None)
 
     @rule(index=st.integers(1, 9))
     def somebody_adds_a_watcher(self, index: int) -> None:
         name = f"dynamo_VllmWorker_{index}"
-        if name not in self.world.state.components and name not in self.world.watchers:
-            self.world.watchers[name] = ACTIVE
+        if name not in self.fake.state.components and name not in self.fake.watchers:
+            self.fake.watchers[name] = ACTIVE
 
     def workers(self) -> list[str]:
-        return sorted(name for name, c in self.world.state.components.items() if c.holds and "Worker" in name)
+        return sorted(name for name, c in self.fake.state.components.items() if c.holds and "Worker" in name)
 
     def roles(self) -> list[str]:
-        """Of all workers."""
-        return sorted(self.world.state.components[name].role for name in self.workers())
+        """The roles of all workers, sorted."""
+        return sorted(self.fake.state.components[name].role for name in self.workers())
 
     @property
     def actuator(self) -> LocalActuator:
         """A new one: it remembers nothing."""
-        return self.world.actuator(self.blueprint)
+        return self.fake.actuator(self.blueprint)
 
     def run(self, work: Coroutine[Any, Any, Any], kill: int | None) -> bool:
         """Returns whether it came to its end; everything is consistent then."""
-        self.world.dies_after = kill
+        self.fake.dies_after = kill
         try:
             asyncio.run(work)
         except Killed:
             return False
         finally:
-            self.world.dies_after = None
+            self.fake.dies_after = None
         self.check_consistent()
         return True
 
@@ -422,10 +420,10 @@ class Operation(RuleBasedStateMachine):
 
     def check(self) -> None:
         """Holds at every instant."""
-        state, held = self.world.state, 0
-        for name, process in self.world.processes.items():
+        state, held = self.fake.state, 0
+        for name, process in self.fake.processes.items():
             assert state.components[name].devices == process.devices, "it runs on devices that it has not claimed"
-            assert self.world.held.issuperset(process.devices), "it runs on devices that its server does not hold"
+            assert self.fake.held.issuperset(process.devices), "it runs on devices that its server does not hold"
         for name, component in state.components.items():
             held += len(component.devices) if "Worker" in name else 0
         assert self.limits.max_devices is not None
@@ -433,20 +431,20 @@ class Operation(RuleBasedStateMachine):
 
     @invariant()
     def budgets_hold(self) -> None:
-        if hasattr(self, "world"):
+        if hasattr(self, "fake"):
             self.check()
 
     def check_consistent(self) -> None:
         """Holds whenever no change is under way."""
-        components = self.world.state.components
+        components = self.fake.state.components
         holding = {name for name, component in components.items() if component.holds}
         assert [name for name, component in components.items() if component.phase is not None] == []
-        assert set(self.world.watchers) == set(self.world.processes) == holding
+        assert set(self.fake.watchers) == set(self.fake.processes) == holding
         assert {"dynamo_VllmWorker", "dynamo_PrefillWorker"} <= set(components), "a template is lost"
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.start = "well"
+        if hasattr(self, "fake"):
+            self.fake.start = "well"
             assert self.run(self.actuator.reconcile(), None)
 
 
@@ -454,8 +452,8 @@ TestOperation = Operation.TestCase
 TestOperation.settings = settings(max_examples=100, stateful_step_count=20)
 
 
-def test_a_claim_of_a_start_that_never_happened_is_released(world: FakeWorld, actuator: LocalActuator) -> None:
-    world.state = claim(world.state, "dynamo_VllmWorker_1", role="decode", cmd="x", devices=[1], phase="starting")
+def test_a_claim_of_a_start_that_never_happened_is_released(fake: FakePorts, actuator: LocalActuator) -> None:
+    fake.state = claim(fake.state, "dynamo_VllmWorker_1", role="decode", cmd="x", devices=[1], phase="starting")
     notes = asyncio.run(actuator.reconcile())
     assert notes == ("dynamo_VllmWorker_1 has no process: its claim (devices [1]) is released",)
-    assert shape(world.state) == {"dynamo_VllmWorker": (0,)}
+    assert shape(fake.state) == {"dynamo_VllmWorker": (0,)}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.supervisor.actuator.change_lock import turn_at
+from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from state.locks import FileLock, LockTimeoutError
 
 
-async def test_the_turn_of_another_is_awaited_and_told_of(tmp_path: Path) -> None:
+async def test_a_lock_that_another_holds_is_awaited_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     other = FileLock(path)
     other.acquire(0.0)
@@ -19,14 +19,14 @@ async def test_the_turn_of_another_is_awaited_and_told_of(tmp_path: Path) -> Non
         if len(told) == 3:
             other.release(remove=False)
 
-    async with turn_at(path, 0.0, busy):
+    async with hold_lock(path, 0.0, busy):
         with pytest.raises(LockTimeoutError):
             other.acquire(0.0)
     assert told == [True, False, False]
     assert not path.exists()
 
 
-async def test_it_is_not_awaited_if_that_is_refused(tmp_path: Path) -> None:
+async def test_waiting_ends_when_the_callback_raises(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     other = FileLock(path)
     other.acquire(0.0)
@@ -35,7 +35,7 @@ async def test_it_is_not_awaited_if_that_is_refused(tmp_path: Path) -> None:
         raise error
 
     with pytest.raises(LockTimeoutError):
-        async with turn_at(path, 0.0, busy):
-            pytest.fail("it is another's turn")
+        async with hold_lock(path, 0.0, busy):
+            pytest.fail("the lock is held by another")
     assert path.exists()
     other.release(remove=False)

@@ -1,4 +1,4 @@
-"""What `dynamo scale`, `dynamo drain` and `dynamo restart` make of what is asked for."""
+"""The changes that `dynamo scale`, `dynamo drain` and `dynamo restart` plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
-from dynamo_local.supervisor.actuator.claims import claim_worker, devices_held, retire_worker
+from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
 from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
+from dynamo_local.supervisor.actuator.remove import retire_worker
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from state.model import State
 from state.transitions import claim, release, taken
 from tests.unit.state.builders import disaggregated
-from tests.unit.supervisor.actuator.fake_world import blueprint
+from tests.unit.supervisor.actuator.fake_ports import blueprint
 
 SLOTS = 6
 PLAN = blueprint(SLOTS)

@@ -1,4 +1,4 @@
-"""A process that is restarted in place, and registers while it is told to end."""
+"""A process that registers its lease while it is being ended for a restart in place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.server.plan import WatcherPlan
 from state.transitions import set_lease
-from tests.unit.supervisor.actuator.fake_world import FakeWorld, blueprint
+from tests.unit.supervisor.actuator.fake_ports import FakePorts, blueprint
 
 
-class LateWorld(FakeWorld):
+class LatePorts(FakePorts):
     """The old process registers at the last moment, and is killed before it can take that back."""
 
     async def end(self, name: str, deadline_s: float) -> None:
@@ -26,10 +26,10 @@ class LateWorld(FakeWorld):
 
 
 async def test_the_old_one_is_not_taken_for_the_new_one() -> None:
-    world = LateWorld()
-    world.running("VllmWorker", "decode", 0)
+    fake = LatePorts()
+    fake.running("VllmWorker", "decode", 0)
     change = Restart("dynamo_VllmWorker", "decode", even_the_last=True)
-    outcome = await world.actuator(blueprint(slots=1)).apply(change, DeviceLimits())
+    outcome = await fake.actuator(blueprint(slots=1)).apply(change, DeviceLimits())
     assert outcome.done, outcome
-    component = world.state.components["dynamo_VllmWorker"]
-    assert (component.lease, component.phase) == (world.processes["dynamo_VllmWorker"].lease, None)
+    component = fake.state.components["dynamo_VllmWorker"]
+    assert (component.lease, component.phase) == (fake.processes["dynamo_VllmWorker"].lease, None)

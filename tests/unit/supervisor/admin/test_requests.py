@@ -1,4 +1,4 @@
-"""Which requests and workers `dynamo migrate` means."""
+"""The requests and workers that `dynamo migrate` selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom `dynamo role` asks, and whom it does not."""
+"""The workers that `dynamo role` asks, and those that it refuses."""
 
 from __future__ import annotations
 

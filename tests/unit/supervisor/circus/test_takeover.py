@@ -1,4 +1,4 @@
-"""What a new circusd is told of, and which processes are whose."""
+"""Takeover by a new circusd: which watchers it is told of, and which process belongs to which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.supervisor.circus.adopted import adoption, parse_adoption
 from dynamo_local.supervisor.circus.silence import CircusSilence
-from dynamo_local.supervisor.circus.takeover import heritage
+from dynamo_local.supervisor.circus.takeover import plan_takeover
 from dynamo_local.supervisor.upkeep.orphans import Orphan, processes_of_watchers
 from state.model import Owner, Phase, State
 from state.processes import Kin, Process
@@ -51,7 +51,7 @@ def test_every_process_is_adopted_or_ended_and_no_watcher_has_two(
     phases: dict[str, Phase | None], run: set[str]
 ) -> None:
     running = {name: process(number, name) for number, name in enumerate(sorted(run), 10)}
-    found = heritage(state_of(phases), running)
+    found = plan_takeover(state_of(phases), running)
     adopted = [process.pid for process in found.adopted.values()]
     assert sorted([*adopted, *(stray.pid for stray in found.strays)]) == [each.pid for each in running.values()]
     assert found.adopted.keys() == phases.keys() & run

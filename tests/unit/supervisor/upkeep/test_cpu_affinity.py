@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="on one core there is not
 
 
 class Fleet:
-    """One worker on the first core, and a frontend, which is a process that does nothing."""
+    """A worker on the first core, and a frontend, whose process does nothing."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         store = StateStore(StatePaths(folder, "dynamo"))
@@ -43,20 +43,19 @@ class Fleet:
         self.worker = Presence("dynamo_Worker", "Worker", "aggregated", "w", os.getpid(), "starting")
         self.frontend = Presence("dynamo_Frontend", "Frontend", "frontend", "f", pid, "ready")
         self.watch = ScriptedCores(BOTH, QUIET)
-        self.keeping = CpuAffinity(cpu_slots(CORES, 2), store, self.members, "dynamo_bus", BOTH)
-        self.keeping._watch = self.watch
+        self.affinity = CpuAffinity(cpu_slots(CORES, 2), store, self.members, "dynamo_bus", BOTH, self.watch)
 
     def members(self) -> list[Presence]:
         return [self.worker, self.frontend]
 
     def appear(self) -> None:
         for presence in self.members():
-            self.keeping.on_change(Change(Happened.APPEARED, presence))
+            self.affinity.on_change(Change(Happened.APPEARED, presence))
 
     def beat(self, running: int) -> None:
-        """The worker's."""
+        """Announce the worker with so many running requests."""
         self.worker = msgspec.structs.replace(self.worker, load=Load(running))
-        self.keeping.on_change(Change(Happened.UPDATED, self.worker))
+        self.affinity.on_change(Change(Happened.UPDATED, self.worker))
 
     async def until(self, met: Callable[[], bool], *, running: int = 1) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -68,7 +67,7 @@ class Fleet:
 async def test_they_leave_their_cores_while_others_compute_there(tmp_path: Path) -> None:
     with python("print('ready', flush=True); input()") as process:
         fleet, tasks = Fleet(tmp_path, process.pid), TaskGuard()
-        tasks.spawn("cores", fleet.keeping.run())
+        tasks.spawn("cores", fleet.affinity.run())
         fleet.appear()
         await fleet.until(lambda: cores_of(process.pid) == SECOND)
         fleet.watch.says = STARVED
@@ -81,7 +80,7 @@ async def test_they_leave_their_cores_while_others_compute_there(tmp_path: Path)
 async def test_nobody_looks_while_no_worker_has_requests(tmp_path: Path) -> None:
     with python("print('ready', flush=True); input()") as process:
         fleet, tasks = Fleet(tmp_path, process.pid), TaskGuard()
-        tasks.spawn("cores", fleet.keeping.run())
+        tasks.spawn("cores", fleet.affinity.run())
         fleet.appear()
         await fleet.until(lambda: cores_of(process.pid) == SECOND, running=0)
         for _ in range(20):

@@ -34,7 +34,7 @@ def inventory() -> Inventory:
 
 @pytest.fixture(autouse=True)
 def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All holders are in this process, and seen as if by another one."""
+    """Have the holders of this process seen as if they were in another one."""
 
     def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
         return held_elsewhere(inventory, os.getppid(), mine)
@@ -134,21 +134,21 @@ async def test_the_statefile_says_what_is_held(tmp_path: Path, inventory: Invent
     store.create(claim(state, "ns_Worker", role="decode", cmd="w", devices=[0]))
     others = somebody_else(inventory, 2)
     with DeviceHolds("ns") as holds:
-        keeping = DeviceHolding(store, inventory, launch.templates, holds)
-        assert await keeping.settle() == {}
+        holding = DeviceHolding(store, inventory, launch.templates, holds)
+        assert await holding.hold_claimed() == {}
         assert not _free(inventory, 0)
         store.update(lambda state: claim(state, "ns_Worker_1", role="decode", cmd="w", devices=[1, 2]))
-        (refused,) = (await keeping.settle()).items()
+        (refused,) = (await holding.hold_claimed()).items()
         assert refused[0] == 2
         assert f"pid {os.getpid()}" in refused[1]
         assert not _free(inventory, 1)
         store.update(lambda state: release(release(state, "ns_Worker_1"), "ns_Worker"))
         # Something of a worker is still there.
         marks = mark({DEVICES_VARIABLE: inventory.machine_names([0])[0]})
-        assert await keeping.settle() == {}
+        assert await holding.hold_claimed() == {}
         assert (_free(inventory, 0), _free(inventory, 1)) == (False, True)
         _close(marks)
-        assert await keeping.settle() == {}
+        assert await holding.hold_claimed() == {}
         assert _free(inventory, 0)
     _close(others)
 

@@ -1,4 +1,4 @@
-"""What a server does for its files, on a disk of its own and without processes."""
+"""Repair of a server's files, without processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.state.builders import disaggregated, empty_state
 from tests.unit.supervisor.recording import RecordingReport
 
 
-class Kept:
-    """A server's files, and what looks after them."""
+class Case:
+    """The files of a server, and their repair."""
 
     def __init__(self, root: Path, temporary: Path) -> None:
         self.paths = StatePaths(root, "dynamo")
@@ -40,8 +40,8 @@ class Kept:
         self.state = set_lease(disaggregated(), "dynamo_VllmWorker", "old", 11)
         StateStore(self.paths).create(self.state)
         self.report = RecordingReport()
-        self.upkeep = ServerFiles(self.paths, self.sockets, self.lock, self.report)
-        self.upkeep.look()
+        self.files = ServerFiles(self.paths, self.sockets, self.lock, self.report)
+        self.files.repair()
 
     def complete(self) -> bool:
         files = (self.paths.graph_file, self.paths.bus_file, self.paths.blueprint_file)
@@ -49,98 +49,98 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kept]:
-    """Its sockets lie elsewhere if the path of its state is long."""
+def case(tmp_path: Path) -> Iterator[Case]:
+    """A server whose state has a long path, so that its sockets lie elsewhere."""
     with tempfile.TemporaryDirectory(prefix="dyn") as temporary:
-        kept = Kept(tmp_path / ("deep" * 20) / "state", Path(temporary))
-        yield kept
-        kept.lock.release()
+        case = Case(tmp_path / ("deep" * 20) / "state", Path(temporary))
+        yield case
+        case.lock.release()
 
 
 def presence(watcher: str, lease: str, pid: int, role: str) -> Presence:
     return Presence(watcher, "VllmWorker", role, lease, pid, "ready")
 
 
-def test_nothing_is_written_or_said_while_all_is_well(kept: Kept) -> None:
-    before = {path: path.stat().st_mtime_ns for path in kept.paths.root.rglob("*") if path.is_file()}
-    kept.upkeep.look()
+def test_nothing_is_written_or_said_while_all_is_well(case: Case) -> None:
+    before = {path: path.stat().st_mtime_ns for path in case.paths.root.rglob("*") if path.is_file()}
+    case.files.repair()
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert kept.report.lines == []
+    assert case.report.lines == []
 
 
-def test_what_is_removed_comes_back_and_is_told_once(kept: Kept) -> None:
-    shutil.rmtree(kept.paths.root)
+def test_what_is_removed_comes_back_and_is_reported_once(case: Case) -> None:
+    shutil.rmtree(case.paths.root)
     for _ in range(2):
-        kept.upkeep.look()
-    assert kept.complete()
-    assert StateStore(kept.paths).read_file() == kept.state
-    assert stat.S_IMODE(kept.paths.run_dir.stat().st_mode) == 0o700
-    assert kept.paths.logs_dir.is_dir()
-    assert server_pid(kept.paths) is not None
-    assert sockets_of(kept.paths) == kept.sockets
-    assert sum("was removed: what is known of it is written anew" in line for line in kept.report.lines) == 1
-    assert sum("the statefile was damaged" in line for line in kept.report.lines) == 1
+        case.files.repair()
+    assert case.complete()
+    assert StateStore(case.paths).read_file() == case.state
+    assert stat.S_IMODE(case.paths.run_dir.stat().st_mode) == 0o700
+    assert case.paths.logs_dir.is_dir()
+    assert server_pid(case.paths) is not None
+    assert sockets_of(case.paths) == case.sockets
+    assert sum("was removed: its files are written anew" in line for line in case.report.lines) == 1
+    assert sum("the statefile was damaged" in line for line in case.report.lines) == 1
 
 
-def test_sockets_are_another_circusds_to_make_which_commands_tell(kept: Kept) -> None:
-    check_reachable(kept.paths, with_endpoint(kept))
+def test_sockets_are_another_circusds_to_make_which_commands_tell(case: Case) -> None:
+    check_reachable(case.paths, with_endpoint(case))
     compared: list[bool] = []
-    kept.upkeep.on_healed = lambda: compared.append(kept.sockets.circus.exists())
-    kept.sockets.circus.unlink()
+    case.files.on_healed = lambda: compared.append(case.sockets.circus.exists())
+    case.sockets.circus.unlink()
     for _ in range(2):
-        kept.upkeep.look()
-    assert len(kept.report.lines) == 1
-    assert "circusd's sockets were removed" in kept.report.lines[0]
+        case.files.repair()
+    assert len(case.report.lines) == 1
+    assert "circusd's sockets were removed" in case.report.lines[0]
     with pytest.raises(SupervisorError, match=r"was removed.*try again in a moment"):
-        check_reachable(kept.paths, with_endpoint(kept))
-    kept.paths.statefile.unlink()
-    kept.upkeep.look()
-    kept.sockets.circus.touch()
+        check_reachable(case.paths, with_endpoint(case))
+    case.paths.statefile.unlink()
+    case.files.repair()
+    case.sockets.circus.touch()
     for _ in range(2):
-        kept.upkeep.look()
+        case.files.repair()
     # What is written anew is compared with what runs, once, and not before circusd can be asked.
     assert compared == [True]
 
 
-def with_endpoint(kept: Kept) -> State:
-    return empty_state(endpoint=kept.sockets.circus_endpoint)
+def with_endpoint(case: Case) -> State:
+    return empty_state(endpoint=case.sockets.circus_endpoint)
 
 
-def test_starting_and_removed_are_told_apart(kept: Kept) -> None:
-    kept.paths.blueprint_file.unlink()
-    assert "only starting, or ending" in str(why_absent(kept.paths))
-    shutil.rmtree(kept.paths.run_dir)
-    assert "was removed" in str(why_absent(kept.paths))
+def test_starting_and_removed_are_told_apart(case: Case) -> None:
+    case.paths.blueprint_file.unlink()
+    assert "only starting, or ending" in str(why_absent(case.paths))
+    shutil.rmtree(case.paths.run_dir)
+    assert "was removed" in str(why_absent(case.paths))
 
 
-def test_a_server_that_another_one_has_replaced_ends(kept: Kept) -> None:
-    shutil.rmtree(kept.paths.root)
-    with ServerLock(kept.paths), pytest.raises(NamespaceBusyError, match="already runs"):
-        kept.upkeep.look()
+def test_a_server_that_another_one_has_replaced_ends(case: Case) -> None:
+    shutil.rmtree(case.paths.root)
+    with ServerLock(case.paths), pytest.raises(NamespaceBusyError, match="already runs"):
+        case.files.repair()
 
 
-def test_what_cannot_be_mended_is_told_once_and_tried_again(kept: Kept) -> None:
-    kept.paths.graph_file.unlink()
-    kept.paths.graph_file.with_name("graph.json.tmp").mkdir()
+def test_what_cannot_be_repaired_is_reported_once_and_tried_again(case: Case) -> None:
+    case.paths.graph_file.unlink()
+    case.paths.graph_file.with_name("graph.json.tmp").mkdir()
     for _ in range(2):
-        kept.upkeep.look()
-    assert len(kept.report.lines) == 1
-    assert "cannot write" in kept.report.lines[0]
+        case.files.repair()
+    assert len(case.report.lines) == 1
+    assert "cannot write" in case.report.lines[0]
     # The rest is seen to nevertheless.
-    kept.paths.statefile.unlink()
-    kept.upkeep.look()
-    assert StateStore(kept.paths).read_file() == kept.state
-    kept.paths.graph_file.with_name("graph.json.tmp").rmdir()
-    kept.upkeep.look()
-    assert kept.complete()
+    case.paths.statefile.unlink()
+    case.files.repair()
+    assert StateStore(case.paths).read_file() == case.state
+    case.paths.graph_file.with_name("graph.json.tmp").rmdir()
+    case.files.repair()
+    assert case.complete()
 
 
-def test_without_a_copy_leases_are_those_that_are_heard(kept: Kept) -> None:
-    kept.upkeep.members = lambda: [presence("dynamo_VllmWorker", "new", 22, "prefill")]
-    for path in (kept.paths.statefile, kept.paths.state_copy):
+def test_without_a_copy_leases_are_those_that_are_heard(case: Case) -> None:
+    case.files.members = lambda: [presence("dynamo_VllmWorker", "new", 22, "prefill")]
+    for path in (case.paths.statefile, case.paths.state_copy):
         path.write_text("{")
-    kept.upkeep.look()
-    component = StateStore(kept.paths).read_file().components["dynamo_VllmWorker"]
+    case.files.repair()
+    component = StateStore(case.paths).read_file().components["dynamo_VllmWorker"]
     assert (component.lease, component.pid, component.role) == ("new", 22, "prefill")
 
 
@@ -150,8 +150,8 @@ def test_who_has_no_claim_is_not_heard() -> None:
     assert as_heard(state, strangers) == state
 
 
-def test_folders_of_dead_processes_go(kept: Kept) -> None:
-    folder = Sockets(kept.sockets.directory).process_folder(2**22 - 1)
+def test_folders_of_dead_processes_go(case: Case) -> None:
+    folder = Sockets(case.sockets.directory).process_folder(2**22 - 1)
     folder.mkdir()
-    kept.upkeep.look()
+    case.files.repair()
     assert not folder.exists()

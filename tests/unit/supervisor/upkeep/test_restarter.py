@@ -1,4 +1,4 @@
-"""The keeper against a circus that only keeps statuses, in virtual time."""
+"""The restarter with a circus that only keeps statuses, in virtual time."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class FakeEvents:
         return self._events.pop(0)
 
 
-class Kept:
-    """A keeper, its world, and the time."""
+class Case:
+    """A restarter, the fakes around it, and the time."""
 
     def __init__(
         self, directory: Path, wanted: bool = True, quiet: tuple[str, ...] = (), expendable: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ class Kept:
         self.report = RecordingReport()
         self.now = 0.0
         self.deaths: list[tuple[str, int | None]] = []
-        self.voided: list[RegisteredProcess | None] = []
+        self.cleared: list[RegisteredProcess | None] = []
         self.process: RegisteredProcess | None = RegisteredProcess(11, "first")
         self.meanwhile: Callable[[], None] = lambda: None
         self.unreadable = False
 
         self.is_wanted = wanted
-        self.keeper = Restarter(
+        self.restarter = Restarter(
             self.circus,
             self,
             self.log,
@@ -80,7 +80,7 @@ class Kept:
 
     async def ended(self, watcher: str, pid: int | None, registered: RegisteredProcess | None) -> None:
         self.deaths.append((watcher, pid))
-        self.voided.append(registered)
+        self.cleared.append(registered)
 
     async def wanted(self, watcher: str) -> bool:
         if self.unreadable:
@@ -88,7 +88,7 @@ class Kept:
         return self.is_wanted
 
     async def told(self, *events: ProcessBegan | ProcessEnded) -> None:
-        listening = asyncio.create_task(self.keeper.listen(FakeEvents(*events)))
+        listening = asyncio.create_task(self.restarter.listen(FakeEvents(*events)))
         await asyncio.sleep(0)
         listening.cancel()
 
@@ -97,152 +97,152 @@ class Kept:
         await self.told(ProcessEnded("ns_a", 1, exit_code))
 
     async def look(self) -> None:
-        await self.keeper.look()
+        await self.restarter.look()
 
 
-Make = Callable[..., Kept]
+Make = Callable[..., Case]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def kept(wanted: bool = True, quiet: tuple[str, ...] = ()) -> Kept:
-        return Kept(tmp_path, wanted, quiet)
+    def case(wanted: bool = True, quiet: tuple[str, ...] = ()) -> Case:
+        return Case(tmp_path, wanted, quiet)
 
-    return kept
+    return case
 
 
 async def test_a_running_watcher_is_left_alone(make: Make) -> None:
-    kept = make()
-    await kept.look()
-    assert (kept.circus.started, kept.deaths, kept.report.lines) == ([], [], [])
+    case = make()
+    await case.look()
+    assert (case.circus.started, case.deaths, case.report.lines) == ([], [], [])
 
 
 async def test_it_is_started_again_when_its_delay_has_passed_and_not_before(make: Make) -> None:
-    kept = make()
-    kept.keeper.note_ready("ns_A")
-    await kept.ends(-9)
-    await kept.look()
-    kept.now = 0.9
-    await kept.look()
-    assert kept.circus.started == []
-    kept.now = 1.0
-    await kept.look()
-    assert kept.circus.started == ["ns_A"]
-    assert kept.deaths == [("ns_A", 1)]
-    assert kept.report.lines == ["ns_A  ended: killed by SIGKILL, restart in 1 s"]
+    case = make()
+    case.restarter.note_ready("ns_A")
+    await case.ends(-9)
+    await case.look()
+    case.now = 0.9
+    await case.look()
+    assert case.circus.started == []
+    case.now = 1.0
+    await case.look()
+    assert case.circus.started == ["ns_A"]
+    assert case.deaths == [("ns_A", 1)]
+    assert case.report.lines == ["ns_A  ended: killed by SIGKILL, restart in 1 s"]
 
 
 async def test_one_that_was_stopped_on_purpose_stays_stopped(make: Make) -> None:
-    kept = make(wanted=False)
-    await kept.ends(0)
-    await kept.look()
-    kept.now = 100.0
-    await kept.look()
-    assert kept.circus.started == []
-    assert kept.report.lines == []
+    case = make(wanted=False)
+    await case.ends(0)
+    await case.look()
+    case.now = 100.0
+    await case.look()
+    assert case.circus.started == []
+    assert case.report.lines == []
 
 
 async def test_one_that_is_to_end_by_now_is_not_started_when_its_delay_has_passed(make: Make) -> None:
-    kept = make()
-    kept.keeper.note_ready("ns_A")
-    await kept.ends(-9)
-    await kept.look()
-    kept.is_wanted = False
-    kept.now = 1.0
-    await kept.look()
-    assert kept.circus.started == []
+    case = make()
+    case.restarter.note_ready("ns_A")
+    await case.ends(-9)
+    await case.look()
+    case.is_wanted = False
+    case.now = 1.0
+    await case.look()
+    assert case.circus.started == []
 
 
-async def test_one_that_takes_a_removed_ones_name_has_a_life_of_its_own(make: Make) -> None:
-    kept = make()
+async def test_a_new_watcher_of_a_removed_ones_name_starts_without_its_record(make: Make) -> None:
+    case = make()
     for _ in range(2):
-        await kept.ends(1)
-        await kept.look()
-        kept.now += 10
-        kept.circus.current = {}
-        await kept.look()
-        kept.circus.current = {"ns_A": "active"}
-        await kept.look()
-    await kept.ends(1)
-    await kept.look()
-    assert kept.report.lines[-1] == "ns_A  ended: exit code 1, restart in 1 s"
+        await case.ends(1)
+        await case.look()
+        case.now += 10
+        case.circus.current = {}
+        await case.look()
+        case.circus.current = {"ns_A": "active"}
+        await case.look()
+    await case.ends(1)
+    await case.look()
+    assert case.report.lines[-1] == "ns_A  ended: exit code 1, restart in 1 s"
 
 
 async def test_the_end_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(make: Make) -> None:
-    kept = make()
-    await kept.told(ProcessEnded("ns_a", 1, 2), ProcessBegan("ns_a", 9))
-    kept.circus.current["ns_A"] = "stopped"
-    await kept.look()
-    assert kept.deaths == []
-    await kept.told(ProcessEnded("ns_a", 9, -9))
-    await kept.look()
-    assert kept.deaths == [("ns_A", 9)]
+    case = make()
+    await case.told(ProcessEnded("ns_a", 1, 2), ProcessBegan("ns_a", 9))
+    case.circus.current["ns_A"] = "stopped"
+    await case.look()
+    assert case.deaths == []
+    await case.told(ProcessEnded("ns_a", 9, -9))
+    await case.look()
+    assert case.deaths == [("ns_A", 9)]
 
 
 async def test_one_whose_start_failed_is_looked_after_once_it_is_to_run(make: Make) -> None:
-    kept = make(wanted=False)
-    kept.keeper.note_ready("ns_A")
-    await kept.ends(1)
-    await kept.look()
-    kept.is_wanted = True
+    case = make(wanted=False)
+    case.restarter.note_ready("ns_A")
+    await case.ends(1)
+    await case.look()
+    case.is_wanted = True
     for _ in range(3):
-        await kept.look()
-        kept.now += 10
-    assert kept.circus.started == ["ns_A"]
+        await case.look()
+        case.now += 10
+    assert case.circus.started == ["ns_A"]
 
 
 async def test_an_exit_code_that_is_late_is_waited_for_and_one_that_is_lost_is_not(make: Make) -> None:
-    kept = make()
-    kept.circus.current["ns_A"] = "stopped"
-    await kept.look()
-    assert kept.deaths == []
-    await kept.look()
-    assert kept.deaths == [("ns_A", None)]
-    assert kept.report.lines == ["ns_A  ended: exit code not known, restart in 1 s"]
+    case = make()
+    case.circus.current["ns_A"] = "stopped"
+    await case.look()
+    assert case.deaths == []
+    await case.look()
+    assert case.deaths == [("ns_A", None)]
+    assert case.report.lines == ["ns_A  ended: exit code not known, restart in 1 s"]
 
 
 async def test_giving_up_shows_the_log_of_the_last_process_only(make: Make) -> None:
-    kept = make()
-    kept.log("ns_A").write_text("error: first\n")
-    await kept.ends(1)
-    await kept.look()
-    kept.now = 1.0
-    await kept.look()
-    with kept.log("ns_A").open("a") as log:
+    case = make()
+    case.log("ns_A").write_text("error: first\n")
+    await case.ends(1)
+    await case.look()
+    case.now = 1.0
+    await case.look()
+    with case.log("ns_A").open("a") as log:
         log.write("about to fail\nerror: second\n")
-    await kept.ends(1)
+    await case.ends(1)
     with pytest.raises(SupervisorError, match=r"ns_A failed to start 2 times \(exit code 1\): second"):
-        await kept.look()
-    assert kept.report.lines[-2:] == ["    | about to fail", "    | error: second"]
+        await case.look()
+    assert case.report.lines[-2:] == ["    | about to fail", "    | error: second"]
 
 
 async def test_a_wrong_configuration_is_not_tried_again(make: Make) -> None:
-    kept = make()
-    await kept.ends(2)
+    case = make()
+    await case.ends(2)
     with pytest.raises(SupervisorError, match=r"ns_A did not start \(exit code 2\)"):
-        await kept.look()
-    assert kept.circus.started == []
+        await case.look()
+    assert case.circus.started == []
 
 
 async def test_what_nothing_depends_on_is_given_up_quietly_and_for_good(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, expendable=("ns_A",))
-    await kept.ends(2)
-    await kept.look()
-    assert any("going on without it" in line for line in kept.report.lines)
-    kept.now = 1e9
-    await kept.look()
-    assert kept.circus.started == []
+    case = Case(tmp_path, expendable=("ns_A",))
+    await case.ends(2)
+    await case.look()
+    assert any("going on without it" in line for line in case.report.lines)
+    case.now = 1e9
+    await case.look()
+    assert case.circus.started == []
 
 
 async def test_a_quiet_watcher_is_ready_while_it_runs(make: Make) -> None:
-    kept = make(quiet=("ns_A",))
+    case = make(quiet=("ns_A",))
     for deaths in range(1, 5):
-        await kept.look()
-        await kept.ends(1)
-        await kept.look()
-        kept.now += 10
-        await kept.look()
-        assert kept.circus.started == ["ns_A"] * deaths
+        await case.look()
+        await case.ends(1)
+        await case.look()
+        case.now += 10
+        await case.look()
+        assert case.circus.started == ["ns_A"] * deaths
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -251,90 +251,90 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_process_that_ends_is_seen_when_it_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only when it is time to look."""
-    monkeypatch.setattr("dynamo_local.supervisor.upkeep.restarter._LOOK_SELDOM_S", 3600.0)
-    kept = make()
-    kept.now = 100.0
-    running = asyncio.create_task(kept.keeper.run())
+async def test_an_event_wakes_the_restarter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restarter does not wait for its next look."""
+    monkeypatch.setattr("dynamo_local.supervisor.upkeep.restarter._IDLE_INTERVAL_S", 3600.0)
+    case = make()
+    case.now = 100.0
+    running = asyncio.create_task(case.restarter.run())
     await asyncio.sleep(0)
-    await kept.ends(-9)
-    await until(lambda: kept.deaths)
-    kept.now = 200.0
-    await until(lambda: kept.circus.started)
+    await case.ends(-9)
+    await until(lambda: case.deaths)
+    case.now = 200.0
+    await until(lambda: case.circus.started)
     running.cancel()
 
 
-async def test_what_nobody_told_of_is_seen_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo_local.supervisor.upkeep.restarter._LOOK_SELDOM_S", 0.01)
-    kept = make()
-    running = asyncio.create_task(kept.keeper.run())
+async def test_an_end_without_an_event_is_seen_as_well(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_local.supervisor.upkeep.restarter._IDLE_INTERVAL_S", 0.01)
+    case = make()
+    running = asyncio.create_task(case.restarter.run())
     await asyncio.sleep(0)
-    kept.circus.current["ns_A"] = "stopped"
-    await until(lambda: kept.deaths)
-    assert kept.deaths == [("ns_A", None)]
+    case.circus.current["ns_A"] = "stopped"
+    await until(lambda: case.deaths)
+    assert case.deaths == [("ns_A", None)]
     running.cancel()
 
 
-async def test_what_the_ended_process_had_registered_is_voided(make: Make) -> None:
-    kept = make()
-    await kept.ends(-9)
-    await kept.look()
-    assert (kept.deaths, kept.voided) == ([("ns_A", 1)], [RegisteredProcess(11, "first")])
+async def test_the_lease_of_the_ended_process_is_cleared(make: Make) -> None:
+    case = make()
+    await case.ends(-9)
+    await case.look()
+    assert (case.deaths, case.cleared) == ([("ns_A", 1)], [RegisteredProcess(11, "first")])
 
 
 async def test_a_process_started_in_its_place_meanwhile_is_left_alone(make: Make) -> None:
-    kept = make(wanted=False)
-    await kept.ends(0)
+    case = make(wanted=False)
+    await case.ends(0)
 
     def restarted() -> None:
-        kept.circus.current["ns_A"] = "active"
-        kept.process = RegisteredProcess(22, "second")
+        case.circus.current["ns_A"] = "active"
+        case.process = RegisteredProcess(22, "second")
 
-    kept.meanwhile = restarted
-    await kept.look()
-    assert (kept.deaths, kept.voided) == ([], [])
+    case.meanwhile = restarted
+    await case.look()
+    assert (case.deaths, case.cleared) == ([], [])
     # Its own end is noticed as ever.
-    kept.meanwhile = lambda: None
-    await kept.look()
-    kept.is_wanted = True
-    await kept.ends(-9)
-    await kept.look()
-    assert kept.voided == [RegisteredProcess(22, "second")]
+    case.meanwhile = lambda: None
+    await case.look()
+    case.is_wanted = True
+    await case.ends(-9)
+    await case.look()
+    assert case.cleared == [RegisteredProcess(22, "second")]
 
 
 async def test_a_restart_that_somebody_else_made_is_not_made_again(make: Make) -> None:
-    kept = make()
-    kept.keeper.note_ready("ns_A")
-    await kept.ends(-9)
-    await kept.look()
-    kept.circus.current["ns_A"] = "active"
-    await kept.look()
-    kept.keeper.note_ready("ns_A")
-    kept.now = 100.0
-    await kept.ends(-9)
-    await kept.look()
+    case = make()
+    case.restarter.note_ready("ns_A")
+    await case.ends(-9)
+    await case.look()
+    case.circus.current["ns_A"] = "active"
+    await case.look()
+    case.restarter.note_ready("ns_A")
+    case.now = 100.0
+    await case.ends(-9)
+    await case.look()
     # First told as a death of its own.
-    assert (len(kept.deaths), kept.circus.started) == (2, [])
+    assert (len(case.deaths), case.circus.started) == (2, [])
 
 
 async def test_a_statefile_that_cannot_be_read_only_delays(make: Make) -> None:
-    kept = make()
-    kept.keeper.note_ready("ns_A")
-    await kept.ends(-9)
-    kept.unreadable = True
-    await kept.look()
-    await kept.look()
-    assert kept.report.lines == [
+    case = make()
+    case.restarter.note_ready("ns_A")
+    await case.ends(-9)
+    case.unreadable = True
+    await case.look()
+    await case.look()
+    assert case.report.lines == [
         "ns_A  ended, and is started again when the statefile can be used: cannot read the statefile"
     ]
-    kept.unreadable = False
-    await kept.look()
-    kept.unreadable = True
-    kept.now = 1.0
-    await kept.look()
-    assert kept.circus.started == []
-    kept.unreadable = False
-    await kept.look()
-    assert (kept.circus.started, kept.deaths) == (["ns_A"], [("ns_A", 1)])
-    assert kept.report.lines[1] == "ns_A  ended: killed by SIGKILL, restart in 1 s"
+    case.unreadable = False
+    await case.look()
+    case.unreadable = True
+    case.now = 1.0
+    await case.look()
+    assert case.circus.started == []
+    case.unreadable = False
+    await case.look()
+    assert (case.circus.started, case.deaths) == (["ns_A"], [("ns_A", 1)])
+    assert case.report.lines[1] == "ns_A  ended: killed by SIGKILL, restart in 1 s"

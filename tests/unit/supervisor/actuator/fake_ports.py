@@ -1,4 +1,5 @@
-"""A world for the actuator without processes or time: it can end between any two steps, and is checked at each."""
+"""The actuator's ports without processes or time. A test can kill the actuator between any two steps, and check the
+state at each."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Start = Literal["well", "dies", "hangs"]
 
 
 class Killed(BaseException):
-    """The process that runs the actuator is gone: nothing of it runs on."""
+    """The process that runs the actuator was killed. No handler but the test's may catch this."""
 
 
 def template(service: str, role: str, devices: int = 1) -> ServiceTemplate:
@@ -53,8 +54,9 @@ class FakeProcess:
 
 
 @dataclass
-class FakeWorld:
-    """`dies_after`: steps until the actuator's process is killed; None: it lives. `checks` are called at each step."""
+class FakePorts:
+    """Statefile, circus, bus and devices in memory. `dies_after`: steps until the actuator's process is killed; None:
+    never. `checks`: called at each step."""
 
     state: State = field(default_factory=empty_state)
     watchers: dict[str, str] = field(default_factory=dict)
@@ -67,9 +69,9 @@ class FakeWorld:
     now: float = 0.0
     leases: int = 0
     others: dict[int, str] = field(default_factory=dict)
-    """Devices that others are seen to hold."""
+    """Devices that others hold, visibly."""
     faster: dict[int, str] = field(default_factory=dict)
-    """Devices that others take before ours does."""
+    """Devices that others take before our server does."""
     held: frozenset[int] = frozenset()
     ended: list[tuple[str, float, bool]] = field(default_factory=list)
     """Watcher, deadline, and whether its lease had been revoked by then."""
@@ -101,19 +103,19 @@ class FakeWorld:
                 self.state = set_lease(self.state, name, process.lease, 1000 + self.leases)
 
     def actuator(self, plan: Blueprint) -> LocalActuator:
-        world = Ports(
-            books=self,
+        ports = Ports(
+            store=self,
             devices=self,
             watchers=self,
             fleet=self,
-            turn=_nobody_else,
-            check=self.step,
-            switch=self.switch,
-            log_of=lambda name: Path("/nonexistent") / name,
+            change_lock=_nobody_else,
+            check_changeable=self.step,
+            change_role=self.change_role,
+            log_file=lambda name: Path("/nonexistent") / name,
             report=self.report,
             clock=lambda: self.now,
         )
-        return LocalActuator(world, plan)
+        return LocalActuator(ports, plan)
 
     # The statefile
 
@@ -133,7 +135,7 @@ class FakeWorld:
         self.step()
         return dict(self.others)
 
-    async def settle(self) -> Mapping[int, str]:
+    async def hold_claimed(self) -> Mapping[int, str]:
         self.step()
         self.held = taken(self.state)
         return {device: self.faster[device] for device in self.held if device in self.faster}
@@ -190,7 +192,7 @@ class FakeWorld:
         self.now += within_s
         self.progress()
 
-    async def switch(self, watcher: str, role: str) -> RoleAnswer:
+    async def change_role(self, watcher: str, role: str) -> RoleAnswer:
         self.step()
         return RoleAnswer("decode", refused="not today")
 

@@ -1,4 +1,4 @@
-"""Workers that answer questions about moves as a test tells them to."""
+"""Workers that answer questions about migrations as a test tells them to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BLOCK = 4
 ENGINE = EngineInfo("fake", "model", 1000, BLOCK, 100, 8)
 
 
-class HospitableWorker(FakeWorker):
-    """Tells what it is asked about moves, and answers when it is told to; or at once, if `agrees`."""
+class FakeMigrationTarget(FakeWorker):
+    """Tells what it is asked about migrations, and answers when it is told to; or at once, if `agrees`."""
 
     def __init__(self, bus: Bus, subjects: Subjects, lease: str, *, agrees: bool = False, deaf: bool = False) -> None:
         """`deaf`: nobody listens there."""
@@ -28,7 +28,7 @@ class HospitableWorker(FakeWorker):
         self._asked: asyncio.Queue[tuple[Reserve | Warm, str]] = asyncio.Queue()
         self._given_back: asyncio.Queue[str] = asyncio.Queue()
 
-    async def start(self, state: ProcessState = "ready") -> HospitableWorker:
+    async def start(self, state: ProcessState = "ready") -> FakeMigrationTarget:
         if not self._deaf:
             await self._bus.subscribe(self._subjects.moves(self.lease), self._on_word)
         await super().start(state)
@@ -36,9 +36,7 @@ class HospitableWorker(FakeWorker):
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
         lease = lease or self.lease
-        presence = Presence(
-            self._watcher, "VllmWorker", self._role, lease, 1, state, engine=self.engine, load=self.load
-        )
+        presence = Presence(self._watcher, "VllmWorker", self.role, lease, 1, state, engine=self.engine, load=self.load)
         await self._bus.publish(self._subjects.presence(self._watcher), codec.encode(presence))
 
     async def asked(self) -> tuple[Reserve | Warm, str]:

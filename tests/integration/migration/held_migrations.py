@@ -1,4 +1,4 @@
-"""A frontend's connection on which moves stop at a state of their own, until they are let go."""
+"""A frontend's connection on which migrations stop at a state of their own, until they are let go."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.migration.protocol import MigrationLimits
 from dynamo_local.core.names import Subjects
 
-PATIENT_MOVES = MigrationLimits(reserve_s=10.0, room_s=15.0, warm_s=10.0, tail=0, rounds=2)
-"""Of moves that are stopped: they have the time, and each has its second round."""
+PATIENT_MIGRATIONS = MigrationLimits(reserve_s=10.0, room_s=15.0, warm_s=10.0, missing_tokens=0, rounds=2)
+"""For migrations that are stopped: they have the time, and each has its second round."""
 
 
 class State(enum.Enum):
-    """How far a move has come when it stops."""
+    """How far a migration has come when it stops."""
 
     RESERVED = "room is kept, and the frontend has not heard of it"
     PULLING = "the destination has been asked to pull the first blocks"
@@ -48,7 +48,7 @@ class HoldingBus(Bus):
         self._free = asyncio.Event()
 
     async def all_stopped(self, but: int = 0) -> None:
-        """Until every move, but so many, is where it stops."""
+        """Until every migration, but so many, is where it stops."""
         while len(self._stopped) < len(self._states) - but:
             self._one_more.clear()
             await self._one_more.wait()
@@ -81,7 +81,7 @@ class HoldingBus(Bus):
         await super().publish(subject, data, reply=reply)
 
     def _cut_by(self, subject: str, data: bytes) -> str | None:
-        """The request whose move is to stop before this is said."""
+        """The request whose migration is to stop before this is said."""
         if not subject.startswith(self._subjects.work("")):
             return None
         match codec.decode(data, Work):

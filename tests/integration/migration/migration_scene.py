@@ -1,6 +1,7 @@
-"""Six streams on one worker, each stopped at another state of its move to a second one. Also as a frontend of its own:
+"""Six streams on one worker, each stopped at another state of its migration to a second one. Run as a frontend of its
+own:
 
-    python -m tests.integration.migration.move_scene BUS_FILE NAMESPACE SOURCE DESTINATION
+    python -m tests.integration.migration.migration_scene BUS_FILE NAMESPACE SOURCE DESTINATION
 
 says "stopped" when they are, and is then to be killed.
 """
@@ -31,14 +32,14 @@ from tests.chaos.answers import Answer, Outcome
 from tests.chaos.settings import VOCAB_SIZE
 from tests.chaos.tasks import Task
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, until
-from tests.integration.migration.held_moves import PATIENT_MOVES, HoldingBus, State
+from tests.integration.migration.held_migrations import PATIENT_MIGRATIONS, HoldingBus, State
 
 _PROMPT_TOKENS = 100
 _CROWD, _CROWD_PROMPT, _CROWD_TOKENS = 24, 300, 100
 """More than a worker's 512 blocks of 16 tokens."""
 
 _TOKENS = 400
-"""Nearly all of them come in any case: the streams are to last until their moves have stopped."""
+"""Nearly all of them come in any case: the streams are to last until their migrations have stopped."""
 _LIVELY = RecoveryDeadlines(silence_s=0.5, gap_s=0.1, ask_again_s=0.05, fruitless_epochs=50)
 """Of a frontend that asks soon after what was lost."""
 
@@ -55,7 +56,7 @@ class BeginsAt(RouterAssigner):
         if request.request_id in self._begun:
             return await super().assign(request)
         self._begun.add(request.request_id)
-        await self.moved(request.request_id, self._first, request.tokens)
+        await self.reassign(request.request_id, self._first, request.tokens)
         return self._first
 
 
@@ -89,12 +90,12 @@ class Scene:
         self.subjects = subjects
         lease = f"f{time.monotonic_ns()}"
         self.front = FakeFrontend(
-            bus, subjects, lease, patience=_LIVELY, assigner_of=lambda front, local: BeginsAt(front, local, source)
+            bus, subjects, lease, deadlines=_LIVELY, assigner_of=lambda front, local: BeginsAt(front, local, source)
         )
-        self.front.dispatcher.mover._at_once = AtOnce(len(State), len(State))
-        self.front.dispatcher.mover._carrier._limits = PATIENT_MOVES
+        self.front.dispatcher.migrations.at_once = AtOnce(len(State), len(State))
+        self.front.dispatcher.migrations.executor.limits = PATIENT_MIGRATIONS
         self.answers = {state.name: Answer(_task(state.name, lease), time.monotonic()) for state in State}
-        self.moving: dict[str, asyncio.Future[MigrationResult]] = {}
+        self.migrating: dict[str, asyncio.Future[MigrationResult]] = {}
         self._pulls = asyncio.Event()
 
     @property
@@ -103,7 +104,7 @@ class Scene:
         return {name: answer.task.request_id for name, answer in self.answers.items()}
 
     async def set(self, observer: Bus) -> Self:
-        """Until every move has stopped. `observer`: a connection that is not held."""
+        """Until every migration has stopped. `observer`: a connection that is not held."""
         front, self.observer = self.front, observer
         await observer.subscribe(self.subjects.pin(self.source), self._on_pin)
         self.bus.watch(self.subjects, {self.ids[state.name]: state for state in State})
@@ -114,8 +115,8 @@ class Scene:
             await front.dispatcher.submit(answer.task.request())
         await until(lambda: all(answer.received for answer in self.answers.values()))
         for name, request_id in self.ids.items():
-            live = front.dispatcher._live[request_id]
-            self.moving[name] = front.dispatcher.mover.order(live, self.destination)
+            live = front.dispatcher.table.requests[request_id]
+            self.migrating[name] = front.dispatcher.migrations.order(live, self.destination)
         async with asyncio.timeout(DEADLINE_S):
             await self.bus.all_stopped()
             await self._pulls.wait()
@@ -127,7 +128,7 @@ class Scene:
             self.observer,
             self.subjects,
             f"{self.front.lease}-crowd",
-            patience=_LIVELY,
+            deadlines=_LIVELY,
             assigner_of=lambda front, local: BeginsAt(front, local, worker),
         )
         await front.start()
@@ -150,12 +151,12 @@ class Scene:
             raise AssertionError(f"not answered: {self._unanswered()}") from None
 
     async def outcomes(self) -> dict[State, str]:
-        """Of the moves."""
+        """Of the migrations."""
         async with asyncio.timeout(DEADLINE_S):
-            return {State[name]: (await moving).outcome for name, moving in self.moving.items()}
+            return {State[name]: (await migrating).outcome for name, migrating in self.migrating.items()}
 
     def _unanswered(self) -> list[str]:
-        live = self.front.dispatcher._live
+        live = self.front.dispatcher.table.requests
         return [
             f"{name}: {answer}, {live[answer.task.request_id].log.current} at {live[answer.task.request_id].log.worker}"
             for name, answer in self.answers.items()

@@ -1,0 +1,93 @@
+"""Creates a server's run directory and statefile when it starts, and removes them, with what is left, when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.names import NAMESPACE_ENV
+from dynamo_local.supervisor.server import logs
+from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.nats_server import NatsServer
+from dynamo_local.supervisor.server.plan import WatcherPlan
+from dynamo_local.supervisor.server.private_files import write_private
+from dynamo_local.supervisor.server.report import Report
+from state.files import make_run_directory, make_sockets
+from state.locks import ServerLock
+from state.model import recorded_environment
+from state.paths import STATE_DIR_VARIABLE, Sockets
+from state.processes import ProcFs, this_process
+from state.reconcile import leftovers
+from state.remains import remove_remains
+from state.store import StateStore
+from state.transitions import claim, new_state
+
+# Survivors have been told to end before: they get no time for it again.
+_SURVIVOR_TERM_S = 0.0
+_SURVIVOR_KILL_S = 10.0
+
+
+class RunDirectory:
+    """The files of one server. Each method that creates some registers their removal on the stack that it is given."""
+
+    def __init__(self, launch: Launch, lock: ServerLock, report: Report) -> None:
+        self._launch = launch
+        self._paths = launch.paths
+        self._lock = lock
+        self._report = report
+        self._store = StateStore(launch.paths)
+
+    async def create(self, stack: AsyncExitStack, bus: NatsServer | BusAddress) -> Sockets:
+        """Make the directories, and write the files that processes and commands read. Raises StateError.
+
+        `bus`: a NATS server of our own, whose configuration is written as well, or the address of another.
+        """
+        stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self._paths))
+        await asyncio.to_thread(make_run_directory, self._paths)
+        await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
+        await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
+        if isinstance(bus, NatsServer):
+            await asyncio.to_thread(bus.write_files)
+        return await asyncio.to_thread(make_sockets, self._paths)
+
+    async def create_state(self, stack: AsyncExitStack, sockets: Sockets, plans: Sequence[WatcherPlan]) -> None:
+        """Write the statefile, with a claim for each planned watcher. Raises StateError."""
+        state = new_state(
+            self._launch.graph.namespace,
+            sockets.circus_endpoint,
+            self._launch.inventory.kind,
+            this_process(),
+            self._environment(),
+        )
+        for plan in plans:
+            state = claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices)
+        await asyncio.to_thread(self._store.create, state)
+        stack.push_async_callback(self._unless_replaced, self._store.remove)
+        stack.push_async_callback(self._unless_replaced, self._end_survivors)
+
+    async def forbid_changes(self) -> None:
+        """Have nobody add or remove workers any more: the server is about to stop."""
+        await self._unless_replaced(lambda: self._paths.blueprint_file.unlink(missing_ok=True))
+
+    def _environment(self) -> dict[str, str]:
+        own = {
+            NAMESPACE_ENV: self._launch.graph.namespace,
+            STATE_DIR_VARIABLE: str(self._paths.root),
+        }
+        return recorded_environment(os.environ) | own
+
+    async def _unless_replaced(self, remove: Callable[[], object]) -> None:
+        # Another server that has taken this one's place has files and processes of the same names.
+        if self._lock.held:
+            await asyncio.to_thread(remove)
+
+    def _end_survivors(self) -> None:
+        """Kill processes that the drain missed: one that left its process group, or a child of a killed circusd."""
+        processes = ProcFs()
+        survivors = leftovers(self._paths, processes.snapshot())
+        for stubborn in processes.end(survivors, _SURVIVOR_TERM_S, _SURVIVOR_KILL_S):
+            self._report.step(f"process {stubborn.pid} cannot be ended: it may hang in a driver")
