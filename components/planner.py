@@ -1,7 +1,7 @@
-"""The planner service: has as many workers run as the load asks for, and says why.
+"""The planner service: adds and removes workers as the load demands, and records why.
 
-By hand, beside a running server: `python components/planner.py`, or `dynamo planner`. It holds no request and
-nobody calls it: without it, everything else goes on with the workers there are.
+Without the graph, beside a running server: `python components/planner.py`, or `dynamo planner`. The planner has no part
+in requests: when it fails, the server goes on with its present workers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ _NO_OPERATION = next(spec for spec in fields(PlannerOptions) if spec.name == "no
 
 @dataclass(frozen=True)
 class PlannerSettings(PlannerOptions):
-    """As on the command line, but for one default: who serves two workers is not to find one after a quiet minute."""
+    """The options of the command line with one other default: a server started with two workers must not have lost one
+    after a quiet minute unless the user asked for that."""
 
     no_operation: bool = field(default=True, metadata=_NO_OPERATION.metadata)
 
 
 @service(config=PlannerSettings, role="planner")
 class Planner(Service):
-    """Depends on the workers so that it ends before them."""
+    """The planner as a service. The dependencies on the workers make it end before them."""
 
     workers = depends(VllmWorker)
     prefill_workers = depends(PrefillWorker)
 
     def __init__(self, context: ServiceContext) -> None:
-        # Here, so that a frontend, which names this service as a dependency, need not load the supervisor.
+        # Imported here: a frontend imports this module for its dependencies, and needs no supervisor.
         from dynamo_local.planner.recorders import recorders_of
         from dynamo_local.planner.session import PlannerSession
 
@@ -43,19 +44,19 @@ class Planner(Service):
         options.check_fits(sum(one.workers * one.gpu for one in context.graph.services if one.role in ENGINE_ROLES))
         paths = StatePaths.of(context.namespace, os.environ)
         self._context = context
-        # Made at once: what cannot be written to is said before the server is up.
+        # Made at once, so that an unwritable folder is an error before the server is up.
         recorders = recorders_of(options, paths)
         self._planning = PlannerSession(paths, options, lambda: recorders, str(context.watcher))
 
     @async_on_start
     async def start(self) -> None:
-        """Plan from now on, once the server is up."""
+        """Start to plan in the background; the first decision waits until the server is up."""
         context = self._context
         context.tasks.spawn("planner", self._planning.run(context.bus, context.tasks))
 
 
 def main() -> int:
-    """The same as `dynamo planner`."""
+    """Run `dynamo planner` with the arguments of this process."""
     from dynamo_local.cli.main import run
 
     return run(["planner", *sys.argv[1:]])

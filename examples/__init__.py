@@ -1,1 +1,1 @@
-"""Graphs to start from."""
+"""Example graphs to start from."""

@@ -139,7 +139,7 @@ async def _idle(server: Server) -> None:
 
 async def _counters(server: Server) -> dict[str, float]:
     """Moves by how they ended and why they began, and preemptions."""
-    moves = await _metric(server, "dynamo_moves_total")
+    moves = await _metric(server, "dynamo_migrations_total")
     preemptions = await _metric(server, "vllm:num_preemptions_total")
     return {**moves, PREEMPTIONS: sum(preemptions.values())}
 

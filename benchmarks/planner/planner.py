@@ -114,7 +114,7 @@ def _changes(server: Server, begun: float) -> list[Made]:
     path = StatePaths(server.state_root, NAMESPACE).decisions_file
     decisions = map(msgspec.json.decode, path.read_bytes().splitlines() if path.exists() else [])
     return [
-        Made(decision["at"] - begun, outcome["change"], outcome["took_s"], outcome["done"])
+        Made(decision["at"] - begun, outcome["action"], outcome["took_s"], outcome["done"])
         for decision in decisions
         for outcome in decision["outcomes"]
     ]

@@ -33,7 +33,7 @@ from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.graph_watch import GraphWatch
-from dynamo_local.monitor.metrics import MOVE_GAP_SECONDS, MOVE_GAP_STEPS, FrontendState, Sample, samples
+from dynamo_local.monitor.metrics import MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS, FrontendState, Sample, samples
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 
@@ -122,7 +122,7 @@ class Frontend(Service):
         serving = await self._server.start(listener, progress)
         migrations = self._dispatcher.migrations.statistics
         migrations.subscribe(lambda counts: announcer.note(counts=Counts(migrations=counts)))
-        expose(self._samples, {MOVE_GAP_SECONDS: migrations.gap_s, MOVE_GAP_STEPS: migrations.gap_steps})
+        expose(self._samples, {MIGRATION_GAP_SECONDS: migrations.gap_s, MIGRATION_GAP_STEPS: migrations.gap_steps})
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 

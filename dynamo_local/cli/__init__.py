@@ -1,5 +1,4 @@
-"""The `dynamo` command: options, what is printed, exit codes.
+"""The `dynamo` command: options, output, exit codes. The work of a command is done in the supervisor.
 
-What a command does belongs in the supervisor. Modules here import click and core at their top and everything
-else where a command needs it, so that `dynamo --help` answers at once.
+Modules here import click and core at the top, and everything else inside the commands, so that `dynamo --help` is fast.
 """

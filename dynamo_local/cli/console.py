@@ -1,4 +1,4 @@
-"""What commands print: tables, and the lines of a report."""
+"""Output of commands: tables, and the lines of a report."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import click
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, as wide as their widest cell."""
+    """Return the rows as text, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (headers, *rows))
     return "\n".join(line.rstrip() for line in lines)
 
 
 class Console:
-    """A report (supervisor.report.Report) on standard output (or standard error), each step with the seconds since it
-    was made."""
+    """A report (supervisor.server.report.Report) on standard output, or on standard error if `err`. Steps show the
+    seconds since the console was made."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, err: bool = False) -> None:
         self._clock = clock
@@ -31,6 +31,5 @@ class Console:
         try:
             click.echo(text, err=self._err)
         except OSError:
-            # The terminal or the reader of the pipe has gone. That must not keep a server from ending in
-            # order.
+            # The terminal or the reader of the pipe has gone. A server must still be able to end gracefully.
             return

@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 _STDOUT = Path("-")
 
 BASE_URL_ENV = "OPENAI_BASE_URL"
-"""Address of the server for `dynamo load`; --url takes precedence."""
+"""Environment variable with the address of the server for `dynamo load`; --url takes precedence."""
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
@@ -197,7 +197,7 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
 
 
 class _Terminal:
-    """A Watcher of a run: notes on stderr, and there, if it is a terminal, a line of progress."""
+    """A watcher of a run (load/session.py). Prints notes to standard error, and to a terminal a line of progress."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -206,9 +206,9 @@ class _Terminal:
         self.clear()
         click.echo(f"note: {text}", err=True)
 
-    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
+    def progress(self, elapsed_s: float, counts: SendCounts) -> None:
         if self._is_terminal:
-            words = f"{tally.sent} sent, {tally.in_flight} in flight, {tally.completed} done, {tally.failed} failed"
+            words = f"{counts.sent} sent, {counts.in_flight} in flight, {counts.completed} done, {counts.failed} failed"
             click.echo(f"\r\033[K[{elapsed_s:5.0f} s] {words}", nl=False, err=True)
 
     def clear(self) -> None:
@@ -217,14 +217,14 @@ class _Terminal:
 
 
 def _exit_code(finished: Run) -> int:
-    """1 if the load has not one answer to show for it."""
+    """Return the exit code: 1 if no request was completed."""
     if finished.interrupted:
         return _INTERRUPTED
     return 0 if finished.figures.completed else 1
 
 
 def _check_writable(path: Path | None) -> None:
-    """Before the load, not after it. Raises UsageError."""
+    """Raise UsageError if the folder of `path` does not exist: before the load rather than after it."""
     if path is not None and path != _STDOUT and not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}", "name another file with --json")
 
@@ -236,4 +236,4 @@ def _save(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "the report above is all there is") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "the run is not saved") from error

@@ -1,4 +1,4 @@
-"""Entry point of the `dynamo` command, and the boundary at which errors become a line and an exit code."""
+"""Entry point of the `dynamo` command. Errors become one line on standard error and an exit code here."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ for _command in (
 
 
 def main() -> None:
-    """Run the command line and end the process."""
+    """Run the command line of this process, and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line. Returns the exit code; an error is one line on stderr."""
+    """Run one command line, and return the exit code. An error is printed as one line on standard error."""
     try:
         code = dynamo.main(list(arguments), prog_name="dynamo", standalone_mode=False)
         sys.stdout.flush()
@@ -88,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, as `head` does. Nothing more can be written, not even at exit.
+        # The reader of the pipe has gone, as `head` does. Python would fail once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0

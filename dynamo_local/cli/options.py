@@ -18,7 +18,7 @@ JSON_HELP = "Print the result as JSON."
 
 
 def namespace_option(function: _F) -> _F:
-    """Which running server is meant."""
+    """Add the option --namespace, which selects a running server."""
     return click.option(
         "--namespace",
         envvar=NAMESPACE_ENV,
@@ -30,7 +30,7 @@ def namespace_option(function: _F) -> _F:
 
 
 def paths_of(namespace: str) -> StatePaths:
-    """Where the server of the namespace keeps its files. Raises ConfigError."""
+    """Return the paths of the files of the namespace's server. Raises ConfigError for an invalid namespace."""
     import os
 
     from state.paths import StatePaths

@@ -1,4 +1,4 @@
-"""What the user asked for, as text, and what that means. Reads the files that are named."""
+"""Turns the options of `dynamo load` into settings, and reads the files that they name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo_local.load.workload.traces import parse_trace
 from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
 
 KEY_ENV = "OPENAI_API_KEY"
-"""API key of `dynamo load`; --api-key-file takes precedence."""
+"""Environment variable with the API key of `dynamo load`; --api-key-file takes precedence."""
 DEFAULT_DURATION = "60s"
 DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
 _NOT_KEPT = ("api_key_file",)
@@ -60,7 +60,7 @@ class Asked:
     seed: int = 0
 
     def settings(self, environ: Mapping[str, str]) -> Settings:
-        """Raises UsageError."""
+        """Return the settings of the run. Raises UsageError."""
         load, told = self._load()
         warmup_s = 0.0 if self.warmup is None else parse_duration(self.warmup)
         if load.duration_s is not None and warmup_s >= load.duration_s:
@@ -82,14 +82,14 @@ class Asked:
         )
 
     def _kept(self) -> dict[str, Any]:
-        """What tells this run from another."""
+        """Return the options to be saved with the run."""
         kept = {name: value for name, value in asdict(self).items() if value is not None and name not in _NOT_KEPT}
         if self.trace is not None:
             return {**kept, "trace": self.trace.name}
         return {"input": DEFAULT_INPUT, "output": DEFAULT_OUTPUT, **kept}
 
     def _load(self) -> tuple[Load, str]:
-        """The load, and what it is in words."""
+        """Return the load, and its description in words."""
         given = [name for name in ("rate", "trace", "concurrency") if getattr(self, name) is not None]
         if len(given) != 1:
             raise UsageError(
@@ -123,7 +123,7 @@ class Asked:
         requests = list(self._first(cut.apply(trace)))
         longest = max(each.input_tokens + each.output_tokens for each in requests)
         words = f"{len(requests)} requests of {path.name} at {speed:g} times its speed, seed {self.seed}"
-        # A trace that is shorter than the duration ends with its last request.
+        # A trace shorter than the duration ends the load with its last request.
         duration_s = cut.duration_s if len(requests) < len(trace) and self.requests is None else None
         return Load(requests, duration_s, longest), words
 
@@ -138,7 +138,7 @@ class Asked:
         )
 
     def _duration_s(self, default: str | None) -> float | None:
-        """A number of requests ends a load as well as a time does."""
+        """Return the duration in seconds, or None if the number of requests ends the load."""
         text = self.duration or (None if self.requests else default)
         return None if text is None else parse_duration(text)
 
@@ -152,7 +152,8 @@ class Asked:
 
 
 def _key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """From the file, or the environment; never from the command line, which everybody on the machine can read."""
+    """Read the API key from the file or the environment. There is no option for the key itself, since all users of a
+    machine can read command lines."""
     if path is None:
         return environ.get(KEY_ENV, "").strip() or None
     try:
@@ -167,7 +168,7 @@ def _key(path: Path | None, environ: Mapping[str, str]) -> str | None:
 def _vocabulary(text: str) -> range:
     low, _, high = text.partition("-")
     if not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit() and int(low) <= int(high) < 2**31):
-        raise UsageError(f"--vocab: {text!r} is no range of token ids", "write for example 100-31999")
+        raise UsageError(f"--vocab: {text!r} is not a range of token ids", "write for example 100-31999")
     return range(int(low), int(high) + 1)
 
 

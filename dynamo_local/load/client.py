@@ -23,7 +23,7 @@ TIMEOUT_S = 120.0
 
 
 class Client:
-    """Asks the model over connections that are used again, one request at a time on each. An async context manager."""
+    """Sends requests to the model over reused connections, one at a time on each. An async context manager."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         connections: Connections | None = None,
     ) -> None:
-        """`timeout_s` bounds each request. `connections`: to share them with others; without, the client has its own.
-        Raises UsageError for fields in `asking` that each request sets itself."""
+        """`timeout_s` bounds each request. `connections`: shared with other clients; None: the client's own. Raises
+        UsageError for fields in `asking` that the client sets itself."""
         self._endpoint, self._asking, self._timeout_s = endpoint, asking, timeout_s
         self._connections = connections or endpoint.connections()
         self._path, self._begin = asking.template()
@@ -47,21 +47,21 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are free. The others close when what they do is cancelled."""
+        """Close the free connections. A connection in use closes when its request is cancelled."""
         self._connections.close()
 
     def request(self, prompt: bytes, output_tokens: int) -> bytes:
-        """The bytes of a request for a completion. `prompt`: as JSON, a string or an array of token ids."""
+        """Return the bytes of a request for a completion. `prompt`: as JSON, a string or an array of token ids."""
         body = self._begin + prompt + self._asking.end(output_tokens)
         return self._endpoint.request("POST", self._path, body)
 
     async def complete(
         self, prompt: str | Sequence[int], output_tokens: int, completion: Completion | None = None
     ) -> Completion:
-        """Ask for a completion of a prompt (text, or token ids), and wait for its end.
+        """Request a completion of a prompt (text, or token ids), and wait for its end.
 
-        Its times are those of `time.monotonic`. A failure is written into it and not raised, but for a cancellation,
-        which is both. Pass a `completion` to watch it while it comes.
+        Times are those of `time.monotonic`. A failure is recorded in the completion and not raised; a cancellation is
+        recorded and raised. Pass a `completion` to watch it while it arrives.
         """
         completion = completion or Completion()
         completion.output_tokens = output_tokens
@@ -72,7 +72,7 @@ class Client:
 
     async def send(self, request: bytes, record: Record, begin_s: float = 0.0) -> None:
         """Send a request and fill its record, whose times count from `begin_s` (`time.monotonic`). A failure is
-        written into the record and not raised, but for a cancellation, which is both."""
+        recorded and not raised; a cancellation is recorded and raised."""
         reader = AnswerReader(record)
         last_s = record.sent_s = time.monotonic() - begin_s
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a load, or with one of its requests."""
+"""Errors of a load, and of its single requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dynamo_local.core.errors import DynamoError
 
 
 class LoadError(DynamoError):
-    """The endpoint cannot be loaded at all: nobody answers, or not with what a client of OpenAI expects."""
+    """The endpoint cannot be loaded: it does not answer, or not like an OpenAI API."""
 
 
 class ExchangeError(LoadError):
-    """One request got no whole answer. Counted under its `kind`, and told no further."""
+    """A request got no complete answer. It is counted under `kind`, and the load goes on."""
 
     def __init__(self, kind: str, cause: str) -> None:
         super().__init__(cause)

@@ -1,4 +1,4 @@
-"""Sending the load. It paces, sends and writes down; what the times mean is told in figures.py."""
+"""Sends a load: paces the requests, sends them, and keeps their records. results/figures.py evaluates the records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_local.load.workload.workload import Planned
 
 @dataclass
 class SendCounts:
-    """Where the load stands, for those who watch it."""
+    """Counts of requests so far, for the progress of a load."""
 
     sent: int = 0
     completed: int = 0
@@ -31,45 +31,45 @@ class PromptWriter(Protocol):
     """Writes the prompts of a load, as `prompts.Prompts` does."""
 
     def write(self, index: int, planned: Planned) -> bytes:
-        """The prompt of the request with this index, as JSON: a string or an array of token ids."""
+        """Write the prompt of the request with this index, as JSON: a string or an array of token ids."""
         ...
 
 
 class Generator:
-    """Sends one load. Its records are there at any time, also after a cancellation."""
+    """Sends one load. `records` may be read at any time, also after a cancellation."""
 
     def __init__(self, client: Client, prompts: PromptWriter, max_in_flight: int) -> None:
         """`max_in_flight` bounds an open loop only."""
         self._client, self._prompts, self._max_in_flight = client, prompts, max_in_flight
         self._begin = time.monotonic()
         self.records: list[Record] = []
-        self.tally = SendCounts()
+        self.counts = SendCounts()
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start of the load."""
+        """Time since the start of the load."""
         return time.monotonic() - self._begin
 
     async def open_loop(self, requests: Iterable[Planned]) -> None:
-        """Send each request at its time, whatever became of those before, and wait for all answers.
+        """Send each request at its time, whether or not earlier ones have been answered, and wait for all answers.
 
-        With `max_in_flight` under way a request is not sent at all, and counts as failed: a request that waited here
-        would hide from the figures that the server is too slow.
+        With `max_in_flight` requests in flight a further one is not sent, and counts as failed. If it waited here, the
+        figures would hide that the server is too slow.
         """
         self._begin = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for index, planned in enumerate(requests):
                 request = self._request(index, planned)  # before its time: long prompts take a while to make
-                # Also when it is late already: answers must be read meanwhile.
+                # Sleep also if the request is late already, so that answers are read meanwhile.
                 await asyncio.sleep(max(0.0, planned.at_s - self.elapsed_s))
                 record = self._record(planned)
-                if self.tally.in_flight >= self._max_in_flight:
+                if self.counts.in_flight >= self._max_in_flight:
                     record.error, record.detail = NOT_SENT, f"{self._max_in_flight} were in flight"
                     continue
                 group.create_task(self._send(request, record), name=f"request {index}")
 
     async def closed_loop(self, requests: Iterable[Planned], streams: int, duration_s: float | None) -> None:
-        """Keep `streams` requests under way for `duration_s`, or until there are no more, and wait for all answers."""
+        """Keep `streams` requests in flight for `duration_s`, or until there are no more, and wait for all answers."""
         self._begin = time.monotonic()
         numbered = iter(enumerate(requests))
         async with asyncio.TaskGroup() as group:
@@ -96,13 +96,13 @@ class Generator:
         return record
 
     async def _send(self, request: bytes, record: Record) -> None:
-        """One exchange. What goes wrong with it is written down."""
-        self.tally.sent += 1
+        """Send a request, and count its result. A failure is in its record."""
+        self.counts.sent += 1
         try:
             await self._client.send(request, record, self._begin)
         finally:
             if record.error:
-                self.tally.failed += 1
+                self.counts.failed += 1
             else:
-                self.tally.completed += 1
-            self.tally.tokens += record.tokens
+                self.counts.completed += 1
+            self.counts.tokens += record.tokens

@@ -1,4 +1,4 @@
-"""One run from the settings to the figures: look at the server, send the load, compute."""
+"""Runs a load: queries the server, sends the requests, and computes the figures."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from dynamo_local.load.workload.workload import Planned
 
 _WATCH_S = 0.5
 _SPARE_FILES = 64
-"""Open files that are not connections."""
+"""Number of open files beside connections."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be sent. Without streams, by the requests' own times."""
+    """The requests to send. `streams`: number of streams of a closed loop; None for an open loop."""
 
     requests: Iterable[Planned]
     duration_s: float | None
-    """How long requests are sent; None: until the last one."""
+    """Time for which requests are sent; None: until the last one."""
     longest: int
-    """Tokens of the longest request, prompt and answer."""
+    """Maximum length of a request: prompt and answer, in tokens."""
     streams: int | None = None
 
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """What bounds the load itself."""
+    """Limits of a load."""
 
     max_in_flight: int
     timeout_s: float
-    """For one request."""
+    """Time limit of a request, in seconds."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run."""
+    """The settings of a run."""
 
     endpoint: Endpoint
     model: str | None
-    """None: the first that the server names."""
+    """Model to request; None: the first that the server lists."""
     load: Load
     limits: LoadLimits
     seed: int
@@ -69,18 +69,18 @@ class Settings:
     warmup_s: float = 0.0
     objective: Objective | None = None
     told: dict[str, Any] = field(default_factory=dict)
-    """The settings as the user wrote them, for the file of the run."""
+    """The options as the user wrote them, for the file of the run."""
 
 
 class Watcher(Protocol):
-    """Hears of a run while it lasts."""
+    """Receives notes and progress of a run."""
 
     def say(self, text: str) -> None:
-        """Something that the user should know before the figures."""
+        """Show a note to the user."""
         ...
 
-    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
-        """Where the load stands, twice a second."""
+    def progress(self, elapsed_s: float, counts: SendCounts) -> None:
+        """Show the progress; called twice a second."""
         ...
 
 
@@ -137,7 +137,7 @@ async def _watched(generator: Generator, load: Load, watcher: Watcher) -> bool:
             return True
         finally:
             watching.cancel()
-            # A cancellation is its ordinary end.
+            # An interrupted load ends with a cancellation, which is no error.
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
     return False
@@ -165,7 +165,7 @@ async def _sent(generator: Generator, load: Load) -> None:
 async def _watch(generator: Generator, watcher: Watcher) -> None:
     while True:
         await asyncio.sleep(_WATCH_S)
-        watcher.progress(generator.elapsed_s, generator.tally)
+        watcher.progress(generator.elapsed_s, generator.counts)
 
 
 def _result(settings: Settings, model: str, generator: Generator, interrupted: bool, cpu_share: float) -> Run:
@@ -185,19 +185,19 @@ def _result(settings: Settings, model: str, generator: Generator, interrupted: b
 
 
 def _sending_s(load: Load, generator: Generator, interrupted: bool) -> float:
-    """How long requests were sent."""
+    """Return the time for which requests were sent, in seconds."""
     if load.duration_s is None:
         return generator.records[-1].at_s if generator.records else 0.0
     return min(load.duration_s, generator.elapsed_s) if interrupted else load.duration_s
 
 
 def _without_offer(found: Figures) -> Figures:
-    """A closed loop offers nothing: it asks when it is answered."""
+    """Remove the offered rate, which a closed loop does not have: its requests wait for answers."""
     return msgspec.structs.replace(found, arrivals_s=0.0, offered_per_s=0.0, lag_s=None)
 
 
 def _allow_files(count: int) -> None:
-    """Raise the limit of open files so far as the system lets us. Raises UsageError."""
+    """Raise the limit of open files to `count`. Raises UsageError if the system does not allow that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         raise UsageError(

@@ -1,11 +1,11 @@
-"""Showing what a running graph does: metrics for Prometheus, event files for TensorBoard, a live view in the terminal.
+"""Shows what a running graph does: metrics for Prometheus, and `dynamo top`. Leaves out what is unknown.
 
-    graph_watch     listens to presences, the planner and the prefill queue
-    metrics         the names of our metrics, and their values at a moment (pure)
-    exposition      the same under /metrics
-    top_view        what `dynamo top` shows, as data (pure); top_screen draws it
-    scraping        what only the frontend knows (TTFT, inter-token latency), read from its /metrics
-    planner_series  the planner's observations and decisions as series and text (pure); event_files writes them
+    graph_watch     follows presences, the planner's reports and the length of the prefill queue
+    metrics         names, help and values of the metrics (pure)
+    exposition      serves them under /metrics
+    top_view        the contents of `dynamo top`, as data (pure); top_screen draws them, top_session keeps them current
+    scraping        reads TTFT and inter-token latency from the frontend's /metrics
+    rates           rates of counters (pure)
 
-Only here are prometheus_client, rich and tensorboard imported. Nothing is decided here; what is unknown is left out.
+Of the product, only this package imports prometheus_client and rich.
 """

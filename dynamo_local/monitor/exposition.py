@@ -1,4 +1,4 @@
-"""Our metrics beside vLLM's, under the frontend's /metrics."""
+"""Adds the metrics of dynamo-local to vLLM's own under the frontend's /metrics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Read = Callable[[], Iterable[Sample]]
 
 
 class _Reader(Collector):
-    """Reads the values when it is asked, so that keeping them costs nothing."""
+    """A collector that reads the values at each scrape, so that nothing is updated between scrapes."""
 
     def __init__(self, read: Read, histograms: Mapping[Metric, Histogram]) -> None:
         self._read = read
         self._histograms = histograms
 
     def describe(self) -> list[Family]:
-        """Nothing: the registry would otherwise read all values to learn their names."""
+        """Return nothing: otherwise the registry reads all values at registration to learn their names."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -46,5 +46,5 @@ class _Reader(Collector):
 def expose(
     read: Read, histograms: Mapping[Metric, Histogram] | None = None, registry: CollectorRegistry = REGISTRY
 ) -> None:
-    """Have /metrics show what `read` gives, and the histograms. `read` is called in the thread that serves."""
+    """Add the samples of `read` and the histograms to /metrics. `read` is called in the serving thread."""
     registry.register(_Reader(read, histograms or {}))

@@ -1,4 +1,4 @@
-"""Listens to all that a graph says of itself."""
+"""Follows a running graph over the bus: presences, the planner's reports, and the length of the prefill queue."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _log = logging.getLogger(__name__)
 
 QUEUE_EVERY_S = 1.0
 REPORT_TTL_S = 10.0
-"""A planner that has been silent for longer is gone, and what it said last says nothing any more."""
+"""Age, in seconds, beyond which the planner's last report is dropped: the planner has ended."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph at a moment. `at` is CLOCK_MONOTONIC, in seconds. None: not known, or there is no such thing."""
+    """A graph at one moment. `at` is CLOCK_MONOTONIC, in seconds. None: unknown, or the graph has no such part."""
 
     at: float
     members: tuple[Presence, ...] = ()
     routable: frozenset[str] = frozenset()
-    """Leases of those that may be given work, in any role."""
+    """Leases of the processes that may be given work, in any role."""
     starts: Counter[str] = field(default_factory=Counter)
-    """Processes that each watcher has had, since somebody watches."""
+    """Number of processes of each watcher since the watch began."""
     queue: QueueLength | None = None
     planner: PlannerReport | None = None
     decisions: Counter[bool] = field(default_factory=Counter)
-    """Decisions of the planner since somebody watches: by whether they changed anything."""
+    """Number of the planner's decisions since the watch began, by whether they had outcomes."""
 
 
 class GraphWatch:
-    """Puts together what is heard. `fleet` is started and run by its owner."""
+    """Keeps the state of a graph for snapshots. `fleet` is started and run by its owner."""
 
     def __init__(
         self, bus: Bus, subjects: Subjects, fleet: FleetWatch, clock: Callable[[], float] = time.monotonic
@@ -59,12 +59,12 @@ class GraphWatch:
         self._decisions: Counter[bool] = Counter()
 
     async def start(self) -> None:
-        """Listen. Call before the fleet is started, so that no start is missed."""
+        """Subscribe. Call before the fleet is started, so that no start of a process is missed."""
         self._fleet.subscribe(self._on_change)
         await self._bus.listen(self._subjects.planner, PlannerReport, self._on_report)
 
     async def follow_queue(self) -> None:
-        """Read the length of the prefill queue now and then, until cancelled; return if there is none."""
+        """Read the length of the prefill queue every `QUEUE_EVERY_S` until cancelled; return if the graph has none."""
         while True:
             try:
                 self._length = await self._queue.length()
@@ -77,7 +77,7 @@ class GraphWatch:
             await asyncio.sleep(QUEUE_EVERY_S)
 
     def snapshot(self) -> Snapshot:
-        """What is known now."""
+        """Return the graph as it is known now."""
         now = self._clock()
         view = self._fleet.view
         members = tuple(view.members())

@@ -1,6 +1,6 @@
-"""Our metrics: their names, and their values in a snapshot of the graph. What is unknown has no value.
+"""The metrics of dynamo-local: names, help, and values in a snapshot of the graph. What is unknown has no value.
 
-One endpoint tells of the whole graph: the frontend hears what all processes announce.
+The frontend's endpoint has the metrics of the whole graph, since the frontend receives all presences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dynamo_local.monitor.graph_watch import Snapshot
 
 @dataclass(frozen=True)
 class Metric:
-    """A name under /metrics. Counters end in `_total`, and begin anew with the process that counts."""
+    """A metric under /metrics. Names of counters end in `_total`; counters restart with the process that counts."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -36,28 +36,28 @@ class Sample:
 
 @dataclass(frozen=True)
 class FrontendState:
-    """What only the frontend itself knows. `roles` are those of the graph's services, `moves` are counted by outcome
-    and reason."""
+    """Values that only the frontend itself has. `requests`: in flight. `roles`: of the graph's services. `prefills`:
+    counts by outcome. `migrations`: counts by outcome and reason; `pulled_tokens` and `pulled_bytes` by migrations."""
 
     requests: int
     roles: Sequence[str] = ()
     prefills: Mapping[str, int] | None = None
-    moves: Mapping[tuple[str, str], int] | None = None
-    moved_tokens: int | None = None
-    moved_bytes: int | None = None
+    migrations: Mapping[tuple[str, str], int] | None = None
+    pulled_tokens: int | None = None
+    pulled_bytes: int | None = None
 
 
 _PROCESS = ("watcher", "component", "role")
 _WORKER = ("watcher", "role")
 
 PROCESS_STATE = Metric(
-    "dynamo_process_state", "gauge", "1 for the state that a process is in, else 0", (*_PROCESS, "state")
+    "dynamo_process_state", "gauge", "1 for the present state of the process, else 0", (*_PROCESS, "state")
 )
-PROCESS_UPTIME = Metric("dynamo_process_uptime_seconds", "gauge", "How long the process has lived", _PROCESS)
+PROCESS_UPTIME = Metric("dynamo_process_uptime_seconds", "gauge", "Time since the process started", _PROCESS)
 PROCESS_STARTS = Metric(
     "dynamo_process_starts_total",
     "counter",
-    "Processes that the watcher has had since the frontend started; more than one: it was restarted",
+    "Processes of the watcher since the frontend started; above 1, the watcher has restarted its process",
     ("watcher",),
 )
 WORKERS = Metric("dynamo_workers", "gauge", "Workers that may be given requests", ("role",))
@@ -70,39 +70,48 @@ KV_PINNED = Metric(
 KV_BLOCKS = Metric("dynamo_worker_kv_blocks", "gauge", "Size of the KV cache, in blocks", _WORKER)
 MAX_RUNNING = Metric("dynamo_worker_max_running_requests", "gauge", "Places in the batch", _WORKER)
 TAKEN = Metric(
-    "dynamo_worker_requests_total", "counter", "Epochs taken: a request that moves counts at each worker", _WORKER
+    "dynamo_worker_requests_total",
+    "counter",
+    "Requests taken; a request that migrates or is recovered counts at each of its workers",
+    _WORKER,
 )
 PROMPT_TOKENS = Metric(
     "dynamo_worker_prompt_tokens_total", "counter", "Prompt tokens computed: neither cached nor pulled", _WORKER
 )
-OUTPUT_TOKENS = Metric("dynamo_worker_output_tokens_total", "counter", "Tokens put out", _WORKER)
+OUTPUT_TOKENS = Metric("dynamo_worker_output_tokens_total", "counter", "Tokens generated", _WORKER)
 PREFILL_S = Metric(
-    "dynamo_worker_prefill_seconds_total", "counter", "Time for which requests had no token from it yet", _WORKER
+    "dynamo_worker_prefill_seconds_total",
+    "counter",
+    "Time with requests that had no first token yet",
+    _WORKER,
 )
 IN_FLIGHT = Metric("dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet")
-PREFILLS = Metric(
-    "dynamo_prefills_total", "counter", "Decisions about remote prefill, and what became of them", ("outcome",)
-)
-MOVES = Metric(
-    "dynamo_moves_total",
+PREFILLS = Metric("dynamo_prefills_total", "counter", "Decisions about remote prefill, by outcome", ("outcome",))
+MIGRATIONS = Metric(
+    "dynamo_migrations_total",
     "counter",
-    "Moves of running requests to other workers: how they ended, and why they began",
+    "Migrations of running requests to other workers, by outcome and reason",
     ("outcome", "reason"),
 )
-MOVED_TOKENS = Metric("dynamo_moves_pulled_tokens_total", "counter", "Tokens whose KV was pulled for moves")
-MOVED_BYTES = Metric(
-    "dynamo_moves_pulled_bytes_total", "counter", "The KV of these, as far as the destinations' engines tell its size"
+PULLED_TOKENS = Metric("dynamo_migrations_pulled_tokens_total", "counter", "Tokens whose KV migrations have pulled")
+PULLED_BYTES = Metric(
+    "dynamo_migrations_pulled_bytes_total", "counter", "Size of this KV, where the destinations' engines report it"
 )
-MOVE_GAP_SECONDS = Metric(
-    "dynamo_move_gap_seconds", "histogram", "From the last token before a move to the first after it"
+MIGRATION_GAP_SECONDS = Metric(
+    "dynamo_migration_gap_seconds", "histogram", "Time from the last token before a migration to the first after it"
 )
-MOVE_GAP_STEPS = Metric("dynamo_move_gap_steps", "histogram", "The same, in steps of the request before it moved")
+MIGRATION_GAP_STEPS = Metric(
+    "dynamo_migration_gap_steps", "histogram", "The same gap, in steps of the request before the migration"
+)
 QUEUE = Metric("dynamo_prefill_queue_jobs", "gauge", "Jobs in the prefill queue", ("state",))
 ASSIGNMENTS = Metric(
-    "dynamo_router_assignments_total", "counter", "What the router was asked, and what it found", ("outcome",)
+    "dynamo_router_assignments_total",
+    "counter",
+    "Requests to the router for a worker, by outcome",
+    ("outcome",),
 )
-PLANNER_ACTS = Metric("dynamo_planner_acts", "gauge", "1, or 0 if the planner only observes")
-PLANNER_CHANGING = Metric("dynamo_planner_changing", "gauge", "1 while a change of the planner is under way, else 0")
+PLANNER_ACTS = Metric("dynamo_planner_acts", "gauge", "1 if the planner acts, 0 if it only observes")
+PLANNER_CHANGING = Metric("dynamo_planner_changing", "gauge", "1 while an action of the planner is under way, else 0")
 PLANNER_WORKERS = Metric("dynamo_planner_workers", "gauge", "Workers as the planner counts them", ("role", "standing"))
 PLANNER_KV_USAGE = Metric(
     "dynamo_planner_kv_usage_ratio", "gauge", "Mean KV usage of a role's workers, 0 to 1", ("role",)
@@ -112,7 +121,7 @@ PLANNER_MAX_DEVICES = Metric("dynamo_planner_max_devices", "gauge", "The planner
 PLANNER_DECISIONS = Metric(
     "dynamo_planner_decisions_total",
     "counter",
-    "Decisions heard of since the frontend started; `change` is `no` if all stays as it is",
+    "Decisions of the planner since the frontend started; `change` is `no` for those without an action",
     ("change",),
 )
 
@@ -120,7 +129,7 @@ METRICS: tuple[Metric, ...] = tuple(found for found in list(globals().values()) 
 
 
 def samples(snapshot: Snapshot, frontend: FrontendState) -> Iterator[Sample]:
-    """All values that are known."""
+    """Return all known values."""
     for presence in snapshot.members:
         yield from _of_process(presence, snapshot.at)
     for watcher, starts in sorted(snapshot.starts.items()):
@@ -133,11 +142,11 @@ def samples(snapshot: Snapshot, frontend: FrontendState) -> Iterator[Sample]:
     yield Sample(IN_FLIGHT, (), frontend.requests)
     for outcome, count in sorted((frontend.prefills or {}).items()):
         yield Sample(PREFILLS, (outcome,), count)
-    if frontend.moves is not None:
-        # All from the start: whoever asks for a rate is not to take the first one for none.
+    if frontend.migrations is not None:
+        # All series exist from the start, with 0: a series that appears with 1 has no increase for `rate()`.
         for outcome, reason in itertools.product(MigrationOutcome, REASONS):
-            yield Sample(MOVES, (outcome, reason), frontend.moves.get((outcome, reason), 0))
-    yield from _known((), {MOVED_TOKENS: frontend.moved_tokens, MOVED_BYTES: frontend.moved_bytes})
+            yield Sample(MIGRATIONS, (outcome, reason), frontend.migrations.get((outcome, reason), 0))
+    yield from _known((), {PULLED_TOKENS: frontend.pulled_tokens, PULLED_BYTES: frontend.pulled_bytes})
     if snapshot.planner is not None:
         yield from _of_planner(snapshot.planner)
     for changed, count in sorted(snapshot.decisions.items()):

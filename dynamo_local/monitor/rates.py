@@ -1,39 +1,39 @@
-"""How fast counters grow. Pure."""
+"""Computes rates of counters. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 5.0
-"""Rates are means over so long: counts come every half second, and are to be read by people."""
+"""Time over which rates are means, in seconds. Shorter means change too fast to be read."""
 
 _LEAST_S = 0.9
-"""Of less time no rate is told."""
+"""Minimum time between the first and the last reading for a rate, in seconds."""
 
 
 Counter = tuple[str, str]
-"""Whose, and which."""
+"""Owner and name of a counter."""
 
 
 class Rates:
-    """Of counters that are read now and then. Times are CLOCK_MONOTONIC, in seconds, and never go back."""
+    """Readings of counters. Times are CLOCK_MONOTONIC, in seconds, and never decrease."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._readings: dict[Counter, deque[tuple[float, float]]] = {}
 
     def note(self, counter: Counter, value: float, now: float) -> None:
-        """A counter has this value. One that has become less has begun anew."""
+        """Add a reading. A smaller value than before means that the counter has restarted: older readings go."""
         readings = self._readings.setdefault(counter, deque())
         if readings and value < readings[-1][1]:
             readings.clear()
         readings.append((now, value))
-        # One that is older than the window stays: it says where the window begins.
+        # One reading older than the window stays: the growth within the window is counted from it.
         while len(readings) > 1 and readings[1][0] <= now - self._window_s:
             readings.popleft()
 
     def growth(self, counter: Counter, now: float) -> float | None:
-        """By how much it has grown within the window. None: it is not known long enough."""
+        """Return the counter's growth within the window; None without readings over enough time."""
         readings = self._readings.get(counter)
         if not readings or now - readings[0][0] < _LEAST_S:
             return None
@@ -41,7 +41,7 @@ class Rates:
         return readings[-1][1] - (before[-1] if before else readings[0][1])
 
     def rate(self, counter: Counter, now: float) -> float | None:
-        """The same for one second."""
+        """Return the counter's growth per second; None without readings over enough time."""
         grown = self.growth(counter, now)
         if grown is None:
             return None

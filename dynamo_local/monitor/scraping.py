@@ -1,4 +1,4 @@
-"""What only a frontend knows, read from its /metrics: requests, TTFT, inter-token latency."""
+"""Reads requests, TTFT and inter-token latency from a frontend's /metrics: no presence has them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _COUNTERS = (_FINISHED, f"{_TTFT}_sum", f"{_TTFT}_count", f"{_ITL}_sum", f"{_ITL
 
 @dataclass(frozen=True)
 class FrontendFigures:
-    """Means over the last seconds. None: not known, or there was nothing to take a mean of."""
+    """Means over the last seconds (`rates.WINDOW_S`). None: unknown, or no request in that time."""
 
     in_flight: int | None = None
     requests_per_s: float | None = None
-    """Finished ones."""
+    """Finished requests per second."""
     ttft_s: float | None = None
     inter_token_s: float | None = None
 
 
 class FrontendReader:
-    """Reads one frontend again and again."""
+    """Reads one frontend repeatedly, and keeps its counters for rates."""
 
     def __init__(self) -> None:
         self._rates = Rates()
 
     async def read(self, url: str, now: float) -> FrontendFigures | None:
-        """What its /metrics say now, compared with what they said before. None: it does not answer."""
+        """Read the frontend at `url`, and return its figures. None: the frontend does not answer."""
         try:
             text = await asyncio.to_thread(_get, url)
             totals = totals_of(text)
@@ -72,7 +72,7 @@ class FrontendReader:
 
 
 def totals_of(text: str) -> dict[str, float]:
-    """The sums over all labels of the series that are wanted. Raises ValueError for what is no exposition."""
+    """Return the needed series of a Prometheus text, each summed over its labels. Raises ValueError for other text."""
     wanted = {*_COUNTERS, IN_FLIGHT.name}
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""Draws what `dynamo top` shows: on a screen of its own, or once, as text."""
+"""Draws `dynamo top`: on a full screen that is refreshed, or once as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Draw = Callable[[TopView], None]
 
 _BAR = 8
 _NAME, _DETAIL = 16, 14
-"""What there is room for in 80 columns."""
+"""Widths of these columns, so that a line fits into 80 columns."""
 _DECISIONS = 5
 _UNKNOWN = "-"
 _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "revoked": "yellow", "failed": "red"}
@@ -28,20 +28,20 @@ _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "revoke
 
 @contextmanager
 def live_screen() -> Iterator[Draw]:
-    """A screen that is redrawn in place; the terminal is as it was afterwards."""
+    """Open a screen that is redrawn in place, and restore the terminal afterwards."""
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         yield lambda view: live.update(drawn(view, ascii_only=console.options.ascii_only), refresh=True)
 
 
 def print_once(view: TopView) -> None:
-    """Print to standard output, in colour only on a terminal."""
+    """Print the view to standard output, in colour only on a terminal."""
     console = Console(highlight=False)
     console.print(drawn(view, ascii_only=console.options.ascii_only))
 
 
 def drawn(view: TopView, *, ascii_only: bool = False) -> RenderableType:
-    """Fits into 80 columns."""
+    """Return the view as a drawing that fits into 80 columns."""
     parts: list[RenderableType] = [_head(view)]
     if view.workers:
         parts += ["", _workers(view, ascii_only)]
@@ -59,17 +59,17 @@ def _head(view: TopView) -> Text:
     head = Text("  ".join(parts), style="bold")
     if view.queue is not None:
         head.append(f"\nprefill queue: {view.queue.waiting} waiting, {view.queue.in_hand} in hand")
-    if view.moves is not None:
-        head.append(f"\n{_moves(view.moves)}")
+    if view.migrations is not None:
+        head.append(f"\n{_migrations(view.migrations)}")
     return head
 
 
-def _moves(moves: MigrationCounts) -> str:
-    words = f"moves: {moves.completed} done, {moves.not_completed} not"
-    if moves.gap_s is None:
+def _migrations(counts: MigrationCounts) -> str:
+    words = f"migrations: {counts.completed} done, {counts.not_completed} not"
+    if counts.gap_s is None:
         return words
-    steps = "" if moves.gap_steps is None else f" ({moves.gap_steps:.1f} steps)"
-    return f"{words}, last gap {_seconds(moves.gap_s)}{steps}"
+    steps = "" if counts.gap_steps is None else f" ({counts.gap_steps:.1f} steps)"
+    return f"{words}, last gap {_seconds(counts.gap_s)}{steps}"
 
 
 def _figures(figures: FrontendFigures) -> list[str]:
@@ -122,7 +122,7 @@ def _planner(report: PlannerReport) -> list[RenderableType]:
 
 
 def _table(*groups: tuple[str, ...]) -> Table:
-    """Columns of words and of numbers in turn."""
+    """Return a table whose groups of headers are, alternately, of text (left) and of numbers (right)."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, group in enumerate(groups):
         for header in group:

@@ -1,4 +1,4 @@
-"""Follows a graph for `dynamo top`."""
+"""Follows a running graph for `dynamo top`: connects its sources and produces views."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dynamo_local.tasks import TaskGuard
 
 REFRESH_S = 1.0
 FIRST_LOOK_S = 2.2
-"""What is shown only once is shown after so long: counters are to be heard twice, so that they have a rate."""
+"""Time before a view that is shown only once, in seconds: rates need two readings of a counter."""
 
 _FRONTEND_ROLE = "frontend"
 
 
 class TopSession:
-    """One look at one server, for as long as wanted."""
+    """Follows one server from `start` to `close`."""
 
     def __init__(self, bus: Bus, namespace: str) -> None:
         subjects = Subjects(namespace)
@@ -36,7 +36,7 @@ class TopSession:
         self._tasks = TaskGuard()
 
     async def start(self) -> None:
-        """Follow from now on, until closed."""
+        """Start to follow the server in background tasks."""
         self._fleet.subscribe(self._on_change)
         await self._graph.start()
         await self._fleet.start()
@@ -45,7 +45,7 @@ class TopSession:
         self._tasks.spawn("frontend", self._follow_frontend())
 
     async def wait(self, seconds: float, unless: asyncio.Event) -> None:
-        """Go on for so long, or until the event is set. Raises what ended the following, if anything has."""
+        """Wait for `seconds`, or until the event is set. Raises the error of a background task that has failed."""
         ends = {asyncio.create_task(self._tasks.failed()), asyncio.create_task(unless.wait())}
         done, pending = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in pending:
@@ -54,11 +54,11 @@ class TopSession:
             end.result()
 
     async def close(self) -> None:
-        """Follow no more."""
+        """End the background tasks."""
         await self._tasks.close()
 
     def view(self) -> TopView:
-        """What there is to show now."""
+        """Return the view of the present moment."""
         return view_of(self._namespace, self._graph.snapshot(), self._rates, self._figures)
 
     def _on_change(self, change: Change) -> None:

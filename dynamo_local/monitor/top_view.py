@@ -1,4 +1,4 @@
-"""What `dynamo top` shows, as data. Pure."""
+"""The contents of `dynamo top`, as data. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures
 
 REVOKED = "revoked"
-"""Shown instead of the state of a process whose lease is void: it is given nothing any more."""
+"""State that is shown for a process whose lease is revoked: it gets no more work."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker. `tokens_per_s`: put out, or in the prefill role computed of prompts."""
+    """A worker. `tokens_per_s`: rate of generated tokens, in the prefill role of computed prompt tokens."""
 
     watcher: str
     role: str
@@ -43,7 +43,7 @@ class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything. None: not known, or there is no such thing."""
+    """The whole contents. None: unknown, or the graph has no such part."""
 
     namespace: str
     workers: tuple[WorkerRow, ...]
@@ -51,11 +51,11 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueLength | None
     frontend: FrontendFigures | None
     planner: PlannerReport | None
-    moves: MigrationCounts | None
+    migrations: MigrationCounts | None
 
 
 def note_counts(rates: Rates, presence: Presence, now: float) -> None:
-    """Have `rates` follow what a process counts."""
+    """Add the counters of a presence to `rates`."""
     counts = presence.counts
     for name in Counts.__struct_fields__ if counts is not None else ():
         value = getattr(counts, name)
@@ -64,7 +64,7 @@ def note_counts(rates: Rates, presence: Presence, now: float) -> None:
 
 
 def view_of(namespace: str, snapshot: Snapshot, rates: Rates, figures: FrontendFigures | None) -> TopView:
-    """The view at the snapshot's moment."""
+    """Return the view at the snapshot's moment."""
     workers = [member for member in snapshot.members if member.role in ENGINE_ROLES]
     others = [member for member in snapshot.members if member.role not in ENGINE_ROLES]
     return TopView(
@@ -74,7 +74,7 @@ def view_of(namespace: str, snapshot: Snapshot, rates: Rates, figures: FrontendF
         queue=snapshot.queue,
         frontend=figures,
         planner=snapshot.planner,
-        moves=migrations_of(snapshot.members),
+        migrations=migrations_of(snapshot.members),
     )
 
 

@@ -1,1 +1,1 @@
-"""The planner at work: its loop, metrics, and recorders of its decisions."""
+"""The running planner: its loop, metrics, and recorders of its decisions. Decisions are made in core/planning."""

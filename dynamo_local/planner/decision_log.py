@@ -1,4 +1,4 @@
-"""A planner's recorder (core/planning/recording.py) that writes every decision as a line of JSON."""
+"""A recorder (core/planning/recording.py) that appends every decision of the planner to a file, as a line of JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.planning.actions import ActionOutcome, Change
+from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.observation import Observation
 
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 10 * 1024 * 1024
-"""A file that has become larger is set aside as `{name}.1`, in place of an earlier one."""
+"""Maximum size of the file. A full one is renamed to `{name}.1`, in place of an earlier one."""
 
 
 class DecisionLog:
-    """Appends to `path`. `about` is put into every line. A disk that takes no more ends the log, not the planner."""
+    """Appends decisions to `path`. `about`: fields of each line. Disk errors are logged, and the planner goes on."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class DecisionLog:
             ) from error
 
     def observed(self, observation: Observation) -> None:
-        """Nothing: pulls are many, and event files have them."""
+        """Do nothing: pulls are too many for this file, and event files have them."""
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """Write a line: a few hundred bytes, once an adjustment interval."""
+        """Append a line of a few hundred bytes."""
         line = msgspec.json.encode({"time": self._wall_clock(), **self._about, **fields_of(decision, outcomes)})
         try:
             self._append(line + b"\n")
             self._broken = False
         except OSError as error:
             if not self._broken:
-                _log.warning("a decision is not written to %s: %s", self.path, error.strerror)
+                _log.warning("decisions cannot be written to %s: %s", self.path, error.strerror)
             self._broken = True
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
     def _append(self, line: bytes) -> None:
         with self.path.open("ab") as file:
@@ -75,7 +75,7 @@ class DecisionLog:
 
 
 def fields_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> dict[str, Any]:
-    """A decision as it is written. Numbers that are unknown are null."""
+    """Return a decision as the fields of its line. Unknown numbers are null."""
     return {
         "at": decision.at,
         "policy": decision.policy,
@@ -85,19 +85,19 @@ def fields_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> dict[str
             {"role": verdict.role, "wanted": verdict.wanted, "reason": verdict.reason, **verdict.figures}
             for verdict in decision.verdicts
         ],
-        "changes": [_change(change) for change in decision.changes],
+        "actions": [_action(action) for action in decision.actions],
         "outcomes": [_outcome(outcome) for outcome in outcomes],
         "text": decision.text,
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {"change": type(change).__name__, **msgspec.to_builtins(change)}
+def _action(action: Action) -> dict[str, Any]:
+    return {"action": type(action).__name__, **msgspec.to_builtins(action)}
 
 
 def _outcome(outcome: ActionOutcome) -> dict[str, Any]:
     return {
-        "change": describe(outcome.change),
+        "action": describe(outcome.action),
         "done": outcome.done,
         "watcher": outcome.watcher,
         "note": outcome.note,

@@ -1,4 +1,4 @@
-"""TensorBoard's event files on disk: a new one when one has grown large, and the oldest removed beyond a bound."""
+"""Event files for TensorBoard on disk: large ones are continued in new files, and the oldest are removed."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 _PENDING = 1000
-"""Events that wait for the disk."""
+"""Maximum number of events that wait to be written."""
 
 _FILES = 8
-"""Files that the bound is shared out to."""
+"""Number of files among which the bound is divided."""
 
 _RECORD_BYTES = 16
-"""Length and checksums around each event."""
+"""Size of the length and the checksums around each event."""
 
 _EVENT_FILES = "events.out.tfevents.*"
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 RUN_FORMAT = "%Y-%m-%d_%H-%M-%S"
-"""Names of run folders. Nothing in other folders is ever removed."""
+"""Names of run folders. Files in other folders are never removed."""
 
 
 class EventFolder:
-    """The files of one run, `run` in `log_dir`. `max_bytes` bounds those of all runs there together.
+    """The event files of one run, in folder `run` of `log_dir`. `max_bytes` bounds the files of all runs together.
 
-    TensorBoard reads the files of a folder one after another, by name. Names begin with the second, so there is at
-    most one a second. Everything here raises OSError where the disk does.
+    TensorBoard reads the files of a folder in the order of their names, which begin with the time in seconds. Therefore
+    at most one file is made a second. Methods raise OSError if the disk does.
     """
 
     def __init__(self, log_dir: Path, run: str, max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class EventFolder:
         self._writer = self._open()
 
     def add(self, event: event_pb2.Event) -> None:
-        """Append an event. A thread of the writer's own waits for the disk."""
+        """Append an event. The writer's thread waits for the disk."""
         if self._written >= self._file_bytes and int(time.time()) != self._opened_s:
             self._writer.close()
             self._writer = self._open()
@@ -69,9 +69,10 @@ class EventFolder:
 
 
 def remove_oldest(log_dir: Path, max_bytes: int) -> None:
-    """Remove the oldest event files of all runs, until the others have no more than so many bytes.
+    """Remove the oldest event files of all runs until the rest has at most `max_bytes`.
 
-    By their times of modification: what a living planner writes is young. A file that cannot be removed is left."""
+    Age is the time of modification, so files of running planners are the youngest. A file that cannot be removed stays.
+    """
     files = []
     for path in log_dir.glob(f"*/{_EVENT_FILES}"):
         with suppress(FileNotFoundError):
@@ -89,8 +90,8 @@ def remove_oldest(log_dir: Path, max_bytes: int) -> None:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-        # Not empty while it has younger files.
+        # The folder is not empty while it has younger files.
         with suppress(OSError):
             path.parent.rmdir()
     except OSError as error:
-        _log.warning("an old event file stays: %s", error)
+        _log.warning("an old event file cannot be removed: %s", error)

@@ -1,4 +1,4 @@
-"""The planner's loop: pull, decide, change, and tell. What is decided, and how, stands in core/planning."""
+"""The planner's loop: pull, decide, act, record. The decisions themselves are made in core/planning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.planning.actions import ActionOutcome, Actuator, Change, DeviceLimits, roles_of
+from dynamo_local.core.planning.actions import Action, ActionOutcome, Actuator, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
@@ -20,17 +20,18 @@ from dynamo_local.core.planning.window import History, aggregate, remember
 _log = logging.getLogger(__name__)
 
 RECONCILE_EVERY_S = 60.0
-"""A planner that was killed leaves a change half done, and the server finishes it. This is for what it cannot see."""
+"""Period of reconciliation, in seconds. The server finishes the action of a planner that was killed; this catches what
+the server cannot see."""
 
 Pull = Callable[[], Awaitable[Observation]]
-OnChange = Callable[[Change | None], None]
+OnAction = Callable[[Action | None], None]
 
 
 class PlannerLoop:
-    """Watches one server and changes what runs on it, one change at a time.
+    """Watches one server and acts on its workers, one action at a time.
 
-    While a change is under way nothing is pulled: workers that come and go make the metrics meaningless. `on_change`
-    is told of each change when it begins, and None when it is over.
+    While an action is under way nothing is pulled: workers that come and go make the metrics meaningless. `on_action`
+    is called with each action when it begins, and with None when all are over.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class PlannerLoop:
         pull: Pull,
         actuator: Actuator,
         recorders: Sequence[Recorder] = (),
-        on_change: OnChange = lambda _: None,
+        on_action: OnAction = lambda _: None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,36 +48,36 @@ class PlannerLoop:
         self._pull = pull
         self._actuator = actuator
         self._recorders = tuple(recorders)
-        self._on_change = on_change
+        self._on_action = on_action
         self._clock = clock
         self._history: History = ()
         self._reconciled_at: float | None = None
 
     async def run(self) -> None:
-        """Until cancelled. Raises NotRunningError when the server has ended."""
+        """Plan until cancelled. Raises NotRunningError when the server has ended."""
         while True:
-            await self._reconcile_now_and_then()
+            await self._reconcile_if_due()
             await self.adjust()
 
     async def adjust(self) -> Decision:
-        """One adjustment interval, and the changes at its end."""
+        """Watch for one adjustment interval, then decide and act."""
         window = aggregate(await self._watch_for_an_interval())
         decision = decide(window, self._history, self._options, self._clock())
-        _log.log(logging.INFO if decision.changes else logging.DEBUG, "%s", decision.text)
+        _log.log(logging.INFO if decision.actions else logging.DEBUG, "%s", decision.text)
         outcomes: list[ActionOutcome] = []
         try:
             if not self._options.no_operation:
                 await self._carry_out(decision, outcomes)
         finally:
-            # Also if the planner is ended meanwhile: what was begun is not to be a secret.
+            # Also if the planner is stopped meanwhile: actions that have begun must be on record.
             for recorder in self._recorders:
                 recorder.decided(decision, outcomes)
-        failed = frozenset(role for outcome in outcomes if not outcome.done for role in roles_of(outcome.change))
+        failed = frozenset(role for outcome in outcomes if not outcome.done for role in roles_of(outcome.action))
         self._history = remember(self._history, replace(window, failed=failed), self._options)
         return decision
 
     async def _watch_for_an_interval(self) -> list[Observation]:
-        """Pulls until the interval is over. The last one is made at its end."""
+        """Pull until the interval is over. The last pull is made at its end."""
         begun = self._clock()
         end = begun + self._options.adjustment_interval
         pulls = [await self._observe()]
@@ -94,23 +95,23 @@ class PlannerLoop:
     async def _carry_out(self, decision: Decision, outcomes: list[ActionOutcome]) -> None:
         limits = DeviceLimits(decision.max_devices)
         try:
-            for change in decision.changes:
-                outcomes.append(await self._change(change, limits))
+            for action in decision.actions:
+                outcomes.append(await self._apply(action, limits))
         finally:
-            self._on_change(None)
+            self._on_action(None)
 
-    async def _change(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
-        self._on_change(change)
+    async def _apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
+        self._on_action(action)
         begun = self._clock()
         try:
-            outcome = await self._actuator.apply(change, limits)
+            outcome = await self._actuator.apply(action, limits)
         except DynamoError as error:
-            # Told like a change that was undone. Whether the server still runs, the next pull shows.
-            outcome = ActionOutcome(change, False, None, str(error), self._clock() - begun)
+            # Recorded like an action that was undone. The next pull shows whether the server still runs.
+            outcome = ActionOutcome(action, False, None, str(error), self._clock() - begun)
         _log.log(logging.INFO if outcome.done else logging.WARNING, "%s: %s", outcome.watcher or "-", outcome.note)
         return outcome
 
-    async def _reconcile_now_and_then(self) -> None:
+    async def _reconcile_if_due(self) -> None:
         now = self._clock()
         due = self._reconciled_at is None or now - self._reconciled_at >= RECONCILE_EVERY_S
         if self._options.no_operation or not due:
@@ -119,7 +120,7 @@ class PlannerLoop:
         try:
             notes = await self._actuator.reconcile()
         except DynamoError as error:
-            _log.warning("what runs cannot be looked over now: %s", error)
+            _log.warning("the server cannot be reconciled now: %s", error)
             return
         for note in notes:
             _log.info("%s", note)

@@ -1,6 +1,6 @@
-"""The planner's metrics: what the statefile, the presences and the prefill queue say, pulled together.
+"""Pulls the planner's observations from the statefile, the presences and the prefill queue.
 
-Reads only, and creates nothing. What cannot be read is reported as unknown, never as zero.
+Reads only: a stream that does not exist is not created. What cannot be read is unknown, never zero.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class FleetMetrics:
     """Pulls observations of one running server. `watch` is started and run by its owner.
 
-    `templates`: by role, the service whose workers start in it. `inventory`: how many devices there are for the server
-    of that state. Blocks for milliseconds.
+    `templates`: by role, the service whose workers start in it. `inventory` returns the number of devices for the
+    server of a state; a call may block for milliseconds.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class FleetMetrics:
         self._queue = PrefillQueue(bus, subjects)
         self._clock = clock
         self._unread: set[str] = set()
-        """What could not be read the last time, so that it is said once and not every second."""
+        """Sources that could not be read at the last pull: each is logged once, not at every pull."""
 
     async def pull(self) -> Observation:
-        """The fleet as it is now. Raises NotRunningError when the server has ended."""
+        """Return an observation of the fleet now. Raises NotRunningError when the server has ended."""
         claims, inventory = await self._claims()
         queue = await self._queue_length()
         view = self._watch.view
         return observe(
             at=self._clock(),
-            # Looked at after the others: the connection may have been lost while they were waited for.
+            # After the awaits above, during which the connection may have been lost.
             claims=claims if self._bus.connected else None,
             members=view.members(),
             routable=view.ready(ENGINE_ROLES),
@@ -67,7 +67,7 @@ class FleetMetrics:
         )
 
     async def _claims(self) -> tuple[tuple[Claim, ...] | None, int | None]:
-        """Of workers, on devices; and how many devices there are."""
+        """Return the workers' claims and the number of devices; None for both if the statefile cannot be read."""
 
         def read() -> tuple[State, int]:
             state = self._store.read()
@@ -101,7 +101,7 @@ class FleetMetrics:
 
 
 def claims_of(state: State) -> tuple[Claim, ...]:
-    """What the statefile says of workers that run, start, restart or end."""
+    """Return the claims of workers that run, start, restart or end."""
     return tuple(
         Claim(name, component.role, len(component.devices), retiring=component.phase == "retiring")
         for name, component in state.components.items()

@@ -1,4 +1,4 @@
-"""A planner's recorder (core/planning/recording.py) that tells the bus: for `dynamo top` and for metrics."""
+"""A recorder (core/planning/recording.py) that publishes the planner's reports, for `dynamo top` and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.planning.actions import ActionOutcome, Change
+from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
@@ -21,13 +21,14 @@ from dynamo_local.core.planning.window import mean
 _log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""How often the report is repeated: a change may take minutes, in which nothing else is told."""
+"""Period of the reports, in seconds. They are repeated because nothing is pulled during an action, which may take
+minutes."""
 
 KEPT_DECISIONS = 8
 
 
 class PlannerPublisher:
-    """Publishes what the planner saw and decided last. `watcher` is the planner's own, empty if it has none."""
+    """Publishes the planner's last observation and decisions. `watcher`: the planner's own; empty if it has none."""
 
     def __init__(
         self,
@@ -45,30 +46,30 @@ class PlannerPublisher:
         self._wall_clock = wall_clock
         self._observation: Observation | None = None
         self._decisions: deque[DecisionReport] = deque(maxlen=KEPT_DECISIONS)
-        self._changing: str | None = None
+        self._acting: str | None = None
         self._news = asyncio.Event()
 
     def observed(self, observation: Observation) -> None:
-        """A pull has been made."""
+        """Publish the observation soon."""
         self._observation = observation
         self._news.set()
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """An adjustment is complete."""
+        """Publish the decision and its outcomes soon."""
         told = tuple(f"{'done' if outcome.done else 'not done'}: {outcome.note}" for outcome in outcomes)
         self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
         self._news.set()
 
-    def changing(self, change: Change | None) -> None:
-        """This change is under way now; None: none is."""
-        self._changing = None if change is None else describe(change)
+    def acting(self, action: Action | None) -> None:
+        """Report this action as under way; None: no action is."""
+        self._acting = None if action is None else describe(action)
         self._news.set()
 
     def close(self) -> None:
-        """Nothing is left to be written."""
+        """Do nothing: no report is kept back."""
 
     async def run(self) -> None:
-        """Publish until cancelled: what is new at once, and the same again now and then."""
+        """Publish until cancelled: each new report at once, and the last one again every `EVERY_S`."""
         while True:
             self._news.clear()
             if self._observation is not None:
@@ -79,7 +80,7 @@ class PlannerPublisher:
                 continue
 
     def report(self, observation: Observation) -> PlannerReport:
-        """All that there is to tell."""
+        """Return the report of this observation and the last decisions."""
         queue = observation.queue
         max_devices = self._options.limits(observation.inventory).max_devices
         assert max_devices is not None, "the options have a maximum"
@@ -93,7 +94,7 @@ class PlannerPublisher:
             max_devices=max_devices,
             queue_waiting=None if queue is None else queue.waiting,
             queue_in_hand=None if queue is None else queue.in_hand,
-            changing=self._changing,
+            changing=self._acting,
             decisions=tuple(self._decisions),
         )
 

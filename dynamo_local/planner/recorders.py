@@ -1,4 +1,4 @@
-"""Where a planner's doings are recorded on disk, by its options."""
+"""Chooses the planner's recorders on disk by its options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from state.paths import StatePaths
 
 
 def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, ...]:
-    """Every decision as JSON, in log-dir or else beside the server's logs; with a log-dir, TensorBoard's event files
-    too. Raises ConfigError if nothing can be written there."""
+    """Return a decision log, in log-dir or beside the server's logs, and with a log-dir a TensorBoard recorder too.
+
+    Raises ConfigError if the folder cannot be written to.
+    """
     about = {"namespace": paths.namespace, "model": options.served_model_name, "acts": not options.no_operation}
     if options.log_dir is None:
         return (DecisionLog(paths.decisions_file, about),)

@@ -1,6 +1,6 @@
-"""What the planner sees and decides, as named numbers and as text. Pure.
+"""Turns the planner's observations and decisions into named numbers and text. Pure.
 
-Names are `group/name`: TensorBoard shows a group's curves together. What is unknown has no number.
+Names are `group/name`: TensorBoard shows the curves of a group together. What is unknown has no number.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ STANDINGS = ("routable", "starting", "retiring")
 
 
 def of_observation(observation: Observation) -> dict[str, float]:
-    """Everything that a pull has found."""
+    """Return the numbers of a pull, by name."""
     found: dict[str, float] = {}
     if observation.queue is not None:
         found |= _queue(observation.queue, observation.of_role(PREFILL_ROLE))
     if observation.inventory is not None:
         found["devices/inventory"] = observation.inventory
-    if observation.moves is not None:
-        found |= _moves(observation.moves)
+    if observation.migrations is not None:
+        found |= _migrations(observation.migrations)
     if observation.workers is None:
         return found
     if observation.devices is not None:
@@ -37,7 +37,7 @@ def of_observation(observation: Observation) -> dict[str, float]:
 
 
 def of_decision(decision: Decision) -> dict[str, float]:
-    """The numbers that a decision was made from, and what each role wanted."""
+    """Return the figures that a decision was made from, and each role's wanted change (1, 0 or -1), by name."""
     found: dict[str, float] = {"devices/budget": decision.max_devices}
     for verdict in decision.verdicts:
         found[f"decision/{verdict.role}_wanted"] = verdict.wanted
@@ -48,10 +48,10 @@ def of_decision(decision: Decision) -> dict[str, float]:
 
 
 def text_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> str:
-    """A decision in Markdown: what is done, what became of it, and why, with all numbers."""
-    changes = ", ".join(map(describe, decision.changes)) or "no change"
+    """Return a decision in Markdown: its actions, their outcomes, and the reasons with all figures."""
+    actions = ", ".join(map(describe, decision.actions)) or "no action"
     devices = "unknown" if decision.devices is None else str(decision.devices)
-    lines = [f"**{changes}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
+    lines = [f"**{actions}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
     lines += [f"- {_became(outcome)}" for outcome in outcomes]
     lines += [line for verdict in decision.verdicts for line in _why(verdict)]
     return "\n".join(lines)
@@ -65,13 +65,13 @@ def _queue(queue: QueueReading, prefill: Sequence[WorkerSeen]) -> dict[str, floa
     return found
 
 
-def _moves(moves: MigrationCounts) -> dict[str, float]:
-    found: dict[str, float] = {f"moves/{each.reason}_{each.outcome}": each.number for each in moves.ended}
-    found["moves/pulled_mib"] = moves.pulled_bytes / (1 << 20)
-    if moves.gap_s is not None:
-        found["moves/last_gap_ms"] = moves.gap_s * 1e3
-    if moves.gap_steps is not None:
-        found["moves/last_gap_steps"] = moves.gap_steps
+def _migrations(counts: MigrationCounts) -> dict[str, float]:
+    found: dict[str, float] = {f"migrations/{each.reason}_{each.outcome}": each.number for each in counts.ended}
+    found["migrations/pulled_mib"] = counts.pulled_bytes / (1 << 20)
+    if counts.gap_s is not None:
+        found["migrations/last_gap_ms"] = counts.gap_s * 1e3
+    if counts.gap_steps is not None:
+        found["migrations/last_gap_steps"] = counts.gap_steps
     return found
 
 
@@ -101,7 +101,7 @@ def _loads(worker: WorkerSeen) -> Mapping[str, float]:
 def _became(outcome: ActionOutcome) -> str:
     word = "done" if outcome.done else "not done"
     note = f": {outcome.note}" if outcome.note else ""
-    return f"{describe(outcome.change)}: {word} in {outcome.took_s:.1f} s{note}"
+    return f"{describe(outcome.action)}: {word} in {outcome.took_s:.1f} s{note}"
 
 
 def _why(verdict: Verdict) -> Iterator[str]:

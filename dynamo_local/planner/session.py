@@ -1,5 +1,5 @@
-"""A planner of a running server, with everything around it: bus, statefile, actuator, and the lock that makes it the
-only one."""
+"""Runs the planner of a running server: connects its loop to bus, statefile, actuator and recorders, and holds the lock
+that makes it the only acting planner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.planning.actions import ActionOutcome, Change, DeviceLimits
+from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.recording import Recorder
 from dynamo_local.planner.loop import PlannerLoop
@@ -39,8 +39,8 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class PlannerSession:
-    """One planner. `recorders` makes them, once it is clear that there is something to record. `watcher` is its own
-    where it is a service of the graph, and empty where it is run by hand."""
+    """The planner of a server. `recorders` is called once the server has been found, so that a planner without
+    one writes no files. `watcher`: the planner's own as a service of the graph; empty for `dynamo planner`."""
 
     paths: StatePaths
     options: PlannerOptions
@@ -48,11 +48,11 @@ class PlannerSession:
     watcher: str = ""
 
     async def run(self, bus: Bus, tasks: TaskGuard) -> None:
-        """Plan until cancelled. Side tasks are `tasks`'. A service waits until the server can be changed and no other
-        planner does; by hand, both are errors.
+        """Plan until cancelled. Side tasks are spawned in `tasks`. A service waits for the server's blueprint, and for
+        another acting planner to end; for `dynamo planner` both are errors.
 
-        Raises what `Planner.run` does; by hand also UsageError, SupervisorError, and ConfigError when the workers that
-        run hold more devices than the budget has.
+        Raises NotRunningError when the server has ended; without `watcher` also UsageError, SupervisorError, and
+        ConfigError if the running workers hold more devices than the budget has.
         """
         blueprint = await self._blueprint()
         subjects = Subjects(self.paths.namespace)
@@ -66,11 +66,11 @@ class PlannerSession:
         metrics = FleetMetrics(bus, subjects, watch, StateStore(self.paths), templates, inventory)
         if not self.watcher:
             self.options.check_fits((await metrics.pull()).devices or 0)
-        actuator = EachTime(self.paths, self.options.change_timeout)
+        actuator = ReopenedActuator(self.paths, self.options.change_timeout)
         recorders = (reports, *self.recorders())
-        planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.changing)
+        planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
         try:
-            async with self._alone():
+            async with self._only_one():
                 await planner.run()
         finally:
             for recorder in recorders:
@@ -86,8 +86,8 @@ class PlannerSession:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """Be the only planner that changes anything. Those that only observe may be many."""
+    async def _only_one(self) -> AsyncIterator[None]:
+        """Hold the planner lock while this planner acts. Any number of planners may only observe."""
         if self.options.no_operation:
             yield
             return
@@ -107,25 +107,26 @@ class PlannerSession:
 
 
 @dataclass(frozen=True)
-class EachTime:
-    """The actuator, opened anew for each change: whatever has become of circus since, or of the bus, is seen then."""
+class ReopenedActuator:
+    """An actuator that is opened anew for each action, because circus or the bus may have been restarted since."""
 
     paths: StatePaths
     change_timeout_s: float
 
-    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
-        """See `core.planning.changes.Actuator`."""
+    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
+        """Apply an action as `core.planning.actions.Actuator` says."""
         async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
-            return await actuator.apply(change, limits)
+            return await actuator.apply(action, limits)
 
     async def reconcile(self) -> tuple[str, ...]:
-        """See `core.planning.changes.Actuator`."""
+        """Reconcile as `core.planning.actions.Actuator` says."""
         async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
             return await actuator.reconcile()
 
 
 def usable_devices(blueprint: Blueprint, state: State) -> int:
-    """How many devices the server has, or could have: those that others hold do not count where workers compute."""
+    """Return the number of devices that the server's workers hold or may take. Devices of other servers
+    do not count, except where no worker computes."""
     devices = len(blueprint.inventory.devices)
     if all(template.virtual for template in blueprint.workers):
         return devices
@@ -133,7 +134,7 @@ def usable_devices(blueprint: Blueprint, state: State) -> int:
 
 
 class LoggedReport:
-    """A report (supervisor.report.Report) that goes to the log."""
+    """A report (supervisor.server.report.Report) that writes to the log."""
 
     def step(self, text: str) -> None:
         _log.info("%s", text)
@@ -143,7 +144,7 @@ class LoggedReport:
 
 
 async def plan_by_hand(planning: PlannerSession, stop: asyncio.Event) -> None:
-    """Run a planner beside the server until told to stop. Raises as `Planning.run` does."""
+    """Run a planner beside the server until `stop` is set. Raises as `PlannerSession.run` does."""
     async with bus_of(planning.paths, "planner") as bus:
         tasks = TaskGuard()
         told, failed = asyncio.create_task(stop.wait()), asyncio.create_task(tasks.failed())

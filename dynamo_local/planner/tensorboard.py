@@ -1,6 +1,6 @@
-"""A planner's recorder (core/planning/recording.py) that writes TensorBoard's event files.
+"""A recorder (core/planning/recording.py) that writes event files for TensorBoard.
 
-By TensorBoard's own writer, which needs neither torch nor TensorFlow.
+TensorBoard's own writer is used, which needs neither torch nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 ALL_DECISIONS = "decisions/all"
-CHANGES = "decisions/changes"
-"""Decisions that change something: TensorBoard shows only some of many texts."""
-
+ACTING_DECISIONS = "decisions/with_actions"
+"""Tag of the decisions with actions. Apart, because TensorBoard shows only a sample of the texts of a tag."""
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
 class TensorBoardRecorder:
-    """Writes to a folder of its own in `log_dir`, so that every planner's life is one run in TensorBoard.
+    """Writes to a new folder in `log_dir`, so that each life of a planner is one run in TensorBoard.
 
-    `max_bytes` bounds the event files of all runs there together: the oldest are removed. Steps are seconds since the
-    planner's first pull. A disk that takes no more ends the recording, not the planner.
+    `max_bytes` bounds the event files of all runs together: the oldest are removed. Steps are seconds since the
+    planner's first pull. A disk error ends the recording, not the planner.
     """
 
     def __init__(
@@ -65,13 +64,13 @@ class TensorBoardRecorder:
             raise ConfigError(f"cannot write event files to {self.folder}: {error.strerror}") from error
 
     def observed(self, observation: Observation) -> None:
-        """Note the numbers of a pull that are not what they were."""
+        """Write the numbers of a pull that have changed."""
         self._write_curves(self._curves.take(observation.at, of_observation(observation)))
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """Note a decision: its numbers, and the whole of it as text."""
+        """Write a decision: its numbers as curves, all of it as text."""
         text = text_of(decision, outcomes)
-        tags = (ALL_DECISIONS, CHANGES) if decision.changes else (ALL_DECISIONS,)
+        tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.actions else (ALL_DECISIONS,)
         self._write(decision.at, [*_scalars(of_decision(decision)), *(_text(tag, text) for tag in tags)])
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class TensorBoardRecorder:
         try:
             write()
         except OSError as error:
-            _log.warning("no more event files are written: %s", error)
+            _log.warning("event files are not written any more: %s", error)
             self._files = None
 
 

@@ -1,4 +1,4 @@
-"""How services are written, joined to a graph, and configured.
+"""Declares services, joins them to a graph, and resolves its configuration.
 
 A service is a class:
 
@@ -11,9 +11,8 @@ A service is a class:
     class Frontend:
         worker = depends(Worker)
 
-What belongs here turns such classes, a YAML file and options of the command line into a `ResolvedGraph`, and
-defines what a client of a service looks like. It starts nothing and talks to nobody: processes are the
-supervisor's, calls over the bus the runtime's.
+This package turns such classes, a YAML file and command-line options into a `ResolvedGraph`, and defines the interface
+of service clients. It starts no process and opens no connection: see supervisor, process and bus/rpc for these.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a service sees of another one.
+"""The interface through which a service calls another one.
 
-`self.worker.generate(request)` makes a `Call`. Iterating over it streams the replies of an endpoint that is
-an async generator; awaiting it gives the reply of an endpoint that is a coroutine:
+`self.worker.generate(request)` makes a `Call`. If the endpoint is an async generator, iterate over the call; if it is a
+coroutine, await the call:
 
     async for text in self.worker.generate(request): ...
     answer = await self.worker.count(request)
 
-A call starts when it is first iterated or awaited, and can be used once. It ends with an RpcError if the
-other side cannot be reached, falls silent, or raises. Closing it early cancels the work on the other side;
-leaving an `async for` by `break` does so only once the interpreter gets to it, so hold the call in
-`contextlib.aclosing(call)` where that matters.
+A call starts when it is first iterated or awaited, and can be used once. It raises RpcError if the other service cannot
+be reached, sends nothing for too long, or raises. Closing a call early cancels the work of the other service. After
+`break` in an `async for`, the interpreter closes the call at some later time: hold it in `contextlib.aclosing(call)`
+where that matters.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from dynamo_local.core.errors import RpcError
 
 
 class EndpointClient(Protocol):
-    """One endpoint of another service."""
+    """A client of one endpoint of another service."""
 
     def __call__(self, request: Any = None) -> Call: ...
 
 
 class ServiceClient(Protocol):
-    """Another service: each attribute is one of its endpoints. An unknown one raises AttributeError."""
+    """A client of another service. Each attribute is an endpoint; an unknown name raises AttributeError."""
 
     def __getattr__(self, name: str) -> EndpointClient: ...
 
 
 class Call:
-    """One use of an endpoint, over the asynchronous generator of its replies."""
+    """A call of an endpoint. Wraps the asynchronous generator of the replies."""
 
     def __init__(self, name: str, replies: AsyncGenerator[Any, None]) -> None:
         self._name = name
         self._replies = replies
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        # The generator itself, not this object: an abandoned generator is closed by the event loop.
+        # The generator itself, not this object: the event loop closes only abandoned generators.
         return self._replies
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._only().__await__()
 
     async def aclose(self) -> None:
-        """End the call; cancels the work on the other side if it has not ended."""
+        """End the call. Cancels the other service's work on it if that has not ended."""
         await self._replies.aclose()
 
     async def _only(self) -> Any:

@@ -1,4 +1,4 @@
-"""From "module:Service" to the services that are to run and who calls whom."""
+"""Loads a graph from "module:Service": its services, and which service calls which."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dynamo_local.sdk.service import ServiceSpec, is_service, spec_of
 
 @dataclass(frozen=True)
 class Graph:
-    """A root service and everything it reaches by dependencies that are in use.
+    """A root service and all services that it reaches by dependencies in use.
 
-    `services` come dependency first, the root last; otherwise in the order of declaration. `edges` names, for
-    each service, the services that it calls.
+    `services` are ordered by dependency, then by declaration; the root is the last. `edges`: for each service, the
+    names of the services that it calls.
     """
 
     target: str
@@ -40,16 +40,15 @@ class Graph:
 def load_graph(target: str) -> Graph:
     """Import "module:Service" and follow its dependencies.
 
-    A service that takes part in a link made by that module, on either end, keeps only its linked
-    dependencies; a service that the module does not link keeps all. What nobody reaches any more is left out.
-    Raises GraphError.
+    A service at either end of a link made by that module keeps only its linked dependencies; a service that the module
+    does not link keeps all. Services that the root then does not reach are left out. Raises GraphError.
     """
     root = import_service(target)
     return build_graph(target, root, links_of(target.partition(":")[0]))
 
 
 def build_graph(target: str, root: type, links: Iterable[tuple[type, type]]) -> Graph:
-    """The pure part of `load_graph`."""
+    """Build the graph of a root service and links. The part of `load_graph` that imports nothing. Raises GraphError."""
     linked = tuple(links)
     ends = {cls for edge in linked for cls in edge}
     classes: dict[str, type] = {}
@@ -71,7 +70,7 @@ def build_graph(target: str, root: type, links: Iterable[tuple[type, type]]) -> 
 
 
 def dependency_order(root: str, edges: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The root and all it reaches, each after everything it depends on. Raises GraphError for a cycle."""
+    """Return the root and all services that it reaches, dependencies first. Raises GraphError for a cycle."""
     order: dict[str, None] = {}
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -88,7 +87,7 @@ def dependency_order(root: str, edges: Mapping[str, tuple[str, ...]]) -> tuple[s
 
 
 def import_service(target: str) -> type:
-    """The service class that "module:Class" names; the working directory is importable. Raises GraphError."""
+    """Import the service class "module:Class", also from the working directory. Raises GraphError."""
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise GraphError(f"{target!r} names no service", "write MODULE:Service")
@@ -102,14 +101,15 @@ def import_service(target: str) -> type:
 
 
 def target_of(cls: type) -> str:
-    """Inverse of `import_service`: "module:Class", as another process can import it. Raises GraphError."""
+    """Return "module:Class" for a service class, the inverse of `import_service`. Raises GraphError if another process
+    could not import the class by that name."""
     if "." in cls.__qualname__:
         raise GraphError(f"service {cls.__qualname__} cannot be imported by name", "define it at the top of its module")
     return f"{cls.__module__}:{cls.__name__}"
 
 
 def make_cwd_importable() -> None:
-    """Let modules of the working directory be imported, as `python -m` does."""
+    """Make modules of the working directory importable, as `python -m` does."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
@@ -126,7 +126,7 @@ def _import(name: str) -> ModuleType:
             raise GraphError(f"there is no module {missing}", _siblings(missing)) from error
         raise GraphError(f"module {name} needs {missing}, which is not installed") from error
     except Exception as error:
-        # The module is the user's: whatever it raises while it is imported, it cannot be served.
+        # The module is the user's and may raise anything. The error message names it, without our traceback.
         cause = " ".join(str(error).split())
         raise GraphError(f"module {name} cannot be imported: {type(error).__name__}: {cause}") from error
 

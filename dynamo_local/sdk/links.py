@@ -1,8 +1,7 @@
-"""`A.link(B)`: which of the declared dependencies a graph uses.
+"""Records `A.link(B)`: which of its declared dependencies a graph uses.
 
-A graph is what one module links. Links are therefore recorded under the module whose code called `link`, and
-`links_of(module)` gives that module's links and no others: two graph modules that link the same service
-classes do not see each other, however often and in whatever order they are imported.
+A graph consists of the links of one module. Links are recorded under the module whose code calls `link`, so that two
+graph modules which link the same service classes are independent, in whatever order they are imported.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 from dynamo_local.core.errors import GraphError
 
 _links: dict[str, dict[tuple[type, type], None]] = {}
-"""For each module, its edges (source, target); a dict for its order."""
+"""Links as (source, target), by module. The inner dict serves as an ordered set."""
 
 
 def link(cls: type, other: Any) -> Any:
@@ -32,11 +31,11 @@ def link(cls: type, other: Any) -> Any:
 
 
 def links_of(module: str) -> tuple[tuple[type, type], ...]:
-    """The edges that the code of this module linked, in order."""
+    """Return the links made by the code of this module, in order."""
     return tuple(_links.get(module, {}))
 
 
 class Service:
-    """Optional base class: lets type checkers see `link`, which `@service` puts on every class."""
+    """Optional base class of services. Lets type checkers see `link`, which `@service` adds to every class."""
 
     link: ClassVar[Any]

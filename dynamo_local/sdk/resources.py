@@ -1,4 +1,4 @@
-"""What one worker of a service asks for."""
+"""Resources of each worker of a service: devices and cores."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What the configuration of a service says of a worker's devices. `ranks`: how many it computes on, None if that is
-    up to `resources`. `virtual`: it computes nothing, and so takes them from nobody."""
+    """Use of a worker's devices, by its configuration. `ranks`: number of devices that it computes on (None:
+    `resources.gpu`). `virtual`: the worker computes nothing, so other servers may use the same devices."""
 
     ranks: int | None = None
     virtual: bool = False
@@ -23,7 +23,8 @@ _GPU = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True)
 class Resources:
-    """`gpu` counts devices (GPUs, or CPU slots on a machine without any); `cpu` is cores, 0 for no wish."""
+    """Resources of a worker. `gpu`: number of devices (GPUs, or CPU slots on a machine without GPUs). `cpu`: number of
+    cores, 0 if not given."""
 
     gpu: int = field(
         default=0,
@@ -41,7 +42,7 @@ class Resources:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | Resources | None, default: Resources | None = None) -> Resources:
-        """Read {"gpu": 1, "cpu": "500m"}; what is not given comes from `default`. Raises ValueError."""
+        """Read a mapping such as {"gpu": 1, "cpu": "500m"}; missing values come from `default`. Raises ValueError."""
         if isinstance(given, Resources):
             given = {"gpu": given.gpu, "cpu": given.cpu}
         base = default or cls()

@@ -1,7 +1,7 @@
-"""The decorators that make a class a service, and what they record about it.
+"""The decorators that make a class a service, and the specification that they record.
 
-`@service` leaves the class as it is, apart from two attributes: `__dynamo__`, its immutable `ServiceSpec`,
-and the class method `link`.
+`@service` adds two attributes to the class and changes nothing else: `__dynamo__`, the immutable `ServiceSpec`, and the
+class method `link`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEFAULT_ROLE = "service"
 
 @dataclass(frozen=True)
 class EndpointSpec:
-    """An endpoint: its name on the bus, the method behind it, and how it answers."""
+    """An endpoint. `name`: on the bus. `method`: name of the method. `streams`: whether the method yields replies."""
 
     name: str
     method: str
@@ -60,30 +60,30 @@ class EndpointSpec:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What `@service` recorded. Mappings are read-only."""
+    """The specification of a service, as `@service` recorded it. Mappings are read-only."""
 
     name: str
     namespace: str
     role: str
     role_beside: Mapping[str, str]
-    """By role of another service of the graph: the role instead, where there is such a service."""
+    """Other roles of the service: by the role of another service, the role beside such a service in a graph."""
     resources: Resources
     devices: Devices
-    """What is done with the devices, by configuration."""
+    """Returns the use of a worker's devices for a configuration."""
     workers: int
     preload: Preload
-    """Module to import beforehand, by configuration; None: there is none."""
+    """Returns the module to import once for all processes, for a configuration; None: no module."""
     schema: ConfigSchema
     endpoints: Mapping[str, EndpointSpec]
-    """By name on the bus."""
+    """Endpoints by name on the bus."""
     dependencies: Mapping[str, type]
-    """Service class by attribute name."""
+    """Service classes by attribute name."""
     on_start: tuple[str, ...]
     on_shutdown: tuple[str, ...]
 
 
 class Dependency:
-    """What `depends()` puts on a class: in a running service, the client of another one."""
+    """A declared dependency. Reading the attribute of a running service gives the client of the other service."""
 
     def __init__(self, target: type) -> None:
         self.target = target
@@ -119,10 +119,10 @@ def depends(target: type) -> Dependency:
 
 
 def endpoint(name: str | None = None) -> Callable[[_F], _F]:
-    """Mark a method that other services may call: a coroutine, or an async generator for a stream.
+    """Mark a method that other services may call: a coroutine, or an async generator for a stream of replies.
 
-    It takes no argument or one, the request. Requests and replies are what msgpack can carry; where they are
-    annotated, msgspec converts them to that type.
+    The method takes at most one argument, the request. Requests and replies must be encodable by msgpack. msgspec
+    converts annotated ones to their type. Raises GraphError for other methods.
     """
 
     def mark(method: _F) -> _F:
@@ -142,12 +142,12 @@ def endpoint(name: str | None = None) -> Callable[[_F], _F]:
 
 
 def async_on_start(method: _F) -> _F:
-    """Mark a coroutine method that runs before the service is ready. Several run in order of definition."""
+    """Mark a coroutine method to run before the service is ready. Several methods run in order of definition."""
     return _mark_hook(method, "start")
 
 
 def async_on_shutdown(method: _F) -> _F:
-    """Mark a coroutine method that runs when the service ends, after it stopped taking calls."""
+    """Mark a coroutine method to run when the service ends, after its last call."""
     return _mark_hook(method, "shutdown")
 
 
@@ -169,17 +169,17 @@ def service(
     role_beside: Mapping[str, str] | None = None,
     preload: str | Preload | None = None,
 ) -> Callable[[type[_C]], type[_C]]:
-    """Make a class a service, named like the class. Configuration may override `workers` and `resources`.
+    """Make a class a service of the same name. Configuration may override `workers` and `resources`.
 
-    `role_beside` names the role that it has instead in a graph with a service of another role: a worker that serves
-    whole requests by itself, "aggregated", only decodes where there are others to prefill.
+    `role_beside`: by the role of another service, the role that this service has in a graph with such a service. For
+    example, an "aggregated" worker, which serves whole requests, only decodes beside prefill workers.
 
-    `preload` names a module whose import takes long: it is imported once for all processes of the graph
-    (process/forkserver). A function is asked with the service's configuration.
+    `preload` names a module whose import is slow: it is imported once for all processes of the graph
+    (process/forkserver). A function is called with the service's configuration.
 
-    `devices` is asked with the service's configuration what a worker does with its devices.
+    `devices` is called with the service's configuration, and returns the use of a worker's devices.
 
-    `config` says which keys the service takes: a dataclass, a ConfigSchema, or nothing. Raises GraphError.
+    `config` declares the keys of the service: a dataclass, a ConfigSchema, or None for no keys. Raises GraphError.
     """
 
     def decorate(cls: type[_C]) -> type[_C]:
@@ -209,25 +209,25 @@ def service(
 
 
 def is_service(candidate: object) -> bool:
-    """Whether `@service` was put on this very class; a subclass needs its own."""
+    """Return whether the class itself is decorated with `@service`; a subclass needs a decorator of its own."""
     return isinstance(candidate, type) and "__dynamo__" in vars(candidate)
 
 
 def spec_of(cls: type) -> ServiceSpec:
-    """What `@service` recorded about the class. Raises GraphError if it is no service."""
+    """Return the specification of a service class. Raises GraphError for other classes."""
     if not is_service(cls):
         raise GraphError(f"{getattr(cls, '__name__', cls)!s} is not a service", "decorate it with @service")
     return vars(cls)["__dynamo__"]  # type: ignore[no-any-return]
 
 
 def bind_clients(instance: object, clients: Mapping[str, ServiceClient]) -> None:
-    """Give a service object its clients, by attribute name. The host does it before __init__."""
+    """Give a service object its clients, by attribute name. Its process calls this before `__init__`."""
     vars(instance)[_CLIENTS] = MappingProxyType(dict(clients))
 
 
 def _check_name(name: str) -> str:
     if name in MACHINERY:
-        raise ValueError("the name is taken by the machinery")
+        raise ValueError("the name is reserved")
     return check_service(name)
 
 
@@ -248,7 +248,7 @@ def _schema(config: type | ConfigSchema | None) -> ConfigSchema:
 
 
 def _members(cls: type, kind: type[_C]) -> Iterator[tuple[str, _C]]:
-    """Attributes of that kind, base classes first, in order of definition; overridden ones are left out."""
+    """Yield the attributes of that kind, base classes first, in order of definition, without overridden ones."""
     names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     for name in names:
         member = inspect.getattr_static(cls, name)

@@ -1,4 +1,4 @@
-"""The types that an endpoint's annotations promise, so that both ends convert to them."""
+"""Reads the types of requests and replies from an endpoint's annotations; both ends of a call convert to them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STREAMS = (
 
 
 def request_type(cls: type, endpoint: EndpointSpec) -> Any:
-    """The annotation of the endpoint's one argument; Any without. Raises GraphError."""
+    """Return the annotation of the endpoint's argument, or Any. Raises GraphError."""
     hints = _hints(cls, endpoint)
     hints.pop("return", None)
     return next(iter(hints.values()), Any)
 
 
 def reply_type(cls: type, endpoint: EndpointSpec) -> Any:
-    """The type of one reply; Any if it is not annotated. Raises GraphError."""
+    """Return the type of one reply, or Any if it is not annotated. Raises GraphError."""
     annotation = _hints(cls, endpoint).get("return", Any)
     if not endpoint.streams:
         return annotation

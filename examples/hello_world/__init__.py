@@ -1,3 +1,3 @@
-"""The smallest graph: three plain services that stream through each other. No model, no vLLM."""
+"""The smallest graph: three services that stream words through each other, without a model."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frontend -> Middle -> Backend: what the last one makes, word by word, the others pass on as it comes.
+"""Frontend -> Middle -> Backend: Backend streams words, and the others pass each one on as it arrives.
 
 dynamo serve examples.hello_world.hello_world:Frontend
 curl -N 'http://127.0.0.1:8000/generate?text=hello+world'
@@ -18,7 +18,7 @@ from examples.hello_world.http_stream import HttpStream
 
 @service()
 class Backend:
-    """Answers a text word by word."""
+    """Streams the words of a text."""
 
     @endpoint()
     async def generate(self, text: str) -> AsyncIterator[str]:
@@ -28,14 +28,14 @@ class Backend:
 
 @dataclass(frozen=True)
 class MiddleSettings:
-    """Set with `--Middle.suffix=!`, or in a file under `Middle:`."""
+    """Settings of Middle, set with `--Middle.suffix=!`, or in a configuration file under `Middle:`."""
 
     suffix: str = field(default="-mid", metadata={"help": "Text appended to each request."})
 
 
 @service(config=MiddleSettings)
 class Middle:
-    """Changes the text, and every reply."""
+    """Changes the text and every reply."""
 
     backend = depends(Backend)
 
@@ -50,7 +50,7 @@ class Middle:
 
 @service()
 class Frontend:
-    """Takes the text by HTTP and streams the replies."""
+    """Receives a text over HTTP, and streams the replies."""
 
     middle = depends(Middle)
 
@@ -65,7 +65,7 @@ class Frontend:
 
     @async_on_start
     async def listen(self) -> None:
-        """Listen where `dynamo serve --host --port` says, and let `dynamo ps` know."""
+        """Listen on the host and port of `dynamo serve`, and announce the address for `dynamo ps`."""
         host, port = os.environ.get(HTTP_HOST_ENV, "127.0.0.1"), os.environ.get(HTTP_PORT_ENV, "8000")
         await self._http.start(host, int(port))
         self._announcer.update(url=self._http.url)

@@ -1,7 +1,7 @@
-"""As much HTTP/1.1 as the example needs: `GET /generate?text=...` answers in chunks, `GET /health` says ok.
+"""A minimal HTTP/1.1 server for the example: `GET /generate?text=...` streams chunks, `GET /health` answers ok.
 
-One request a connection. What a client sends is bounded in size and time; a client that goes away ends the
-work. For real traffic take a real server, as `components/frontend/service.py` does.
+Each connection serves one request. Requests are bounded in size and time, and the work ends when the client
+disconnects. For real traffic use a real server, as `components/frontend/service.py` does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HttpStream:
 
     @property
     def url(self) -> str | None:
-        """Where it listens; None if it does not."""
+        """The address of the server; None if it does not listen."""
         if self._server is None or not self._server.sockets:
             return None
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -54,7 +54,7 @@ class HttpStream:
             raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", "use another port") from error
 
     async def stop(self) -> None:
-        """Take no more connections; let answers under way finish for a while."""
+        """Refuse new connections, and give running answers some time to finish."""
         if self._server is None:
             return
         self._server.close()
@@ -84,14 +84,14 @@ class HttpStream:
         except _BadRequestError as error:
             _write_all(writer, error.status, f"{error}\n")
         except (OSError, asyncio.IncompleteReadError):
-            return  # the client went away
+            return  # the client has disconnected
         finally:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
     async def _read_request(self, reader: asyncio.StreamReader) -> str | None:
-        """The text to answer; None if only health is asked for. Raises _BadRequestError."""
+        """Read a request, and return its text; None for `/health`. Raises _BadRequestError."""
         if len(self._connections) > _MAX_CONNECTIONS:
             raise _BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
         try:
@@ -118,14 +118,14 @@ class HttpStream:
         if text is None:
             _write_all(writer, HTTPStatus.OK, "ok\n")
             return
-        # Annotated as an iterator, being a generator: that is how endpoints are written.
+        # Endpoints are async generators, but annotated as iterators, which have no aclose().
         replies = cast("AsyncGenerator[str, None]", self._generate(text))
         async with aclosing(replies):
             await _write_chunks(writer, replies)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str]:
-    """Method and target of a request; its headers are read and passed over. Raises _BadRequestError."""
+    """Read the head of a request; return its method and target. Headers are ignored. Raises _BadRequestError."""
     try:
         line = (await reader.readuntil(b"\n")).decode("ascii").split()
         for _ in range(_MAX_HEADERS):
@@ -143,7 +143,8 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str]:
 
 
 async def _write_chunks(writer: asyncio.StreamWriter, replies: AsyncIterator[str]) -> None:
-    """One chunk a reply. An error before the first is an answer; a later one breaks the stream off."""
+    """Write each reply as a chunk. An error before the first reply is answered with 503; a later one ends the stream
+    without its last chunk."""
     started = False
     try:
         async for reply in replies:

@@ -1,4 +1,4 @@
-"""Judges what a request gets, delta by delta, against its right answer. Pure."""
+"""Judges the answer of a request, delta by delta, against its right answer. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.tasks import Task
 
 
 class Outcome(enum.Enum):
-    """How a request ended. The last three are failures of the run."""
+    """The end of a request. The last three are failures of the run."""
 
     RIGHT = "right tokens, once"
     LEFT = "client left, right so far"
@@ -28,20 +28,20 @@ FAILURES = frozenset({Outcome.WRONG, Outcome.ERROR, Outcome.FORGOTTEN})
 
 REFUSAL = "max_tokens must be at least 1"
 STATE_LOST = "the worker that generated the answer was lost"
-"""Documented errors: the beginnings of what clients are told."""
+"""Beginnings of documented error messages to clients."""
 
 _ENGINES_DIED = re.compile(r"(\d+) engines died while they worked on this request")
 
 
 def engines_died(reason: str) -> int | None:
-    """How many engines are said to have died while they worked on a request; None: that is not what is said."""
+    """Return the number of dead engines that an error message blames on a request; None for other messages."""
     said = _ENGINES_DIED.search(reason)
     return None if said is None else int(said[1])
 
 
 @dataclass
 class Answer:
-    """What one request has got so far. Times are CLOCK_MONOTONIC."""
+    """The answer to a request so far. Times are CLOCK_MONOTONIC."""
 
     task: Task
     asked_at: float
@@ -49,7 +49,7 @@ class Answer:
     longest_silence_s: float = 0.0
     received: int = 0
     deaths: int = 0
-    """Engines that were killed while they worked on it."""
+    """Number of engines that were killed while they worked on the request."""
     outcome: Outcome | None = None
     reason: str = ""
 
@@ -57,7 +57,7 @@ class Answer:
         self.news_at = self.asked_at
 
     def take(self, delta: TokenDelta, now: float) -> None:
-        """Judge what came. Sets the outcome when it is the end, or wrong."""
+        """Judge a delta. Sets the outcome if the delta is wrong or the last one."""
         self.longest_silence_s = max(self.longest_silence_s, now - self.news_at)
         self.news_at = now
         if self.outcome is not None:
@@ -94,7 +94,7 @@ class Answer:
             self.end(Outcome.RIGHT)
 
     def _mistake(self, delta: TokenDelta) -> str | None:
-        """What is wrong with the next tokens."""
+        """Return what is wrong with the next tokens; None if they are right."""
         task, start, end = self.task, self.received, self.received + len(delta.token_ids)
         if not task.valid:
             return "an answer to an invalid request"
@@ -114,7 +114,7 @@ class Answer:
 
 
 def chosen(delta: TokenDelta) -> list[int]:
-    """The tokens that a delta's log-probabilities are about."""
+    """Return the chosen tokens in a delta's log-probabilities: the first of each row."""
     if delta.logprobs is None:
         return []
     ids = delta.logprobs.token_ids

@@ -1,4 +1,4 @@
-"""Faults of a worker's engine: its processes, or, in a mocker, what it is ordered to do."""
+"""Faults of a worker's engine: of the engine's processes with vLLM, by orders with a mocker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.chaos.processes import children, command_of
 
 _LOOK_EVERY_S = 0.1
 _TAKEN_WITHIN_S = 3.0
-"""An engine without work takes no order."""
+"""Time within which a mocker takes an order, in seconds. A mocker without requests takes none."""
 _REPLACED_WITHIN_S = STALL_TIMEOUT_S + 60.0
 
 
 def engine_processes(host: Process, kind: Kind) -> list[Process]:
-    """Return the processes of vLLM that a fault of this kind is for: EngineCore, or its Workers."""
+    """Return vLLM's processes that a fault of this kind hits: EngineCore, or its Workers."""
     cores = [each for each in children(host.pid) if b"VLLM::EngineCore" in command_of(each.pid)]
     if kind is not Kind.KILL_ENGINE_WORKER:
         return cores
@@ -26,7 +26,7 @@ def engine_processes(host: Process, kind: Kind) -> list[Process]:
 
 
 async def order(folder: Path, host: Process, kind: Kind) -> None:
-    """Order a mocker to fail, and wait until its worker has been replaced. One without work takes no order."""
+    """Order a mocker to fail, and wait until its worker has ended. Returns early if the mocker takes no order."""
     what: Order = "hang" if kind is Kind.HANG_ENGINE else "raise"
     file = order_file(folder, host.pid)
     draft = file.with_suffix(".draft")

@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and for how long. The draws are pure; `injector.py` does them."""
+"""Kinds of faults, their weights, and the gaps that they explain. Pure; `injector.py` injects them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynamo_local.core.names import FORKSERVER_SERVICE
 
 
 class Kind(enum.Enum):
-    """A fault, in words."""
+    """A kind of fault. The value describes it in words."""
 
     KILL_WORKER = "worker killed"
     STOP_WORKER = "worker stopped for a while"
@@ -23,7 +23,7 @@ class Kind(enum.Enum):
     KILL_LAUNCHER = "worker's launcher killed"
     STOP_LAUNCHER = "worker's launcher stopped for a while"
     DRAIN_WORKER = "worker told to end"
-    TURN_WORKER = "worker turned to prefill for a while"
+    SWITCH_ROLE = "worker switched to prefill for a while"
     KILL_ROUTER = "router killed"
     STOP_ROUTER = "router stopped for a while"
     KILL_BUS = "NATS killed"
@@ -48,7 +48,7 @@ WEIGHTS = {
     Kind.KILL_WORKER: 30,
     Kind.STOP_WORKER: 42,
     Kind.DRAIN_WORKER: 6,
-    Kind.TURN_WORKER: 10,
+    Kind.SWITCH_ROLE: 10,
     Kind.KILL_ROUTER: 4,
     Kind.STOP_ROUTER: 3,
     Kind.KILL_BUS: 4,
@@ -56,7 +56,7 @@ WEIGHTS = {
     Kind.SEVER_FRONTEND: 3,
     Kind.SILENCE_FRONTEND: 3,
     Kind.KILL_FRONTEND: 4,
-    # More often, and most requests would have met two deaths, and wait to be tried alone.
+    # No higher: otherwise most requests would meet two deaths, and wait for trials.
     Kind.FAIL_ENGINE: 4,
     Kind.HANG_ENGINE: 1,
     Kind.KILL_CIRCUSD: 1,
@@ -97,7 +97,7 @@ WEIGHTS_ON_VLLM = {
     Kind.FILL_SHM: 1,
     Kind.STEP_CLOCK: 1,
 }
-"""A worker takes half a minute to come back there, and it has an engine of its own."""
+"""Weights with vLLM, whose workers have engine processes and take half a minute to start."""
 
 OF_WORKERS = frozenset(
     {
@@ -111,7 +111,7 @@ OF_WORKERS = frozenset(
         Kind.KILL_LAUNCHER,
         Kind.STOP_LAUNCHER,
         Kind.DRAIN_WORKER,
-        Kind.TURN_WORKER,
+        Kind.SWITCH_ROLE,
     }
 )
 PASSING = frozenset(
@@ -123,13 +123,13 @@ PASSING = frozenset(
         Kind.STOP_BUS,
         Kind.STOP_PLANNER,
         Kind.STOP_FORKSERVER,
-        Kind.TURN_WORKER,
+        Kind.SWITCH_ROLE,
     }
 )
-"""The process is stopped, or does something else, and goes on afterwards."""
+"""Faults after which the process goes on: it is stopped for a while, or has another role."""
 
 ORDERED = frozenset({Kind.HANG_ENGINE, Kind.FAIL_ENGINE})
-"""Of the engine itself, which a mocker is told to. Its worker is replaced."""
+"""Faults of an engine that a mocker is ordered to have. Its worker is replaced afterwards."""
 
 DEADLY = frozenset(
     {
@@ -141,7 +141,7 @@ DEADLY = frozenset(
         Kind.KILL_LAUNCHER,
     }
 )
-"""For the engine. What it worked on may be taken for the cause."""
+"""Faults that kill an engine. The frontend may suspect requests of that engine."""
 
 OF_SERVICES = {
     Kind.KILL_ROUTER: "Router",
@@ -151,7 +151,7 @@ OF_SERVICES = {
     Kind.KILL_FORKSERVER: FORKSERVER_SERVICE,
     Kind.STOP_FORKSERVER: FORKSERVER_SERVICE,
 }
-"""What is there once, and which service that is."""
+"""Faults of services with a single process, with the names of the services."""
 
 OF_THE_MACHINERY = frozenset(
     {
@@ -164,28 +164,28 @@ OF_THE_MACHINERY = frozenset(
         Kind.STEP_CLOCK,
     }
 )
-"""What keeps the services, and what is around them: one at a time."""
+"""Faults of the supervisor and its surroundings: one at a time."""
 
 OF_THE_BUS = frozenset({Kind.KILL_BUS, Kind.STOP_BUS, Kind.SEVER_FRONTEND, Kind.SILENCE_FRONTEND})
-"""One at a time: each takes everything down for a while."""
+"""Faults of NATS and of connections to it: one at a time, since each stops all requests for a while."""
 
 
 STALL_TIMEOUT_S = 12.0
-"""`stall-timeout-s` of the workers under fire: longer than a worker is stopped."""
+"""`stall-timeout-s` of the workers, longer than any worker is stopped."""
 
-_MISSED_S = 2.5
-"""Until who says nothing is missed, and what it had goes on elsewhere."""
+_LIVENESS_S = 2.5
+"""Time until a silent worker is missed and its requests continue elsewhere, in seconds."""
 
-_ANEW_S = 3.0
-"""After NATS, or the way to it, is back: until both sides have connected and asked for what they have missed."""
+_RECONNECT_S = 3.0
+"""Time after the return of NATS until both sides have connected and exchanged what they have missed, in seconds."""
 
-_EXCUSED_S: Mapping[Kind, Callable[[float], float]] = {
+_ALLOWED_GAP_S: Mapping[Kind, Callable[[float], float]] = {
     Kind.STOP_ENGINE: lambda seconds: seconds,
-    Kind.HANG_ENGINE: lambda _: STALL_TIMEOUT_S + _MISSED_S,
-    Kind.KILL_BUS: lambda _: 2 * _ANEW_S,
-    Kind.STOP_BUS: lambda seconds: seconds + _ANEW_S,
-    Kind.SEVER_FRONTEND: lambda seconds: seconds / 2 + _ANEW_S,
-    Kind.SILENCE_FRONTEND: lambda seconds: seconds + _ANEW_S,
+    Kind.HANG_ENGINE: lambda _: STALL_TIMEOUT_S + _LIVENESS_S,
+    Kind.KILL_BUS: lambda _: 2 * _RECONNECT_S,
+    Kind.STOP_BUS: lambda seconds: seconds + _RECONNECT_S,
+    Kind.SEVER_FRONTEND: lambda seconds: seconds / 2 + _RECONNECT_S,
+    Kind.SILENCE_FRONTEND: lambda seconds: seconds + _RECONNECT_S,
     Kind.KILL_FRONTEND: lambda _: 0.0,
     Kind.KILL_PLANNER: lambda _: 0.0,
     Kind.STOP_PLANNER: lambda _: 0.0,
@@ -198,18 +198,18 @@ _EXCUSED_S: Mapping[Kind, Callable[[float], float]] = {
     Kind.FILL_DISK: lambda _: 0.0,
     Kind.STEP_CLOCK: lambda _: 0.0,
 }
-"""How long a stream that meets a fault of so many seconds may wait because of it, where that is not `_MISSED_S`."""
+"""Gap of a stream that a fault explains, in seconds, by the duration of the fault; `_LIVENESS_S` for other kinds."""
 
 
-def excused_s(kind: Kind, seconds: float) -> float:
-    """How long a stream that meets the fault may go without a token because of it."""
-    known = _EXCUSED_S.get(kind)
-    return _MISSED_S if known is None else known(seconds)
+def allowed_gap_s(kind: Kind, seconds: float) -> float:
+    """Return how long a stream may go without a token because of the fault, in seconds."""
+    known = _ALLOWED_GAP_S.get(kind)
+    return _LIVENESS_S if known is None else known(seconds)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The next fault: after a pause, of a kind, on the target at this share of those there are, for so long."""
+    """A drawn fault. `target` chooses among the possible targets, by their share of the list, 0 to 1."""
 
     pause_s: float
     kind: Kind
@@ -219,7 +219,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Done:
-    """A fault that was done, `at` seconds after the start."""
+    """A fault that was injected, `at` seconds after the start of the run."""
 
     at: float
     kind: str
@@ -229,12 +229,12 @@ class Done:
 
 
 def wanted(kind: Kind, only: Sequence[str], without: Sequence[str]) -> bool:
-    """Whether faults of this kind are to be done, by the names of those that are chosen, or left out."""
+    """Return whether faults of this kind are injected, given the names of chosen and of excluded kinds."""
     return (not only or kind.name in only) and kind.name not in without
 
 
 def draw_fault(rng: random.Random, faults_per_s: float, weights: Mapping[Kind, int]) -> Draw:
-    """The pauses are exponential, the lengths mostly short: 0.2 to 6 s."""
+    """Draw a fault: after an exponential pause, for 0.2 to 6 s, mostly short."""
     return Draw(
         pause_s=rng.expovariate(faults_per_s),
         kind=rng.choices(list(weights), weights=list(weights.values()))[0],

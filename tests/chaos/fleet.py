@@ -1,4 +1,4 @@
-"""The workers under fire: the product's, forked like those with vLLM."""
+"""The workers of a chaos run: the product's with mockers, forked like those with vLLM."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PRELOAD = "tests.chaos.preload"
     preload=_PRELOAD,
 )
 class VllmWorker(workers.VllmWorker):
-    """Decodes."""
+    """A worker that decodes."""
 
 
 @service(resources={"gpu": 1}, config=worker_schema(), role=PREFILL_ROLE, preload=_PRELOAD)
 class PrefillWorker(workers.PrefillWorker):
-    """Prefills."""
+    """A worker that prefills."""

@@ -1,4 +1,4 @@
-"""A frontend without HTTP: the product's dispatcher, and clients that know what they are to get."""
+"""A frontend without HTTP: the product's dispatcher, with clients that know their right answers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
 from tests.chaos.faults import DEADLY, OF_WORKERS, Done
 from tests.chaos.gaps import GapWatch, waits_of
+from tests.chaos.results import Results
 from tests.chaos.settings import BLOCK_SIZE, ChaosSettings
-from tests.chaos.tally import Tally
 from tests.chaos.tasks import Task, draw_task
 
 _log = logging.getLogger(__name__)
 
 
 QUEUE_SIZE = 8
-"""More jobs than that are not put into the prefill queue."""
+"""Maximum length of the prefill queue, in jobs."""
 
 PULLED, COMPUTED = "handed over, KV found or pulled", "handed over, KV computed"
 
@@ -83,7 +83,7 @@ class _Waiting:
 
 
 class ChaosFrontend:
-    """Put together as components/frontend/service.py does, and announced as a frontend."""
+    """Assembles a frontend as components/frontend/service.py does, and announces it on the bus."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class ChaosFrontend:
         max_local_prefill_length: int | None = None,
         gap_slack_s: float = ChaosSettings.gap_slack_s,
     ) -> None:
-        """With a length, longer prompts are for the prefill workers of the graph. `gap_slack_s`: how much longer a gap
-        of its streams may be than the faults account for that it is told of."""
+        """`max_local_prefill_length`: prompts above this length go to prefill workers; None: the graph has none.
+        `gap_slack_s`: time by which gaps of streams may exceed what the recorded faults explain."""
         self.lease = secrets.token_hex(8)
         self.tasks = TaskGuard()
         self.fleet = FleetWatch(bus, subjects)
@@ -109,7 +109,7 @@ class ChaosFrontend:
         self.dispatcher.hand_overs = Counter()
         assert isinstance(self.dispatcher.table, LoggedTable)
         self.dispatcher.table.on_lost = self._lost
-        self._tally = Tally()
+        self._results = Results()
         presence = Presence(watcher, "Frontend", "frontend", self.lease, os.getpid(), "ready")
         self._announcer = Announcer(bus, subjects, presence)
         self._stall_s = stall_s
@@ -120,16 +120,21 @@ class ChaosFrontend:
         self._streams: list[asyncio.Task[None]] = []
 
     @property
-    def tally(self) -> Tally:
-        """What became of the requests so far."""
+    def results(self) -> Results:
+        """The results of the requests so far."""
         decisions = self._jobs.outcomes if self._jobs is not None else Counter[str]()
-        moves = {" by ".join(ended): count for ended, count in self.dispatcher.migrations.statistics.outcomes.items()}
+        migrations = {
+            " by ".join(ended): count for ended, count in self.dispatcher.migrations.statistics.outcomes.items()
+        }
         return msgspec.structs.replace(
-            self._tally, prefills=dict(decisions + self.dispatcher.hand_overs), moves=moves, gaps=self._gaps.gaps
+            self._results,
+            prefills=dict(decisions + self.dispatcher.hand_overs),
+            migrations=migrations,
+            gaps=self._gaps.gaps,
         )
 
     async def start(self) -> None:
-        """Be there, and know who else is."""
+        """Announce the frontend, and follow the fleet."""
         await self.dispatcher.start()
         await self.fleet.start()
         self.tasks.spawn("fleet", self.fleet.run())
@@ -137,13 +142,13 @@ class ChaosFrontend:
         self.tasks.spawn("outputs", self._take_outputs())
 
     def open_streams(self, count: int, seed: str) -> None:
-        """Have so many clients ask one request after the other."""
+        """Start `count` clients that each send one request after the other."""
         for number in range(count):
             rng = random.Random(f"{seed} stream {number}")
             self._streams.append(asyncio.create_task(self._ask_on_and_on(rng), name=f"stream {number}"))
 
     async def close_streams(self, deadline_s: float) -> int:
-        """Ask no more, and wait for the answers to come. Returns how many did not."""
+        """Send no more requests, and wait for the answers. Returns the number of unanswered requests."""
         self._over.set()
         if not self._streams:
             return 0
@@ -153,7 +158,7 @@ class ChaosFrontend:
         return len(pending)
 
     def left_over(self) -> list[str]:
-        """What is still remembered though every request has ended."""
+        """Return, in words, state that is left although every request has ended."""
         found = []
         if self.dispatcher.live_requests:
             found.append(f"{self.dispatcher.live_requests} requests live in the dispatcher: {self._live()}")
@@ -161,8 +166,8 @@ class ChaosFrontend:
             found.append(f"{len(charged)} requests are charged in the frontend's ledger")
         return found
 
-    def moves_at(self, watcher: str) -> Counter[str]:
-        """Moves under way from or to this worker, in words: which of both it is, and whether they have been cut."""
+    def migrations_at(self, watcher: str) -> Counter[str]:
+        """Count the migrations in flight at a worker, by the worker's part in them and whether they have been cut."""
         leases = {member.lease for member in self.fleet.view.members() if member.watcher == watcher}
         found: Counter[str] = Counter()
         for live in self.dispatcher.table.requests.values():
@@ -175,14 +180,16 @@ class ChaosFrontend:
                 found[f"source, {when}"] += 1
         return found
 
-    def strike(self, fault: Done) -> None:
-        """A fault was done just now: the gaps of the streams that it meets may be as long as it accounts for."""
+    def record_fault(self, fault: Done) -> None:
+        """Record a fault that was done just now. It allows longer gaps of the streams that it meets."""
         leases = {member.lease for member in self.fleet.view.members() if member.watcher == fault.target}
-        self._gaps.strike(fault.what, time.monotonic(), fault.seconds, leases if fault.what in OF_WORKERS else None)
+        self._gaps.record_fault(
+            fault.what, time.monotonic(), fault.seconds, leases if fault.what in OF_WORKERS else None
+        )
 
     async def _ask_on_and_on(self, rng: random.Random) -> None:
         while not self._over.is_set():
-            # A frontend has ids of its own, like the OpenAI server.
+            # Ids are unique to the frontend, as those of the OpenAI server are.
             await self._ask(draw_task(rng, f"{self.lease[:6]}-{next(self._numbers)}"))
 
     async def _ask(self, task: Task) -> None:
@@ -195,11 +202,11 @@ class ChaosFrontend:
         circumstances = self._circumstances(task.request_id)
         if answer.outcome in (Outcome.LEFT, Outcome.FORGOTTEN, Outcome.WRONG):
             await self.dispatcher.cancel([task.request_id])
-        # What was accepted before the client left may lie in the queue: it is judged and passed over.
+        # Tokens accepted before the client left may still be queued. They are ignored from here on.
         del self._waiting[task.request_id]
         self._gaps.over(task.request_id)
         what = f"{answer}; {circumstances}"
-        self._tally.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
+        self._results.add(answer.outcome, answer.received, answer.longest_silence_s, answer.reason, what)
 
     async def _wait(self, waiting: _Waiting) -> None:
         answer, now = waiting.answer, time.monotonic()
@@ -231,7 +238,7 @@ class ChaosFrontend:
                         waiting.news.set()
 
     def _judge_gap(self, answer: Answer, delta: TokenDelta, now: float) -> None:
-        # How long a first token takes beside prefill workers is up to their queue.
+        # With prefill workers, the time to the first token depends on their queue, and is not judged.
         if answer.received or self._jobs is None:
             request_id = answer.task.request_id
             live = self.dispatcher.table.requests.get(request_id)

@@ -1,4 +1,4 @@
-"""How long a stream may go without a token: no longer than the faults that it met account for. Pure."""
+"""Judges gaps of streams: a gap must not be longer than the faults that the stream has met explain. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import msgspec
 
 from dynamo_local.core.messages.tokens import TokenDelta
-from tests.chaos.faults import Kind, excused_s
+from tests.chaos.faults import Kind, allowed_gap_s
 
 NOTICED_S = 0.5
-"""Shorter gaps are not looked at."""
+"""Minimum length of gaps that are judged, in seconds."""
 
 TRIAL_S = 45.0
-"""How long a request that is to be tried alone (core/request/suspicion.py) may wait for its turn: engines die here so
-often that several requests wait, one after the other."""
+"""Time for which a suspected request may wait for its trial (core/request/suspicion.py), in seconds. Engines die so
+often in these runs that several requests wait for their trials at a time."""
 
 _KEPT_S = 300.0
 _SCHEDULED = 2
@@ -25,7 +25,7 @@ _DETAILS = 20
 
 @dataclass(frozen=True)
 class Window:
-    """A time in which a fault may keep a stream waiting. Times are CLOCK_MONOTONIC."""
+    """A time within which a fault may delay a stream. Times are CLOCK_MONOTONIC."""
 
     kind: Kind
     begin: float
@@ -33,22 +33,22 @@ class Window:
 
 
 class Gaps(msgspec.Struct):
-    """Of many streams: the longest gap that a fault had a part in, by kind; and those that were too long."""
+    """Gaps of many streams: the longest one at a fault, by kind of fault, and those that were too long."""
 
     longest_s: dict[str, float] = {}
     too_long: list[str] = []
     too_long_count: int = 0
 
     def plus(self, other: Gaps) -> Gaps:
-        """Both together."""
+        """Return the sum of both."""
         kinds = self.longest_s.keys() | other.longest_s.keys()
         longest_s = {kind: max(self.longest_s.get(kind, 0.0), other.longest_s.get(kind, 0.0)) for kind in kinds}
         return Gaps(longest_s, [*self.too_long, *other.too_long], self.too_long_count + other.too_long_count)
 
 
 class GapWatch:
-    """Judges each gap by the faults that its stream has met: those of all streams, and those of the places (leases of
-    workers) where it was. `slack_s`: for a machine that has other things to do."""
+    """Judges each gap by the faults that its stream has met: faults that hit all streams, and faults of the places
+    (leases of workers) where the stream was. `slack_s`: allowed excess, for a busy machine."""
 
     def __init__(self, slack_s: float) -> None:
         self.gaps = Gaps()
@@ -57,9 +57,9 @@ class GapWatch:
         self._at: dict[str, Window] = {}
         self._met: defaultdict[str, list[Window]] = defaultdict(list)
 
-    def strike(self, kind: Kind, at: float, seconds: float, places: Iterable[str] | None) -> None:
-        """A fault that lasts so long was done to these places, or to all streams."""
-        window = Window(kind, at, at + excused_s(kind, seconds))
+    def record_fault(self, kind: Kind, at: float, seconds: float, places: Iterable[str] | None) -> None:
+        """Record a fault of `seconds` at these places; None: at all streams."""
+        window = Window(kind, at, at + allowed_gap_s(kind, seconds))
         if places is None:
             self._of_all = [each for each in self._of_all if each.end > at - _KEPT_S]
             self._of_all.append(window)
@@ -68,8 +68,10 @@ class GapWatch:
         self._at |= dict.fromkeys(places, window)
 
     def lost(self, request: str, place: str, waited_since: float | None) -> Kind | None:
-        """The stream goes on elsewhere. `waited_since`: it had got nothing there, and nobody knows what it waited for
-        until the fault. Returns what was last done to the place."""
+        """Record that a stream has lost its place, and goes on elsewhere. Returns the last fault of the place.
+
+        `waited_since`: start of the stream's wait if it got no token at the place. That wait is excused too, since its
+        cause is unknown."""
         window = self._at.get(place)
         if window is None:
             return None
@@ -78,13 +80,13 @@ class GapWatch:
         return window.kind
 
     def suspected(self, request: str, kind: Kind, now: float) -> None:
-        """The stream waits for its trial."""
+        """Record that the stream's request waits for a trial."""
         self._met[request].append(Window(kind, now, now + TRIAL_S))
 
     def ended(
         self, request: str, place: str | None, begin: float, end: float, waits: Sequence[tuple[float, float]] = ()
     ) -> None:
-        """A gap of this stream, which is at this place, is over. `waits`: when it waited for room there."""
+        """Judge a gap of a stream at this place. `waits`: times at which the stream waited for room there."""
         if end - begin < NOTICED_S:
             return
         here = self._at.get(place) if place is not None else None
@@ -103,12 +105,12 @@ class GapWatch:
                 )
 
     def over(self, request: str) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._met.pop(request, None)
 
 
 def uncovered_s(begin: float, end: float, windows: Iterable[tuple[float, float]]) -> float:
-    """How much of the time from `begin` to `end` lies in none of the windows."""
+    """Return how much of the time from `begin` to `end` lies in none of the windows."""
     left_s, covered_until = 0.0, begin
     for start, stop in sorted(windows):
         left_s += max(0.0, min(start, end) - covered_until)
@@ -117,7 +119,7 @@ def uncovered_s(begin: float, end: float, windows: Iterable[tuple[float, float]]
 
 
 def waits_of(delta: TokenDelta) -> list[tuple[float, float]]:
-    """When the request waited for room at its worker, as the delta says that came after it."""
+    """Return the times at which a request waited for room at its worker, by the events in a later delta."""
     waits: list[tuple[float, float]] = []
     since: float | None = None
     for event, at in delta.events:

@@ -1,8 +1,6 @@
-"""The graph under fire: a router and its workers. The frontends are the harness's own."""
+"""The graph of a chaos run: a router and workers. The frontends run in the harness."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 from components import router
 from dynamo_local.sdk import depends, endpoint, service
@@ -11,14 +9,14 @@ from tests.chaos.fleet import VllmWorker
 
 @service(role="router")
 class Router(router.Router):
-    """The router, which here also tells what is charged in its ledger."""
+    """The product's router, with an endpoint that returns what is charged in its ledger."""
 
     workers = depends(VllmWorker)
 
     @endpoint()
     async def charges(self) -> dict[str, int]:
-        """Requests charged, by frontend."""
-        return dict(Counter(frontend for frontend, _ in self._ledger._charges))
+        """Return the number of charged requests, by frontend."""
+        return dict(self._ledger.charged)
 
 
 Router.link(VllmWorker)

@@ -1,4 +1,4 @@
-"""The same with prefill workers. The frontends are the harness's own here, too."""
+"""The graph of a chaos run with prefill workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.chaos.fleet import PrefillWorker, VllmWorker
 
 @service(role="router")
 class Router(graph.Router):
-    """It has nothing to do with the prefill workers: it only brings them into the graph."""
+    """The router of graph.py. Its dependency only brings the prefill workers into the graph."""
 
     prefill_workers = depends(PrefillWorker)
 

@@ -1,4 +1,4 @@
-"""Clients of the OpenAI API, whose answers are judged (judges.py)."""
+"""Clients of the OpenAI API that judge their answers (judges.py)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.chaos.answers import Outcome, engines_died
 from tests.chaos.faults import DEADLY, Done
 from tests.chaos.gaps import GapWatch
 from tests.chaos.judges import Got, GreedyTokens, Judge, Question, SameTokens
-from tests.chaos.tally import Tally
+from tests.chaos.results import Results
 
 
 class HttpClients:
-    """Asks over HTTP, streaming, and compares token for token."""
+    """Sends streaming requests over HTTP, and judges every token."""
 
     def __init__(self, url: str, seed: int, stall_s: float, gap_slack_s: float, *, real_model: bool = False) -> None:
-        self.tally = Tally()
+        self.results = Results()
         self._gaps = GapWatch(gap_slack_s)
         self._deaths: list[float] = []
-        """When faults were done that are deadly for an engine."""
+        """Times of faults that killed an engine."""
         self._http = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(stall_s))
         self._judge: Judge = GreedyTokens(seed, self._http) if real_model else SameTokens(seed)
         self._seed = seed
@@ -38,18 +38,18 @@ class HttpClients:
         self._streams: list[asyncio.Task[None]] = []
 
     async def learn_answers(self) -> int:
-        """Learn what is to be asked, before anything goes wrong. Returns how many questions that is."""
+        """Let the judge learn its questions before the first fault. Returns their number."""
         self._questions = await self._judge.learn(self._ask)
         return len(self._questions)
 
     def open_streams(self, count: int) -> None:
-        """Have so many clients ask one request after the other."""
+        """Start `count` clients that each send one request after the other."""
         for number in range(count):
             rng = random.Random(f"{self._seed} stream {number}")
             self._streams.append(asyncio.create_task(self._ask_on_and_on(rng)))
 
     async def close_streams(self, deadline_s: float) -> int:
-        """Ask no more, and wait for the answers to come. Returns how many did not."""
+        """Send no more requests, and wait for the answers. Returns the number of unanswered requests."""
         self._over.set()
         done, pending = await asyncio.wait(self._streams, timeout=deadline_s)
         for stream in done:
@@ -58,26 +58,31 @@ class HttpClients:
             stream.cancel()
         return len(pending)
 
-    async def counted(self) -> Tally:
-        """What became of the requests, and what the frontend counts of remote prefills and moves."""
+    async def counted(self) -> Results:
+        """Return the results of the requests, with the frontend's counts of remote prefills and migrations."""
         metrics = (await self._http.get("/metrics")).text
-        prefills, moves = _counters(metrics, "dynamo_prefills_total"), _counters(metrics, "dynamo_moves_total")
-        return msgspec.structs.replace(self.tally, prefills=dict(prefills), moves=dict(moves), gaps=self._gaps.gaps)
+        prefills, migrations = (
+            _counters(metrics, "dynamo_prefills_total"),
+            _counters(metrics, "dynamo_migrations_total"),
+        )
+        return msgspec.structs.replace(
+            self.results, prefills=dict(prefills), migrations=dict(migrations), gaps=self._gaps.gaps
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    def strike(self, fault: Done) -> None:
-        """A fault was done just now. Which streams were at its place is not known here: it accounts for gaps of all."""
+    def record_fault(self, fault: Done) -> None:
+        """Record a fault that was done just now. It allows longer gaps of all streams, as places are unknown."""
         now = time.monotonic()
-        self._gaps.strike(fault.what, now, fault.seconds, None)
+        self._gaps.record_fault(fault.what, now, fault.seconds, None)
         if fault.what in DEADLY:
             self._deaths.append(now)
 
     async def _ask_on_and_on(self, rng: random.Random) -> None:
         while not self._over.is_set():
             leaves_after = rng.randint(1, 50) if rng.random() < 0.1 else None
-            # With a salt of its own, nobody has anything of the prompt cached.
+            # With a unique salt, no worker has a prefix of the prompt cached.
             salt = rng.randbytes(8).hex() if rng.random() < 0.7 else ""
             await self._ask_and_judge(rng.choice(self._questions), leaves_after, salt)
 
@@ -95,7 +100,7 @@ class HttpClients:
             if died is not None and died <= sum(at >= got.asked_at for at in self._deaths):
                 outcome = Outcome.ENGINES_DIED
         what = f"{question.prompt[:14]!r}, {question.sampling}, {len(got.tokens)} of {question.max_tokens} tokens"
-        self.tally.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
+        self.results.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
 
     async def _ask(self, question: Question) -> Got:
         got = Got()
@@ -132,7 +137,7 @@ class HttpClients:
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream. Raises RuntimeError with what the server says instead."""
+    """Yield the events of a stream. Raises RuntimeError with the server's error."""
     if response.status_code != httpx.codes.OK:
         raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}")
     async for line in response.aiter_lines():
@@ -146,7 +151,7 @@ async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
 
 
 def _counters(metrics: str, name: str) -> list[tuple[str, int]]:
-    """The labels' values, as words, and the count, of each counter of this name that has counted."""
+    """Return the values of labels, as words, and the count, of each series of this name above 0."""
     lines = re.findall(rf"^{name}\{{(.*)\}} ([0-9.e+]+)$", metrics, re.MULTILINE)
     counted = ((" by ".join(re.findall(r'"(.*?)"', labels)), round(float(count))) for labels, count in lines)
     return [(labels, count) for labels, count in counted if count]

@@ -1,4 +1,4 @@
-"""Does the faults that are drawn, one after another and several at once, as long as enough workers are left."""
+"""Injects the drawn faults, several at a time, while enough workers are left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from state.processes import Process
-from tests.chaos.cut import Wire
 from tests.chaos.engines import engine_processes, order, until_gone
 from tests.chaos.faults import (
     OF_SERVICES,
@@ -32,21 +31,22 @@ from tests.chaos.faults import (
 )
 from tests.chaos.machinery import Machinery, resume
 from tests.chaos.processes import ServerProcesses, descendants, send
+from tests.chaos.role_switch import RoleSwitch
 from tests.chaos.settings import NAMESPACE, ChaosSettings
-from tests.chaos.turning import Turning
+from tests.chaos.tcp_proxy import TcpProxy
 from tests.chaos.victim import Victim
 
 ROUTER, BUS = f"{NAMESPACE}_Router", f"{NAMESPACE}_Nats"
 FIRST_WORKER, FIRST_PREFILL_WORKER = f"{NAMESPACE}_VllmWorker", f"{NAMESPACE}_PrefillWorker"
 
 ALL_ROLES = WORKER_ROLES | {PREFILL_ROLE}
-"""Of workers."""
+"""Roles of workers."""
 
 _log = logging.getLogger(__name__)
 
 _NO_TARGET_PAUSE_S = 0.05
 _AT_MOST = 10
-"""Times as long as was set."""
+"""Maximum duration of a run, as a multiple of the set one."""
 _BUS, _MACHINERY = "bus", "machinery"
 
 _OF_ENGINES = frozenset({Kind.KILL_ENGINE, Kind.KILL_ENGINE_WORKER, Kind.STOP_ENGINE, Kind.HANG_ENGINE})
@@ -55,9 +55,9 @@ _OF_LAUNCHERS = frozenset({Kind.KILL_LAUNCHER, Kind.STOP_LAUNCHER})
 
 @dataclass(frozen=True)
 class Rules:
-    """Which faults, and what is spared: `least_workers` are left ready and running at any time, and as many prefill
-    workers as `least_prefill_workers`; of each kind, a pinned first worker is never ended, only stopped for a while, so
-    that it would show if its memory grew."""
+    """Weights of the faults, and what they spare. At least `least_workers` workers and `least_prefill_workers` prefill
+    workers are left ready at any time. With `pinned`, the first worker of each role is stopped at times but never
+    killed, so that a growth of its memory would show."""
 
     weights: Mapping[Kind, int]
     least_workers: int
@@ -66,8 +66,8 @@ class Rules:
 
 
 class Injector:
-    """Faults in one running server. Without a wire, a victim and roles, those that need them find no target. `orders`:
-    the folder where mockers are ordered to fail; None: the engines are vLLM's."""
+    """Injects faults into a running server. Faults that need a missing part (proxy, victim, ...) find no target.
+    `orders`: the folder for orders to mockers; None: the engines are vLLM's."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Injector:
         rules: Rules,
         processes: ServerProcesses,
         fleet: FleetWatch,
-        wire: Wire | None = None,
+        proxy: TcpProxy | None = None,
         victim: Victim | None = None,
-        turning: Turning | None = None,
+        role_switch: RoleSwitch | None = None,
         on_fault: Callable[[Done], None] = lambda _: None,
         machinery: Machinery | None = None,
         orders: Path | None = None,
@@ -88,9 +88,9 @@ class Injector:
         self._rules = rules
         self._processes = processes
         self._fleet = fleet
-        self._wire = wire
+        self._proxy = proxy
         self._victim = victim
-        self._turning = turning
+        self._role_switch = role_switch
         self._on_fault = on_fault
         self._machinery = machinery
         self._orders = orders
@@ -99,7 +99,7 @@ class Injector:
             kind: weight for kind, weight in rules.weights.items() if wanted(kind, settings.only, settings.without)
         }
         self._busy: set[str] = set()
-        """Watchers that a lasting fault has its hands on; `_BUS` and `_MACHINERY` while one of those is under way."""
+        """Watchers under a lasting fault; also `_BUS` and `_MACHINERY` while a fault of these lasts."""
         self._lasting: set[asyncio.Task[None]] = set()
         self._errors: list[BaseException] = []
 
@@ -108,8 +108,8 @@ class Injector:
         return dict(Counter(fault.kind for fault in self.done))
 
     async def run(self, enough: Callable[[], bool] = lambda: True, served: Callable[[], bool] = lambda: True) -> None:
-        """Faults for as long as is set, and until there were enough, but no longer than the server lives; returns when
-        the last of them is over. Raises what went wrong with undoing some."""
+        """Inject faults for the set time and until `enough`, but no longer than the server is `served`. Returns when
+        the last fault is over. Raises BaseExceptionGroup with the errors of undoing faults."""
         begun = time.monotonic()
         while served() and not self._over(time.monotonic() - begun, enough):
             draw = draw_fault(self._rng, self._settings.faults_per_s, self._weights)
@@ -137,7 +137,7 @@ class Injector:
         return passed_s >= settings.seconds and (enough() or passed_s >= _AT_MOST * settings.seconds)
 
     def _do(self, draw: Draw) -> str | None:
-        """Returns what it was done to; None if there is nothing that it may be done to now."""
+        """Inject a fault, and return its target; None if no target is available now."""
         if draw.kind in OF_THE_BUS:
             return None if _BUS in self._busy else self._trouble_the_bus(draw)
         if draw.kind is Kind.KILL_FRONTEND:
@@ -149,14 +149,14 @@ class Injector:
         target = self._worker(draw, processes) if once is None else once
         if target is None or target in self._busy or target not in processes:
             return None
-        if draw.kind is Kind.TURN_WORKER:
-            return self._turn(target, draw.seconds)
+        if draw.kind is Kind.SWITCH_ROLE:
+            return self._switch_role(target, draw.seconds)
         return target if self._hit(draw, processes[target], busy=target) else None
 
-    def _turn(self, target: str, seconds: float) -> str | None:
-        if self._turning is None:
+    def _switch_role(self, target: str, seconds: float) -> str | None:
+        if self._role_switch is None:
             return None
-        self._last(self._turning.turn(target, seconds), target)
+        self._last(self._role_switch.switch(target, seconds), target)
         return target
 
     def _trouble_the_machinery(self, draw: Draw) -> str | None:
@@ -171,14 +171,14 @@ class Injector:
         if draw.kind in (Kind.KILL_BUS, Kind.STOP_BUS):
             process = self._processes.by_watcher().get(BUS)
             return BUS if process is not None and self._hit(draw, process, busy=_BUS) else None
-        if self._wire is None:
+        if self._proxy is None:
             return None
         severed = draw.kind is Kind.SEVER_FRONTEND
-        self._last(self._wire.sever(draw.seconds / 2) if severed else self._wire.go_dead(draw.seconds), _BUS)
+        self._last(self._proxy.disconnect(draw.seconds / 2) if severed else self._proxy.stall(draw.seconds), _BUS)
         return "first frontend"
 
     def _worker(self, draw: Draw, processes: Mapping[str, Process]) -> str | None:
-        firsts = (FIRST_WORKER,) if draw.kind is Kind.TURN_WORKER else (FIRST_WORKER, FIRST_PREFILL_WORKER)
+        firsts = (FIRST_WORKER,) if draw.kind is Kind.SWITCH_ROLE else (FIRST_WORKER, FIRST_PREFILL_WORKER)
         spared = set(firsts) if self._rules.pinned and draw.kind not in PASSING else set()
         workers = {name for name in processes if name.startswith(firsts)} - self._busy - spared
         if not workers:
@@ -191,7 +191,7 @@ class Injector:
         return target if len(left) >= least else None
 
     def _unharmed(self, processes: Mapping[str, Process]) -> set[str]:
-        """Workers that could take a request now."""
+        """Return the workers that could take a request now."""
         ready = {(presence.watcher, presence.pid) for presence in self._fleet.view.routable(ALL_ROLES)}
         return {name for name, process in processes.items() if (name, process.pid) in ready} - self._busy
 
@@ -203,7 +203,7 @@ class Injector:
         number = signal.SIGTERM if draw.kind is Kind.DRAIN_WORKER else signal.SIGKILL
         if draw.kind in PASSING or draw.kind is Kind.HANG_ENGINE:
             number = signal.SIGSTOP
-        # All of them, not until the first that is there.
+        # sum, not any: all targets must be signalled.
         hit = sum(send(target, number) for target in targets) > 0
         if hit and draw.kind in PASSING:
             self._last(resume(targets, draw.seconds), busy)
@@ -220,7 +220,7 @@ class Injector:
         return [process, *descendants(process.pid)] if kind is Kind.STOP_WORKER else [process]
 
     def _last(self, fault: Coroutine[Any, Any, None], busy: str) -> None:
-        """Let a fault go on, and touch what it is about no more until it is over."""
+        """Run a lasting fault in the background, and spare its target until it is over."""
 
         async def until_over() -> None:
             try:

@@ -1,7 +1,8 @@
-"""What clients of the OpenAI API ask on real vLLM, and which answers are right.
+"""Questions of clients of the OpenAI API on vLLM, and judges of their answers.
 
-On the quick start's model in float32 an answer is right if it is what came before anything went wrong. On a real model
-in bfloat16 that is not so (tests/real_model/oracle.py): there each token is to be the greedy one, given its prefix.
+With the quick start's model in float32, an answer is right if it is the same as before the first fault. A real model in
+bfloat16 does not repeat its answers exactly (tests/real_model/oracle.py): there each token must be the greedy one,
+given its prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.real_model.oracle import judge
 PROMPTS = 16
 _LONGEST_ANSWER = 400
 _ASKED_AGAIN = 10
-"""So often at most the oracle is asked about an answer: it is asked while faults go on."""
+"""Maximum number of attempts to ask the oracle about an answer, since faults go on meanwhile."""
 _AGAIN_S = 1.0
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
@@ -32,12 +33,12 @@ SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.9, "seed": 8, "top_p": 0.9, "top_k": 40, "logprobs": 1},
     {"temperature": 0, "structured_outputs": {"regex": "([a-z]+ )+"}},
 )
-"""What is asked for in turn: all of it is exact (docs/internals/fidelity.md)."""
+"""Sampling parameters of the questions, in turn. Answers to all of them are exact (docs/internals/fidelity.md)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A request of a client."""
+    """A request that clients send."""
 
     prompt: str
     max_tokens: int
@@ -46,7 +47,7 @@ class Question:
 
 @dataclass
 class Got:
-    """What a request has brought so far. Times are CLOCK_MONOTONIC."""
+    """The answer to a request so far. Times are CLOCK_MONOTONIC."""
 
     tokens: list[int] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
@@ -64,20 +65,21 @@ class Judge(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name in a request."""
+        """The name of the model in requests."""
         ...
 
     async def learn(self, ask: Ask) -> list[Question]:
-        """Return the questions that are to be asked. Before anything goes wrong."""
+        """Return the questions to ask. Called before the first fault."""
         ...
 
     async def judge(self, question: Question, got: Got, left: bool) -> tuple[Outcome, str]:
-        """Judge an answer that has ended, or that its client has `left`. Returns the reason too, if it is not right."""
+        """Judge an answer that has ended, or that its client has `left`. Returns the outcome, and the reason of a
+        failure."""
         ...
 
 
 class SameTokens:
-    """Right is what came before anything went wrong."""
+    """Judges answers by those before the first fault."""
 
     model = "quickstart"
 
@@ -86,8 +88,8 @@ class SameTokens:
         self._answers: dict[Question, list[int]] = {}
 
     async def learn(self, ask: Ask) -> list[Question]:
-        """Ask everything twice, in different company. Those questions are returned that have one answer: the margin
-        between the first and the second choice of a token is no wider than the arithmetic is exact for the others."""
+        """Ask every question twice, alone and together with all others; return the questions with equal answers. In
+        the other answers two tokens are so nearly equal that rounding decides between them."""
         first = [await ask(question) for question in self._questions]
         second = await asyncio.gather(*(ask(question) for question in self._questions))
         pairs = zip(self._questions, first, second, strict=True)
@@ -103,7 +105,7 @@ class SameTokens:
 
 
 class GreedyTokens:
-    """Right is each token that is the greedy one given its prefix. The server itself is asked, by one prefill."""
+    """Judges each token by whether it is the greedy one given its prefix. Asks the server itself, by a prefill."""
 
     model = "smollm2"
 
@@ -123,7 +125,7 @@ class GreedyTokens:
         return _whole(got, question.max_tokens, left)
 
     async def _prefill(self, tokens: list[int]) -> list[Any]:
-        """The prompt's log-probabilities. Raises RuntimeError if they cannot be had."""
+        """Return the prompt's log-probabilities. Raises RuntimeError if the server does not answer."""
         body = {"model": self.model, "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
         why = ""
         for _ in range(_ASKED_AGAIN):

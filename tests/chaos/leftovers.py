@@ -1,4 +1,4 @@
-"""What may not be there any more once a server has ended."""
+"""Finds what a server that has ended must not leave: processes, files, shared memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIRECTORY = Path("/dev/shm")
 
 
 def files_left(server: ServerProcess, sockets: Path) -> list[str]:
-    """Processes with the server's marks and files, in words. Logs are meant to stay."""
+    """Return left processes with the server's marks and left files, in words. Logs are meant to stay."""
     found = [f"process left: {process.pid}" for process in server.processes()]
     found += [f"file left: {path}" for path in server.paths.root.iterdir() if path != server.paths.logs_dir]
     if sockets.exists():
@@ -22,12 +22,12 @@ def files_left(server: ServerProcess, sockets: Path) -> list[str]:
 
 
 def block_memories(sockets: Path) -> int:
-    """Files through which mockers read each other's blocks."""
+    """Return the number of files through which mockers read each other's blocks."""
     return len(list(sockets.rglob("*.kv")))
 
 
 class SharedMemoryWatch:
-    """Shared memory that a server's processes were seen to map. Other programs on the machine have some, too."""
+    """Tracks shared memory that a server's processes have mapped, to tell it from that of other programs."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -39,5 +39,5 @@ class SharedMemoryWatch:
                 self._seen.update(re.findall(rf"{_DIRECTORY}/(\S+)", maps))
 
     def left(self) -> list[str]:
-        """What of it is still there, in words."""
+        """Return the tracked shared memory that still exists, in words."""
         return [f"shared memory left: {name}" for name in sorted(self._seen) if (_DIRECTORY / name).exists()]

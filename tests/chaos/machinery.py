@@ -1,4 +1,4 @@
-"""Faults of what keeps the services, and of what is around them."""
+"""Faults of the supervisor (circusd, dynamo serve, statefile) and of its surroundings (disk, /dev/shm, clock)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FULL_AT_MOST_S = 3.0
 
 @dataclass(frozen=True)
 class Begun:
-    """What a fault is done to, and what has to go on until it is over."""
+    """A fault that has begun: its target, and what remains to run until it is over."""
 
     target: str
     lasting: Coroutine[Any, Any, None] | None = None
 
 
 class Machinery:
-    """Of one server. What is None cannot be had here: its faults find no target."""
+    """Injects these faults into a server. Faults whose means are None on this machine find no target."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Machinery:
         self._clock = clock
 
     def begin(self, draw: Draw) -> Begun | None:
-        """Do the fault; None: there is nothing to do it to now."""
+        """Inject a fault; None: no target is available now."""
         match draw.kind:
             case Kind.KILL_CIRCUSD | Kind.STOP_CIRCUSD:
                 return self._signal(self.circusd(), "circusd", draw)
@@ -65,7 +65,7 @@ class Machinery:
                 return self._fill(draw)
 
     def circusd(self) -> Process | None:
-        """The one that this server has now."""
+        """Return the server's present circusd; None if there is none."""
         found = [each for each in children(self._serve_pid) if b"circusd" in command_of(each.pid)]
         return found[0] if found else None
 
@@ -107,7 +107,7 @@ class Machinery:
 
 
 async def resume(processes: list[Process], seconds: float) -> None:
-    """Let stopped processes go on after so long."""
+    """Let stopped processes go on after `seconds`."""
     try:
         await asyncio.sleep(seconds)
     finally:
@@ -116,7 +116,7 @@ async def resume(processes: list[Process], seconds: float) -> None:
 
 
 def machinery_of(serve_pid: int, paths: StatePaths, clock: SteppedClock | None) -> Machinery:
-    """With what can be filled up here: private file systems."""
+    """Return the faults of a server. Only private file systems are filled up."""
     disk = private.disk()
     if disk is None:
         return Machinery(serve_pid, paths, clock=clock)
@@ -124,6 +124,6 @@ def machinery_of(serve_pid: int, paths: StatePaths, clock: SteppedClock | None) 
 
 
 def clock_for(settings: ChaosSettings, folder: Path) -> AbstractContextManager[SteppedClock | None]:
-    """A clock to be stepped, if it is to be."""
+    """Return a context with a clock that can be stepped, if such faults are wanted."""
     step = wanted(Kind.STEP_CLOCK, settings.only, settings.without)
     return stepped_clock(folder) if step else nullcontext()

@@ -1,4 +1,4 @@
-"""Memory and open files of the processes that live through a whole run, now and then."""
+"""Samples memory and open files of the processes that live through a whole run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.chaos.processes import open_files, resident_kb
 
 EVERY_S = 1.0
 SETTLED = 0.3
-"""Caches and pools have filled by this share of the run; growth counts from there."""
+"""Share of the run after which caches and pools have filled, 0 to 1. Growth counts from there."""
 
 ALLOWED_KB = 48 * 1024
 ALLOWED_FILES = 40
@@ -23,7 +23,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one process: memory and open files when things had settled, and at the end."""
+    """Memory and open files of a process, when settled and at the end."""
 
     settled_mb: float
     end_mb: float
@@ -38,7 +38,7 @@ class Growth:
 
 
 class MemoryWatch:
-    """Samples processes by name. One that is replaced by another starts a new series."""
+    """Samples processes by name. A new process under a name starts a new series."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
@@ -55,7 +55,7 @@ class MemoryWatch:
             series.files.append(files)
 
     def growth(self) -> dict[str, Growth]:
-        """Of each process, the smallest of three samples at either end: garbage comes and goes."""
+        """Return the growth of each process, from the smallest of three samples at either end: garbage varies."""
         found = {}
         for name, series in self._series.items():
             at = int(len(series.kb) * SETTLED)

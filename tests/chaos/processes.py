@@ -1,4 +1,4 @@
-"""The processes of the server under fire: found by their marks, signalled through pidfds, measured."""
+"""Finds the processes of a server by their marks, signals them through pidfds, and measures them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from state.reconcile import leftovers
 
 _LAUNCHER = b"dynamo_local.process.forkserver.launcher"
 _HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.circus.adopted", b"multiprocessing.resource_tracker")
-"""Had a service forked, stand for it, or clear up after it when it is dead: none of them is what a fault is for."""
+"""Command lines of helper processes of services, which faults do not target."""
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 class ServerProcesses:
-    """Every process that `dynamo serve` has started, by watcher."""
+    """The processes that a `dynamo serve` has started, by watcher."""
 
     def __init__(self, paths: StatePaths) -> None:
         self._paths = paths
 
     def by_watcher(self) -> dict[str, Process]:
-        """The process of each watcher's service: no launcher that had it forked, nor what it has forked itself, nor the
-        resource tracker that outlives it for a moment."""
+        """Return the process of each watcher's service, without launchers, children and resource trackers."""
         found: dict[str, Process] = {}
         for process in leftovers(self._paths, ProcFs().snapshot()):
             if _is_helper(process.pid):
@@ -37,13 +36,13 @@ class ServerProcesses:
         return found
 
     def launchers(self) -> dict[str, Process]:
-        """Return the processes of watchers' services that were forked."""
+        """Return the launchers of watchers whose services were forked."""
         processes = leftovers(self._paths, ProcFs().snapshot())
         return {each.environ[WATCHER_ENV]: each for each in processes if _LAUNCHER in command_of(each.pid)}
 
 
 def command_of(pid: int) -> bytes:
-    """Command line of a process, as it is in /proc; nothing if it is gone."""
+    """Return the command line of a process, as in /proc; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -56,7 +55,7 @@ def _is_helper(pid: int) -> bool:
 
 
 def children(pid: int) -> list[Process]:
-    """What a process has started or forked, its engine for one; not their own children."""
+    """Return the direct children of a process."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         pids = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -66,19 +65,19 @@ def children(pid: int) -> list[Process]:
 
 
 def identity_of(pid: int) -> Process | None:
-    """That very process, to be signalled; None if it is gone."""
+    """Return a process with its start time, to be signalled safely; None if it has ended."""
     started = start_time(pid)
     return None if started is None else Process(pid, started, {})
 
 
 def descendants(pid: int) -> list[Process]:
-    """Children, their children, and so on."""
+    """Return the children of a process, their children, and so on."""
     found = children(pid)
     return found + [process for child in found for process in descendants(child.pid)]
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Signal that very process. Returns whether it was there."""
+    """Signal that process, and no later one with the same pid. Returns whether it was there."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -95,7 +94,7 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 
 def resident_kb(pid: int) -> int | None:
-    """Memory of a process; None if it is gone."""
+    """Return the resident memory of a process in KiB; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_KB
     except (OSError, IndexError):
@@ -103,7 +102,7 @@ def resident_kb(pid: int) -> int | None:
 
 
 def open_files(pid: int) -> int | None:
-    """File descriptors of a process; None if it is gone."""
+    """Return the number of open file descriptors of a process; None if it has ended."""
     try:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run has found: a table for people, JSON for others."""
+"""The report of a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.chaos.memory import Growth
-from tests.chaos.tally import Tally
+from tests.chaos.results import Results
 
 
 @dataclass
 class Report:
-    """Everything about one run. It is good if `defects` is empty."""
+    """The findings of a run, which is good if `defects` is empty."""
 
     engine: str
     seed: int
     seconds: float
-    tally: Tally = field(default_factory=Tally)
+    results: Results = field(default_factory=Results)
     faults: dict[str, int] = field(default_factory=dict)
     passed_over: int = 0
-    """Draws for which there was no target: too few workers were left."""
+    """Number of drawn faults without a target, because too few workers were left."""
     orders: dict[str, int] = field(default_factory=dict)
-    """To move a request, by what came of them."""
-    unmoved: dict[str, int] = field(default_factory=dict)
-    """Of the requests that were to be moved by hand, those that were not, by outcome and why."""
-    struck: dict[str, int] = field(default_factory=dict)
-    """Moves under way from or to the worker that a fault was done to, by fault and how far they had come."""
+    """Orders to migrate a request, by outcome."""
+    not_migrated: dict[str, int] = field(default_factory=dict)
+    """Orders after which the request did not migrate, by outcome and reason."""
+    hit_migrations: dict[str, int] = field(default_factory=dict)
+    """Migrations in flight at a worker when a fault hit it, by fault and progress of the migration."""
     memory: dict[str, Growth] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -42,47 +42,47 @@ class Report:
             "faults": self.faults,
             "fault_count": self.fault_count,
             "passed_over": self.passed_over,
-            "requests": self.tally.requests,
-            "tokens": self.tally.tokens,
-            "outcomes": self.tally.outcomes,
-            "reasons": self.tally.reasons,
-            "prefills": self.tally.prefills,
-            "moves": self.tally.moves,
+            "requests": self.results.requests,
+            "tokens": self.results.tokens,
+            "outcomes": self.results.outcomes,
+            "reasons": self.results.reasons,
+            "prefills": self.results.prefills,
+            "migrations": self.results.migrations,
             "orders": self.orders,
-            "unmoved": self.unmoved,
-            "struck": self.struck,
-            "longest_silence_s": {str(key): count for key, count in sorted(self.tally.silences.items())},
-            "longest_gap_s": self.tally.gaps.longest_s,
-            "gaps_too_long": self.tally.gaps.too_long_count,
+            "not_migrated": self.not_migrated,
+            "hit_migrations": self.hit_migrations,
+            "longest_silence_s": {str(key): count for key, count in sorted(self.results.silences.items())},
+            "longest_gap_s": self.results.gaps.longest_s,
+            "gaps_too_long": self.results.gaps.too_long_count,
             "memory": {name: asdict(growth) for name, growth in self.memory.items()},
-            "failures": self.tally.failures,
+            "failures": self.results.failures,
             "defects": self.defects,
             "notes": self.notes,
         }
 
     def as_text(self) -> str:
-        tally = self.tally
+        results = self.results
         lines = [
             f"chaos on {self.engine}, seed {self.seed}: {self.fault_count} faults in {self.seconds:.0f} s, "
-            f"{tally.requests} requests, {tally.tokens} tokens",
+            f"{results.requests} requests, {results.tokens} tokens",
             *self.notes,
             "",
             *_table("fault", self.faults),
             "",
-            *_table("requests", tally.outcomes),
+            *_table("requests", results.outcomes),
             "",
-            *_table("longest silence", _silences(tally)),
+            *_table("longest silence", _silences(results)),
             "",
             *(
-                [*_seconds("longest gap that it had a part in", self.tally.gaps.longest_s), ""]
-                if self.tally.gaps.longest_s
+                [*_seconds("longest gap at a fault", self.results.gaps.longest_s), ""]
+                if self.results.gaps.longest_s
                 else []
             ),
-            *([*_table("remote prefill", tally.prefills), ""] if tally.prefills else []),
-            *([*_table("moves", tally.moves), ""] if tally.moves else []),
-            *([*_table(f"orders to move ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
-            *([*_table("not moved by hand, because", self.unmoved), ""] if self.unmoved else []),
-            *([*_table("in the middle of moves", self.struck), ""] if self.struck else []),
+            *([*_table("remote prefill", results.prefills), ""] if results.prefills else []),
+            *([*_table("migrations", results.migrations), ""] if results.migrations else []),
+            *([*_table(f"orders to migrate ({sum(self.orders.values())})", self.orders), ""] if self.orders else []),
+            *([*_table("not migrated as ordered, because", self.not_migrated), ""] if self.not_migrated else []),
+            *([*_table("migrations hit by a fault", self.hit_migrations), ""] if self.hit_migrations else []),
             f"{'memory and files':<44}{'settled':>10}{'end':>10}",
             *(
                 f"  {name:<42}{growth.settled_mb:>7} MB{growth.end_mb:>7} MB"
@@ -90,10 +90,10 @@ class Report:
                 for name, growth in self.memory.items()
             ),
         ]
-        if tally.reasons:
-            lines += ["", *_table("failures, by reason", tally.reasons)]
-        lines += ["", *(f"FAILED  {failure}" for failure in tally.failures)]
-        lines += [f"GAP     {gap}" for gap in self.tally.gaps.too_long]
+        if results.reasons:
+            lines += ["", *_table("failures, by reason", results.reasons)]
+        lines += ["", *(f"FAILED  {failure}" for failure in results.failures)]
+        lines += [f"GAP     {gap}" for gap in self.results.gaps.too_long]
         lines += [f"DEFECT  {defect}" for defect in self.defects]
         lines += [f"{'good' if not self.defects else 'NOT GOOD'}: seed {self.seed}"]
         return "\n".join(lines)
@@ -112,10 +112,10 @@ def _seconds(title: str, values: dict[str, float]) -> list[str]:
 _BOUNDS_S = (1, 2, 3, 5, 10, 20, 60)
 
 
-def _silences(tally: Tally) -> dict[str, int]:
-    """Requests by their longest silence, in classes."""
+def _silences(results: Results) -> dict[str, int]:
+    """Return the number of requests by their longest silence, in classes."""
     counts: dict[str, int] = {}
-    for seconds, count in sorted(tally.silences.items()):
+    for seconds, count in sorted(results.silences.items()):
         bound = next((bound for bound in _BOUNDS_S if seconds < bound), None)
         name = "longer" if bound is None else f"under {bound} s"
         counts[name] = counts.get(name, 0) + count

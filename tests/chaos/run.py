@@ -1,4 +1,4 @@
-"""A run on mockers, from the start of the server to the last check that nothing is left of it."""
+"""A run on mockers, from the start of the server to the check that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
-from tests.chaos.complaints import complaints_here, complaints_in
-from tests.chaos.cut import Wire
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.graph import Router
 from tests.chaos.injector import ALL_ROLES, BUS, FIRST_PREFILL_WORKER, FIRST_WORKER, ROUTER, Injector, Rules
 from tests.chaos.leftovers import SharedMemoryWatch, block_memories, files_left
+from tests.chaos.logged_errors import errors_in_logs, errors_logged_here
 from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
-from tests.chaos.moves import RandomMoves
+from tests.chaos.migrations import RandomMigrations
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
+from tests.chaos.role_switch import RoleSwitch
 from tests.chaos.settings import BLOCK_SIZE, NAMESPACE, ChaosSettings
-from tests.chaos.turning import Turning
+from tests.chaos.tcp_proxy import TcpProxy
 from tests.chaos.victim import Victim
 from tests.integration.server_process import ServerProcess
 
 RESTART_BACKOFF_MAX_S = 0.5
 DRAIN_TIMEOUT_S = 8.0
-"""So long that it would show if a dead engine were drained."""
+"""Drain time of workers, long enough to show if a dead engine were drained."""
 RULES = Rules(WEIGHTS, least_workers=2, pinned=True)
 _LASTING = (FIRST_WORKER, FIRST_PREFILL_WORKER, ROUTER, BUS)
 _LOOK_EVERY_S = 0.1
 WITHOUT_SERVER_S = 5.0
-"""Nobody answers any more."""
+"""Time to wait for answers after the server has ended by itself, in seconds."""
 
 
 def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
-    """Serve under `root`, which the server makes, and let chaos loose."""
+    """Serve with state in `root`, which the server makes, inject faults, and return the report."""
     report = Report("mocker", settings.seed, settings.seconds)
     with (
-        # Not beside the root, whose disk may be full.
+        # Not in the root, whose disk is filled up at times.
         tempfile.TemporaryDirectory(prefix="orders-") as folder,
-        complaints_here() as complaints,
+        errors_logged_here() as logged,
         clock_for(settings, root.parent) as clock,
         ServerProcess(root, NAMESPACE, _arguments(settings, orders := Path(folder))) as server,
     ):
@@ -71,8 +71,8 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         if code != 0:
             report.defects.append(f"the server ended with {code}: {server.lines[-5:]}")
         report.defects += files_left(server, sockets) + run.shared.left()
-        report.defects += complaints + complaints_in(server.paths.logs_dir)
-    report.defects += report.tally.defects
+        report.defects += logged + errors_in_logs(server.paths.logs_dir)
+    report.defects += report.results.defects
     return report
 
 
@@ -97,22 +97,22 @@ def _worker_arguments(name: str, count: int, settings: ChaosSettings, orders: Pa
         "stall-timeout-s": STALL_TIMEOUT_S,
         "mocker-orders": orders,
         "mocker-step-base-ms": settings.step_ms,
-        # Little, so that blocks are evicted and requests preempted when few workers are left.
+        # Few, so that blocks are evicted and requests preempted when few workers are left.
         "mocker-kv-blocks": 512,
         "mocker-block-size": BLOCK_SIZE,
-        # Slow, so that faults happen in the middle of reads; and whoever is stopped for a while reads too late.
+        # Slow, so that faults hit reads, and stopped workers read too late.
         "mocker-transfer-base-ms": 50,
         "mocker-transfer-us-per-block": 3000,
         "mocker-longest-pin-s": 1,
     }
     if name == "PrefillWorker":
-        # A block that is not kept for those who read it is somebody else's at once.
+        # Without prefix caching a block that is not pinned for its reader is overwritten at once.
         keys["mocker-prefix-caching"] = "false"
     return [f"--{name}.{key}={value}" for key, value in keys.items()]
 
 
 class _Run:
-    """What happens while the server runs."""
+    """The part of a run while the server runs."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class _Run:
 
     async def run(self) -> None:
         subjects = Subjects(NAMESPACE)
-        async with Wire(BusAddress.load(self._server.paths.bus_file)) as wire:
-            bus = await Bus.connect(wire.address, name="chaos")
+        async with TcpProxy(BusAddress.load(self._server.paths.bus_file)) as proxy:
+            bus = await Bus.connect(proxy.address, name="chaos")
             settings, name = self._settings, f"{NAMESPACE}_Frontend"
             frontend = ChaosFrontend(
                 bus, subjects, name, settings.stall_s, settings.longest_local_prefill, settings.gap_slack_s
@@ -146,7 +146,7 @@ class _Run:
             watching = asyncio.create_task(self._watch_memory())
             failed = asyncio.create_task(frontend.tasks.failed())
             try:
-                await self._under_fire(frontend, wire, bus, subjects)
+                await self._under_fire(frontend, proxy, bus, subjects)
                 self._check_alive(failed)
                 if self._served():
                     await self._settle(frontend, bus, subjects)
@@ -161,53 +161,53 @@ class _Run:
         ]
 
     def _served(self) -> bool:
-        """Whether the server is there. One that has ended is a defect of its own."""
+        """Return whether the server still runs. Its early end is reported by `run_on_mockers`."""
         return self._server.process.poll() is None
 
-    async def _under_fire(self, frontend: ChaosFrontend, wire: Wire, bus: Bus, subjects: Subjects) -> None:
+    async def _under_fire(self, frontend: ChaosFrontend, proxy: TcpProxy, bus: Bus, subjects: Subjects) -> None:
         settings = self._settings
-        struck: Counter[str] = Counter()
+        hit_migrations: Counter[str] = Counter()
 
         def on_fault(fault: Done) -> None:
-            frontend.strike(fault)
+            frontend.record_fault(fault)
             self._victim.tell(fault)
-            for what, number in frontend.moves_at(fault.target).items():
-                struck[f"{fault.kind}: {what}"] += number
+            for what, number in frontend.migrations_at(fault.target).items():
+                hit_migrations[f"{fault.kind}: {what}"] += number
 
-        turning = Turning(bus, subjects, frontend.fleet) if settings.graph == "disagg" else None
+        role_switch = RoleSwitch(bus, subjects, frontend.fleet) if settings.graph == "disagg" else None
         injector = Injector(
             settings,
             RULES,
             self._processes,
             frontend.fleet,
-            *(wire, self._victim, turning, on_fault, self._machinery, self._orders),
+            *(proxy, self._victim, role_switch, on_fault, self._machinery, self._orders),
         )
         workers = settings.workers + settings.prefill_workers
         await self._until(lambda: len(frontend.fleet.view.routable(ALL_ROLES)) == workers, lambda: "all ready")
         victim = asyncio.create_task(self._victim.run())
         frontend.open_streams(settings.streams, str(settings.seed))
-        moving = TaskGuard()
-        moves = RandomMoves(bus, subjects, frontend.fleet, moving, settings)
-        moves.start()
+        migrating = TaskGuard()
+        migrations = RandomMigrations(bus, subjects, frontend.fleet, migrating, settings)
+        migrations.start()
         try:
-            await injector.run(lambda: moves.done >= settings.least_moves, self._served)
+            await injector.run(lambda: migrations.done >= settings.least_migrations, self._served)
         finally:
-            await moving.close()
-            self._report.orders, self._report.unmoved = dict(moves.orders), dict(moves.whys)
-            self._report.struck = dict(struck)
+            await migrating.close()
+            self._report.orders, self._report.not_migrated = dict(migrations.orders), dict(migrations.whys)
+            self._report.hit_migrations = dict(hit_migrations)
             self._victim.end()
-            patience_s = settings.stall_s + settings.settle_s if self._served() else WITHOUT_SERVER_S
-            unanswered = await frontend.close_streams(patience_s)
+            deadline_s = settings.stall_s + settings.settle_s if self._served() else WITHOUT_SERVER_S
+            unanswered = await frontend.close_streams(deadline_s)
             with nullcontext() if self._served() else suppress(TimeoutError):
-                await asyncio.wait_for(victim, patience_s)
+                await asyncio.wait_for(victim, deadline_s)
             self._report.faults = injector.counts
             self._report.passed_over = injector.passed_over
-            self._report.tally = frontend.tally.plus(self._victim.tally)
+            self._report.results = frontend.results.plus(self._victim.results)
             if unanswered:
                 self._report.defects.append(f"{unanswered} requests got no answer")
 
     async def _settle(self, frontend: ChaosFrontend, bus: Bus, subjects: Subjects) -> None:
-        """Nothing of the requests may be left anywhere."""
+        """Wait until all is idle, and check that nothing of the requests is left."""
         begun, last = time.monotonic(), list[str]()
 
         def idle() -> bool:
@@ -234,22 +234,24 @@ class _Run:
                 if not charges:
                     return
                 await asyncio.sleep(_LOOK_EVERY_S)
-            self._report.defects.append(f"still charged in the router's ledger: {charges} (this is {frontend.lease})")
+            self._report.defects.append(
+                f"still charged in the router's ledger: {charges} (this frontend is {frontend.lease})"
+            )
         except DynamoError as error:
-            self._report.defects.append(f"the router does not tell its charges: {error}")
+            self._report.defects.append(f"the router does not return its charges: {error}")
         finally:
             running.cancel()
             await calls.stop()
 
     def _idle(self, frontend: ChaosFrontend) -> list[str]:
-        """Workers that are not there, or not idle."""
+        """Return the workers that are missing or not idle, in words."""
         workers = frontend.fleet.view.routable(ALL_ROLES)
         busy = [f"{worker.watcher}: {worker.load}" for worker in workers if not _is_idle(worker)]
         missing = self._settings.workers + self._settings.prefill_workers - len(workers)
         return busy + ([f"{missing} not ready"] if missing else [])
 
     async def _check_queue(self, queue: PrefillQueue) -> None:
-        """No job may be left: those of frontends that were killed go when their deadlines have passed."""
+        """Check that no job is left in the queue. Jobs of killed frontends expire at their deadlines."""
         length: QueueLength | BusError | None = None
         deadline = time.monotonic() + self._settings.settle_s
         while time.monotonic() < deadline:
@@ -290,5 +292,5 @@ class _Run:
 
 def _is_idle(worker: Presence) -> bool:
     load = worker.load
-    # A worker that has never worked has measured nothing.
+    # A worker that has had no request reports no load.
     return load is None or not any((load.running, load.waiting, load.kv_usage, load.kv_pinned))

@@ -1,4 +1,4 @@
-"""A run on two real vLLM workers, through the OpenAI API."""
+"""A run on vLLM workers, through the OpenAI API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.judges import PROMPTS, GreedyTokens
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
-from tests.chaos.moves import RandomMoves
+from tests.chaos.migrations import RandomMigrations
 from tests.chaos.processes import ServerProcesses, descendants
 from tests.chaos.report import Report
 from tests.chaos.run import WITHOUT_SERVER_S
@@ -34,20 +34,20 @@ ON_VLLM: dict[str, Any] = {
     "workers": 2,
     "streams": 6,
     "faults_per_s": 0.2,
-    "moves_per_s": 2.0,
+    "migrations_per_s": 2.0,
     "stall_s": 180.0,
     "settle_s": 240.0,
     "gap_slack_s": 5.0,
 }
 ON_DISAGG_VLLM = {**ON_VLLM, "graph": "disagg", "prefill_workers": 2}
-"""Settings of a run unless others are given: a worker takes half a minute to start."""
+"""Default settings with vLLM, where a worker takes half a minute to start."""
 
 RULES = Rules(WEIGHTS_ON_VLLM, least_workers=1, pinned=False)
 _LOOK_EVERY_S = 0.2
 
 
 def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
-    """Serve under `root`, which the server makes, and let chaos loose."""
+    """Serve with state in `root`, which the server makes, inject faults, and return the report."""
     report = Report("vllm", settings.seed, settings.seconds)
     shared = SharedMemoryWatch()
     with clock_for(settings, root.parent) as clock, LlmServer(root, NAMESPACE, _options(settings)) as server:
@@ -70,7 +70,7 @@ def run_on_vllm(settings: ChaosSettings, root: Path) -> Report:
         except AssertionError:
             report.defects.append(f"processes left: {tree}")
         report.defects += files_left(server, sockets) + shared.left()
-    report.defects += report.tally.defects
+    report.defects += report.results.defects
     return report
 
 
@@ -82,7 +82,7 @@ def _options(settings: ChaosSettings) -> list[str]:
         f"--cpu-slots={settings.workers + settings.prefill_workers}",
         f"--VllmWorker.ServiceArgs.workers={settings.workers}",
         f"--VllmWorker.stall-timeout-s={STALL_TIMEOUT_S:g}",
-        f"--VllmWorker.kv-transfer={'true' if settings.moves_per_s > 0 else 'false'}",
+        f"--VllmWorker.kv-transfer={'true' if settings.migrations_per_s > 0 else 'false'}",
         "--restart-backoff-max=0.5",
     ]
     if settings.graph == "disagg":
@@ -121,18 +121,18 @@ async def _run(
     try:
         known = await clients.learn_answers()
         report.notes.append(f"{known} of {PROMPTS} questions have one answer and are asked")
-        injector = Injector(settings, RULES, processes, fleet, on_fault=clients.strike, machinery=machinery)
+        injector = Injector(settings, RULES, processes, fleet, on_fault=clients.record_fault, machinery=machinery)
         clients.open_streams(settings.streams)
-        moving = TaskGuard()
-        moves = RandomMoves(bus, Subjects(NAMESPACE), fleet, moving, settings)
-        moves.start()
-        await injector.run(lambda: moves.done >= settings.least_moves, lambda: _served(server))
-        await moving.close()
+        migrating = TaskGuard()
+        migrations = RandomMigrations(bus, Subjects(NAMESPACE), fleet, migrating, settings)
+        migrations.start()
+        await injector.run(lambda: migrations.done >= settings.least_migrations, lambda: _served(server))
+        await migrating.close()
         report.faults, report.passed_over = injector.counts, injector.passed_over
-        report.orders, report.unmoved = dict(moves.orders), dict(moves.whys)
+        report.orders, report.not_migrated = dict(migrations.orders), dict(migrations.whys)
         served = _served(server)
         unanswered = await clients.close_streams(settings.stall_s + settings.settle_s if served else WITHOUT_SERVER_S)
-        report.tally = await clients.counted() if served else clients.tally
+        report.results = await clients.counted() if served else clients.results
         if unanswered:
             report.defects.append(f"{unanswered} requests got no answer")
         if served:
@@ -145,7 +145,7 @@ async def _run(
 
 
 async def _settle(settings: ChaosSettings, fleet: FleetWatch, report: Report) -> None:
-    """All workers are back, and hold nothing."""
+    """Wait until all workers are ready and idle."""
     deadline = time.monotonic() + settings.settle_s
     while time.monotonic() < deadline:
         workers = fleet.view.routable(ALL_ROLES)

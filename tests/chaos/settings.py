@@ -1,4 +1,4 @@
-"""What a run is told."""
+"""Settings of a chaos run."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """A run, on mockers unless changed.
+    """Settings of a run, with defaults for mockers.
 
-    With the same seed, the same requests and faults are drawn in the same order; when each of them meets the other is
-    up to the machine.
+    The same seed draws the same requests and faults in the same order. Which request meets which fault depends on the
+    machine.
     """
 
     seconds: float = 60.0
     seed: int = 1
     graph: Literal["agg", "disagg"] = "agg"
     real_model: bool = False
-    """On vLLM: SmolLM2 in bfloat16 instead of the quick start's model in float32."""
+    """With vLLM: use SmolLM2 in bfloat16 instead of the quick start's model in float32."""
     workers: int = 8
-    """Those that decode."""
+    """Number of workers that decode."""
     prefill_workers: int = 0
     streams: int = 64
     faults_per_s: float = 3.0
-    moves_per_s: float = 5.0
-    """Requests that are moved by hand; those of workers that are told to end move besides."""
-    least_moves: int = 0
-    """The run goes on until so many orders have had a request moved, but ten times as long at most."""
+    migrations_per_s: float = 5.0
+    """Rate of ordered migrations. Requests of workers that are told to end migrate besides."""
+    least_migrations: int = 0
+    """The run goes on until this many requests have migrated as ordered, but at most ten times as long."""
     only: Sequence[str] = ()
-    """Kinds of faults, by their names in `faults.Kind`; all of them if there are none."""
+    """Names of the kinds of faults to inject (`faults.Kind`); empty: all."""
     without: Sequence[str] = ()
-    """Kinds of faults that are left out."""
+    """Names of the kinds of faults to leave out."""
     most_faults: int | None = None
-    """The run ends when so many were done."""
+    """The run ends after this many faults."""
     step_ms: float = 25.0
-    """Time of a mocker's step: many workers share few cores."""
+    """Time of a mocker's step, long enough for many workers on few cores."""
     stall_s: float = 60.0
-    """A request without a token for so long has been forgotten."""
+    """Time without a token after which a request counts as forgotten."""
     gap_slack_s: float = 3.0
-    """How much longer a stream may go without a token than the faults that it has met account for."""
+    """Time by which a gap of a stream may exceed what the faults explain."""
     settle_s: float = 60.0
-    """For the requests under way to end and the workers to be idle, once the faults have stopped."""
+    """Time after the last fault within which all requests must end and all workers be idle."""
 
     max_local_prefill_length: int = 100
-    """With prefill workers: longer prompts are theirs."""
+    """With prefill workers: prompts above this length go to them."""
 
     @property
     def longest_local_prefill(self) -> int | None:
-        """What the frontends are told; None: there are no prefill workers."""
+        """Maximum length of prompts that decode workers prefill; None: there are no prefill workers."""
         return self.max_local_prefill_length if self.graph == "disagg" else None
 
 
@@ -58,11 +58,11 @@ ON_DISAGG: dict[str, Any] = {
     "workers": 4,
     "prefill_workers": 4,
     "streams": 48,
-    # A frontend that lives tells a worker again that a prefill was fetched; one that was killed is missed for 10 s.
+    # Prefills of a killed frontend are kept until the frontend has been missing for 10 s.
     "settle_s": 45.0,
 }
 
 NAMESPACE = "chaos"
 BLOCK_SIZE = 16
 VOCAB_SIZE = 256
-"""The mocker's."""
+"""Size of the mocker's vocabulary."""

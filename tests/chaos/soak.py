@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.soak`: chaos run after run, each with a seed of its own, until there were enough faults.
+"""`python -m tests.chaos.soak`: chaos runs with consecutive seeds until there were enough faults.
 
-What has been run is kept in a file; the same command goes on where it was. Ends with 1 if a run was not good, and
-with 2 if time was up before there were enough faults.
+Reports are kept in a file, and the same command continues from them. The exit code is 1 if a run found a defect, and 2
+if the time was up before there were enough faults.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 Run = dict[str, Any]
-"""A report, as `Report.as_dict` has it."""
+"""A report, as `Report.as_dict` returns it."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """`most_faults`, `seconds`, `arguments`: of one run."""
+    """`faults`: in all runs together. `most_faults`, `seconds`, `arguments`: of each run."""
 
     faults: int
     most_faults: int
@@ -32,11 +32,11 @@ class Preset:
 
 
 PRESETS = {
-    "mocker": Preset(10_000, 2000, 900, ("--faults-per-s=8", "--workers=12", "--streams=32", "--moves-per-s=3")),
-    "vllm": Preset(300, 100, 900, ("--faults-per-s=0.3", "--workers=3", "--streams=6", "--moves-per-s=1")),
+    "mocker": Preset(10_000, 2000, 900, ("--faults-per-s=8", "--workers=12", "--streams=32", "--migrations-per-s=3")),
+    "vllm": Preset(300, 100, 900, ("--faults-per-s=0.3", "--workers=3", "--streams=6", "--migrations-per-s=1")),
 }
 _WITHIN_S = 1200
-"""Of one run, beyond its faults: to start, and to settle."""
+"""Time of a run beyond its faults, to start and to settle, in seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,15 +64,19 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         epilog="All other options go to each run (python -m tests.chaos --help).",
     )
     parser.add_argument("--engine", choices=PRESETS, default="mocker")
-    parser.add_argument("--faults", type=int, help="in all; default: 10,000 on mockers, 300 on vLLM")
-    parser.add_argument("--minutes", type=float, help="begin no further run after so long")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run; each further one has the next")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="what was run so far (default: soak-ENGINE.json)")
+    parser.add_argument(
+        "--faults", type=int, help="number of faults in all; default: 10,000 with mockers, 300 with vLLM"
+    )
+    parser.add_argument("--minutes", type=float, help="time after which no further run begins")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run; each further run has the next")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="file with the reports so far (default: soak-ENGINE.json)"
+    )
     return parser.parse_known_args(arguments)
 
 
 def _run(options: argparse.Namespace, preset: Preset, seed: int, most_faults: int, more: list[str]) -> Run:
-    """One run in a process of its own. One that breaks is a run with a defect."""
+    """Run chaos in a process, and return its report. A run that breaks is reported with a defect."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     command = [sys.executable, "-m", "tests.chaos", "--json", f"--engine={options.engine}", f"--keep={folder}"]
     command += [
@@ -110,7 +114,7 @@ def _line(run: Run) -> str:
 
 
 def summary(runs: list[Run]) -> str:
-    """All runs together, in a few lines."""
+    """Return a summary of all runs."""
     kinds: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     longest: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Requests at random, each with its right answer."""
+"""Random requests, each with its right answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHARED_PREFIX = [(7 * index) % VOCAB_SIZE for index in range(200)]
 
 @dataclass(frozen=True)
 class Task:
-    """One request as a client makes it. `leaves_after_s`: the client disconnects then, if it still waits."""
+    """A request of a client. `leaves_after_s`: time after which the client disconnects if it still waits."""
 
     request_id: str
     prompt: Sequence[int]
@@ -46,7 +46,7 @@ class Task:
 
     @cached_property
     def answer(self) -> list[int]:
-        """All tokens that are to come."""
+        """The tokens of the right answer."""
         tokens = continuation(self.prompt, self.max_tokens, VOCAB_SIZE)
         for index, token in enumerate(tokens):
             if token == self.stop_token and index >= self.min_tokens:
@@ -69,7 +69,7 @@ class Task:
         )
 
     def sampling(self, position: int, at_most: int | None = None) -> bytes:
-        """vLLM's parameter map for continuing at `position`."""
+        """Return vLLM's sampling parameters, encoded, for continuing at `position`."""
         limits = [self.max_tokens - position, *([] if at_most is None else [at_most])]
         fields: dict[str, Any] = {
             "max_tokens": min(limits),
@@ -84,13 +84,13 @@ class Task:
 
 
 def draw_task(rng: random.Random, request_id: str) -> Task:
-    """Mostly short ones, some long ones, a few odd ones."""
+    """Draw a request: most are short, some are long, a few are invalid or cannot be recovered."""
     prompt_tokens = rng.randint(1, 200) if rng.random() < 0.9 else rng.randint(200, LONGEST_PROMPT)
     prompt = rng.choices(range(VOCAB_SIZE), k=prompt_tokens)
     if rng.random() < 0.2:
         prompt = [*_SHARED_PREFIX, *prompt]
     if rng.random() < 0.05:
-        # Asked by several at the same time, like the choices of one request.
+        # A prompt that several clients send at the same time, like the choices of one request.
         popular = rng.randrange(_POPULAR)
         prompt = [(popular + index * index) % VOCAB_SIZE for index in range(250 * (popular + 1))]
     max_tokens = rng.randint(1, 150) if rng.random() < 0.7 else rng.randint(150, 600)

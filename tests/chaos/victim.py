@@ -1,4 +1,4 @@
-"""A second frontend, in a process of its own that is killed now and then; and its keeper in the first."""
+"""A second frontend in a process that faults kill, and the class that restarts it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from state.processes import Process
 from tests.chaos.faults import Done
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.processes import identity_of, send
+from tests.chaos.results import Results
 from tests.chaos.settings import NAMESPACE, ChaosSettings
-from tests.chaos.tally import Tally
 
 STREAMS = 16
 WATCHER = f"{NAMESPACE}_Frontend_1"
@@ -30,32 +30,32 @@ _LINE_LIMIT = 1 << 22
 
 
 class Victim:
-    """Keeps a second frontend running, however often it is killed. What it has told of its requests counts."""
+    """Runs a second frontend, and restarts it whenever it is killed. Sums the results that its processes report."""
 
     def __init__(self, bus_file: Path, settings: ChaosSettings) -> None:
-        self.tally = Tally()
+        self.results = Results()
         self.deaths = 0
         self._bus_file = bus_file
         self._settings = settings
         self._identity: Process | None = None
-        self._told = Tally()
+        self._told = Results()
         self._told_to: asyncio.StreamWriter | None = None
         self._ending = False
 
     def kill(self) -> bool:
-        """SIGKILL. Returns whether it was there, with requests under way."""
+        """Kill the frontend. Returns whether it was running, with requests."""
         if self._identity is None or not self._told.requests:
             return False
-        # Not by asyncio's handle: that looks whether it has ended, and takes its exit code from whoever waits for it.
+        # Not by asyncio's handle: its kill() polls the process, and would take the exit code from `process.wait()`.
         if not send(self._identity, signal.SIGKILL):
             return False
         self.deaths += 1
-        # Noted only once: the next one must have told of something first.
+        # Counted now and reset, so that the next process must have reported requests before it is killed.
         self._count_told()
         return True
 
     async def run(self) -> None:
-        """Start it, again and again, until `end`."""
+        """Start the frontend, and restart it until `end`."""
         number = 0
         while not self._ending:
             number += 1
@@ -79,30 +79,30 @@ class Victim:
             self._told_to = process.stdin
             while line := await process.stdout.readline():
                 with suppress(msgspec.DecodeError):
-                    self._told = msgspec.json.decode(line, type=Tally)
+                    self._told = msgspec.json.decode(line, type=Results)
             code = await process.wait()
             self._identity = None
-            # Told to end before it could be told anything: it has asked nobody yet.
+            # SIGTERM may arrive before the process handles it: then it has sent no request yet.
             unborn = code == -signal.SIGTERM and not self._told.requests
             self._count_told()
             if code not in (0, -signal.SIGKILL) and not unborn:
-                self.tally.failures.append(f"the second frontend ended with {code}")
+                self.results.failures.append(f"the second frontend ended with {code}")
             if not self._ending:
                 await asyncio.sleep(_START_AGAIN_S)
 
     def tell(self, fault: Done) -> None:
-        """Of a fault that was done just now. One that is dead hears nothing."""
+        """Report a fault to the process, if it is running."""
         if self._told_to is not None and self._identity is not None and not self._told_to.is_closing():
             self._told_to.write(msgspec.json.encode(fault) + b"\n")
 
     def end(self) -> None:
-        """Have it answer what is under way, then end."""
+        """Let the process finish its requests and end."""
         self._ending = True
         if self._identity is not None:
             send(self._identity, signal.SIGTERM)
 
     def _count_told(self) -> None:
-        self.tally, self._told = self.tally.plus(self._told), Tally()
+        self.results, self._told = self.results.plus(self._told), Results()
 
 
 async def _main(
@@ -121,26 +121,26 @@ async def _main(
             await asyncio.wait_for(ending.wait(), _TELL_EVERY_S)
         if failed.done():
             failed.result()
-        _tell(frontend.tally)
+        _tell(frontend.results)
     unanswered = await frontend.close_streams(stall_s)
-    tally = frontend.tally
-    tally.failures += [f"second frontend: {unanswered} unanswered"] if unanswered else []
-    tally.failures += [f"second frontend: {what}" for what in frontend.left_over()]
-    _tell(tally)
+    results = frontend.results
+    results.failures += [f"second frontend: {unanswered} unanswered"] if unanswered else []
+    results.failures += [f"second frontend: {what}" for what in frontend.left_over()]
+    _tell(results)
     await frontend.tasks.close()
     await bus.close()
 
 
 async def _hear_of_faults(frontend: ChaosFrontend) -> None:
-    """A line each on standard input."""
+    """Record the faults that arrive on standard input, a line each."""
     loop, lines = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
-        frontend.strike(msgspec.json.decode(line, type=Done))
+        frontend.record_fault(msgspec.json.decode(line, type=Done))
 
 
-def _tell(tally: Tally) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
+def _tell(results: Results) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(results) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -18,22 +18,22 @@ _THINKING = "{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}
 """Like the templates of models that think, whose parsers expect it."""
 _SPACES, _STRUCTURE = b" \t\r\n", b'"{}[]:,<'
 _PULL = 20.0
-"""How strongly a space makes a character of JSON's structure the next one. Without, this model would write spaces for
-ever where a JSON grammar lets it choose."""
+"""Weight with which a space makes a structural character of JSON the next token. Without it, this model would write
+spaces without end where a JSON grammar allows them."""
 
 
 def steady_model(folder: Path, **generation: object) -> Path:
-    """A model that is greedy by default, and does not love spaces in JSON. `generation`: more defaults of requests."""
+    """Make a model that is greedy by default and ends its JSON. `generation`: more defaults of requests."""
     shutil.copytree(quickstart_model(), folder)
     _end_runs_of_spaces(folder / "model.safetensors")
     settings = json.loads((folder / "generation_config.json").read_text())
-    # What passes once passes again, whether or not a client can set a temperature.
+    # Greedy, so that tests repeat their results also with clients that cannot set a temperature.
     (folder / "generation_config.json").write_text(json.dumps(settings | {"temperature": 0} | generation))
     return folder
 
 
 def thinking_model(folder: Path) -> Path:
-    """A steady model with tokens around what it thinks, if it is told to think."""
+    """Make a steady model that encloses its thoughts in tokens if thinking is enabled."""
     steady_model(folder)
     _add_tokens(folder)
     return folder

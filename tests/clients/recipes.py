@@ -1,11 +1,11 @@
-"""Which clients there are, what each needs, and which programs of docs/guides/clients.md it runs."""
+"""The clients: the environment of each, and the programs of docs/guides/clients.md that it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 AS_OF = "2026-11-22T00:00:00Z"
-"""Packages published later are not installed: what a pinned package needs is the same in each environment."""
+"""Packages published later are not installed, so that the dependencies of pinned packages do not change."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class PythonPackages:
 
     requirements: tuple[str, ...]
     borrowed: tuple[str, ...] = ()
-    """Packages that are not installed but taken from this project's environment, as they are large."""
+    """Large packages that are taken from this project's environment instead of being installed."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NodePackages:
 
 @dataclass(frozen=True)
 class OwnEnvironment:
-    """This project's environment, for what comes with vLLM. `package`: the client."""
+    """The environment of this project, for clients that come with vLLM. `package`: the client."""
 
     package: str
 

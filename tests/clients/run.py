@@ -16,16 +16,16 @@ from pathlib import Path
 from dynamo_local.core.errors import DynamoError
 from tests.clients import nginx
 from tests.clients.environments import Environment
-from tests.clients.page import moved
+from tests.clients.page import with_addresses
 from tests.clients.recipes import Client
 
 PROGRAM_WITHIN_S = 240.0
-"""For one program, on a machine that has other things to do."""
+"""Time limit of a program, in seconds, long enough for a busy machine."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a client came to. `complaint`: why it failed; empty if it passed."""
+    """The result of a client. `complaint`: why it failed; empty if it passed."""
 
     client: str
     version: str
@@ -46,7 +46,7 @@ def run(client: Client, environment: Environment, page: Mapping[str, str], serve
         nginx_place = _free_place()
         for name in (*client.files, *client.programs):
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(moved(page[name], server, nginx_place))
+            (folder / name).write_text(with_addresses(page[name], server, nginx_place))
         if environment.modules is not None:
             (folder / "node_modules").symlink_to(environment.modules)
         try:
@@ -76,20 +76,20 @@ def _command(environment: Environment, name: str) -> list[str]:
 
 
 def _environ(environment: Environment, folder: Path, model: Path) -> dict[str, str]:
-    """Nothing of this process's own but what a program needs to start: no keys, no proxies, no PYTHONPATH."""
+    """Return a minimal environment for a program: without keys, proxies and PYTHONPATH of this process."""
     return {
         "PATH": f"{environment.programs}:{os.environ['PATH']}",
         "HOME": str(folder),
         "LANG": "C.UTF-8",
         "TOKENIZER": str(model),
-        # The network is not asked for models, nor for prices.
+        # Clients must not look up models or prices in the network.
         "HF_HUB_OFFLINE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
 
 
 def _run_program(command: list[str], folder: Path, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code and output. A program that takes too long is ended, with what it has started."""
+    """Run a program, and return its exit code and output. At the time limit it is killed with its children."""
     program = subprocess.Popen(
         command,
         cwd=folder,

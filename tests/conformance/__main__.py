@@ -29,12 +29,12 @@ from tests.conformance.servers import GRAPHS, VLLM, serving
 LIST = Path(__file__).with_name("expected.txt")
 RUN_WITHIN_S = 1800.0
 MAX_NEW_TOKENS = 64
-"""For requests without `max_tokens`: the model seldom ends by itself."""
+"""Default of `max_tokens`, since the model seldom ends by itself."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one test."""
+    """The outcome of a test."""
 
     passed: bool
     why: str

@@ -1,6 +1,6 @@
-"""What each of vLLM's tests is expected to do, here and on vLLM's own server, and whether it did. Pure.
+"""Expectations of vLLM's tests, here and on vLLM's own server, and their comparison with a run. Pure.
 
-The list is a text: a line for each test, below a heading that says what is expected of the tests that follow.
+The list of expectations is a text: a line for each test, below a heading with the expectation of the tests that follow.
 
     [passes]                    on both
     [fails: REASON]             on both
@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Literal
 
 UNEXPLAINED = "?"
-"""The reason of what an update has added: a person writes it."""
+"""Reason of tests that an update has added, to be replaced by a person."""
 
 _HEADING = re.compile(r"\[([a-z ]+?)(?:: (.+))?\]")
 _KINDS = {
@@ -34,7 +34,7 @@ Side = Literal["here", "vllm"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """None: it may pass or fail."""
+    """Expected results of a test, here and on vLLM's own server. None: the test may pass or fail."""
 
     here: bool | None
     vllm: bool | None
@@ -43,7 +43,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Tests, in order."""
+    """The comparison of a run with the expectations: tests, sorted, by deviation."""
 
     newly_failing: tuple[str, ...]
     newly_passing: tuple[str, ...]
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def parse(text: str) -> dict[str, Expectation]:
-    """Test -> what is expected of it. Raises ValueError where the text is no such list."""
+    """Parse a list into expectations by test. Raises ValueError for other text."""
     found: dict[str, Expectation] = {}
     current: Expectation | None = None
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
@@ -87,7 +87,7 @@ def render(expected: Mapping[str, Expectation]) -> str:
 
 
 def passing(expected: Mapping[str, Expectation], side: Side) -> dict[str, Expectation]:
-    """Those that are expected to pass on that side."""
+    """Return the tests that are expected to pass on that side."""
     return {test: each for test, each in expected.items() if _side(each, side)}
 
 
@@ -108,7 +108,7 @@ def judge(
 
 
 def update(expected: Mapping[str, Expectation], passed: Mapping[str, bool], side: Side) -> dict[str, Expectation]:
-    """The list as a whole run would have it. What is new to it has the reason UNEXPLAINED."""
+    """Return the expectations after a whole run. New ones have the reason UNEXPLAINED."""
     new = {}
     for test, good in passed.items():
         old = expected.get(test, Expectation(here=good, vllm=good, reason="" if good else UNEXPLAINED))
@@ -117,7 +117,8 @@ def update(expected: Mapping[str, Expectation], passed: Mapping[str, bool], side
 
 
 def counts(expected: Mapping[str, Expectation], passed: Mapping[str, bool]) -> dict[str, int]:
-    """How many pass on both sides, or on one: `passed` is here, the list knows of vLLM's own server."""
+    """Count the tests that pass on both sides, or on one. `passed`: results here; those of vLLM's own server are taken
+    from the list."""
     listed = {test: (good, expected[test].vllm) for test, good in passed.items() if test in expected}
     found = {
         "both": (True, True),

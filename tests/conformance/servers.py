@@ -20,9 +20,9 @@ from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer
 
 # Prompts of tests are short, and most are to go to the prefill worker.
 GRAPHS = {"agg_router": (), "disagg": ("--Frontend.max-local-prefill-length=64",)}
-"""Name -> settings of its own."""
+"""Graphs by name, with their additional settings."""
 WORKERS = 2
-"""That the example configuration of each starts."""
+"""Number of workers that each example configuration starts."""
 VLLM = "vllm"
 MAX_MODEL_LEN = 8192
 TOOL_CALL_PARSER = "hermes"

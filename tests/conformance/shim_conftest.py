@@ -1,4 +1,4 @@
-"""In place of vLLM's `tests/conftest.py`: each test has a limit, and a line of JSON says what it came to."""
+"""Replaces vLLM's `tests/conftest.py`: limits the time of each test, and writes its outcome as a line of JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SELECTED = os.environ.get("CONFORMANCE_SELECTED")
 
 
 class NothingThere:
-    """In place of a hub, of which nothing is downloaded: tests of adapters fail on every server."""
+    """Replaces a hub of adapters. Nothing is downloaded, so tests of adapters fail on every server."""
 
     def snapshot_download(self, *_: object, **__: object) -> str:
         return "/not-downloaded"
 
 
 class LocalAssetServer:
-    """For a fixture's annotation: there are no assets."""
+    """Replaces a class that a fixture's annotation names. Without assets."""
 
 
 class TooLongError(Exception):
@@ -51,7 +51,7 @@ def stop(*_: object) -> None:
 
 
 def name_of(item: pytest.Item) -> str:
-    """As the list of expectations has it."""
+    """Return the name of a test as in the list of expectations."""
     return item.nodeid.replace(MODEL, "MODEL")
 
 

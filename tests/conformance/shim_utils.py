@@ -1,4 +1,4 @@
-"""In place of vLLM's `tests/utils.py`: a server that runs already, for whatever server a test asks for."""
+"""Replaces vLLM's `tests/utils.py`: every test gets the one running server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class RemoteOpenAIServer:
-    """The settings that a test would start its server with are ignored."""
+    """The running server. The settings with which a test would start a server are ignored."""
 
     DUMMY_API_KEY = "none"
     uds = None

@@ -55,7 +55,7 @@ FILES = (
 """Tests of text generation by one server, in vLLM's folder `tests`. Not among them: other modalities, pooling, what
 changes a server while it runs, and tests that start servers themselves."""
 IMPORTED = ("entrypoints/openai/utils.py", "entrypoints/openai/chat_completion/test_serving_chat.py")
-"""What these tests import beside."""
+"""Further files that these tests import."""
 SHIMS = {"utils.py": "shim_utils.py", "conftest.py": "shim_conftest.py"}
 
 _MODEL_CONSTANT = re.compile(r'^[A-Z_]*MODEL[A-Z_]*(?:: [^=]+)? = "([^"]+)"', re.M)

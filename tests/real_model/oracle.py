@@ -19,7 +19,7 @@ NEARLY_NAT = 0.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one answer: `gaps` in nats, one for each token."""
+    """The judgement of an answer. `gaps`: in nats, one for each token."""
 
     gaps: tuple[float, ...]
 

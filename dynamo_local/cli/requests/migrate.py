@@ -45,13 +45,14 @@ def migrate(
     from dynamo_local.supervisor.admin.requests import migrate
 
     if (request is None) == (source is None):
-        raise UsageError("either a request is moved, or all of a worker's", "give REQUEST or --from WATCHER")
-    moving = migrate(paths_of(namespace), request=request, source=source, destination=destination, cold=cold)
-    found = asyncio.run(moving)
+        raise UsageError("name either a request or a worker to migrate from", "give REQUEST or --from WATCHER")
+    found = asyncio.run(
+        migrate(paths_of(namespace), request=request, source=source, destination=destination, cold=cold)
+    )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
-        click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there was nothing to move")
+        click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there is no request to migrate")
 
 
 def _cells(line: MigrationLine) -> tuple[str, ...]:

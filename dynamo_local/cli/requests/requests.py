@@ -12,7 +12,7 @@ from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.requests import RequestLine
 
-_HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MOVES")
+_HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
 
 
 @click.command()
@@ -49,6 +49,6 @@ def requests(namespace: str, limit: int, as_json: bool) -> None:
 
 
 def _cells(line: RequestLine) -> tuple[str, ...]:
-    moves = f"to {line.moving_to}" if line.moving_to is not None else f"no: {line.stays}" if line.stays else "can"
+    migrates = f"to {line.moving_to}" if line.moving_to is not None else f"no: {line.stays}" if line.stays else "yes"
     counts = (str(line.epoch), str(line.prompt_tokens), str(line.tokens))
-    return line.request, line.worker or "-", *counts, f"{line.age_s:.1f}s", moves
+    return line.request, line.worker or "-", *counts, f"{line.age_s:.1f}s", migrates

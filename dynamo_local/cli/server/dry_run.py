@@ -1,4 +1,4 @@
-"""What `dynamo serve --dry-run` prints: the resolved graph, its watchers, devices and configuration."""
+"""Output of `dynamo serve --dry-run`: the resolved graph, its watchers, devices and configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_json(launch: Launch) -> str:
-    """The plan as JSON, secrets masked."""
+    """Return the plan as JSON, with secrets masked."""
     plan = {
         "namespace": launch.graph.namespace,
         "http": launch.http.url,
@@ -32,7 +32,7 @@ def as_json(launch: Launch) -> str:
 
 
 def as_text(launch: Launch) -> str:
-    """The plan for readers, secrets masked."""
+    """Return the plan as text, with secrets masked."""
     graph = launch.graph.redacted()
     watchers = [_watcher_cells(watcher) for watcher in launch.services]
     configuration = [cells for service in graph.services for cells in _configuration(service)]

@@ -56,7 +56,7 @@ def _follow(paths: StatePaths, service: str | None, followers: dict[str, Followe
 
     running = True
     while running:
-        # Asked first, so that the last lines of a server that ends are still read.
+        # Before the logs are read, so that the last lines of a server that ends meanwhile are read too.
         running = server_pid(paths) is not None
         for name in select(paths.logs_dir, service):
             follower = followers.setdefault(name, Follower(paths.log_file(name)))

@@ -130,7 +130,7 @@ def serve(
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The target and the options for services, which may stand on either side of it. Raises UsageError."""
+    """Split the arguments into the target and the options of services, in any order. Raises UsageError."""
     overrides = tuple(argument for argument in arguments if argument.startswith("-"))
     targets = [argument for argument in arguments if not argument.startswith("-")]
     if not targets:

@@ -58,7 +58,7 @@ async def _look(paths: StatePaths) -> TopView:
 
 
 async def _watch(paths: StatePaths) -> None:
-    """Until a key is hit, or the server ends."""
+    """Redraw the screen until q is pressed; raise NotRunningError when the server ends."""
     import asyncio
 
     from dynamo_local.core.errors import NotRunningError
@@ -92,7 +92,7 @@ async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
 
 @contextmanager
 def _keys(enough: asyncio.Event) -> Iterator[None]:
-    """Have q, Ctrl-C and SIGTERM set `enough`. The terminal is as it was afterwards."""
+    """Set `enough` on q, Ctrl-C and SIGTERM. The terminal's mode is restored afterwards."""
     import asyncio
     import os
     import signal
@@ -109,7 +109,7 @@ def _keys(enough: asyncio.Event) -> Iterator[None]:
 
     def on_key() -> None:
         keys = os.read(stdin, 16)
-        # Nothing to read: the terminal has gone.
+        # An empty read means that the terminal has gone.
         if not keys or b"q" in keys.lower():
             enough.set()
 

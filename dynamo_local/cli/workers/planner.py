@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class PlannerCommand(click.Command):
-    """Has every field of PlannerOptions as an option, read only when this very command is used."""
+    """A command with every field of PlannerOptions as an option. They are read only when this command runs, so that
+    other commands start fast."""
 
     @cached_property
     def planner_options(self) -> list[click.Parameter]:
@@ -53,7 +54,7 @@ def planner(namespace: str, **given: Any) -> None:
     from dynamo_local.planner.recorders import recorders_of
     from dynamo_local.planner.session import PlannerSession
 
-    # Refused before anything is looked at.
+    # First, so that wrong options are an error before the server is contacted.
     options = PlannerOptions(**given)
     paths = paths_of(namespace)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

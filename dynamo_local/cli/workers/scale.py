@@ -60,9 +60,9 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
 
 
 def outcome_fields(outcome: ActionOutcome) -> dict[str, Any]:
-    """An outcome as the commands print it."""
+    """Return an outcome as the fields that commands print as JSON."""
     return {
-        "change": type(outcome.change).__name__,
+        "action": type(outcome.action).__name__,
         "watcher": outcome.watcher,
         "done": outcome.done,
         "note": outcome.note,
@@ -71,7 +71,7 @@ def outcome_fields(outcome: ActionOutcome) -> dict[str, Any]:
 
 
 def check_done(outcomes: list[ActionOutcome]) -> None:
-    """Raise SupervisorError for a change that was not done."""
+    """Raise SupervisorError for the first action that was not done."""
     for outcome in outcomes:
         if not outcome.done:
             raise SupervisorError(outcome.note)

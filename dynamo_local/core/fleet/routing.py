@@ -46,6 +46,11 @@ class Ledger:
         if charge is not None:
             self._outstanding[charge.worker] -= charge.tokens
 
+    @property
+    def charged(self) -> Counter[str]:
+        """Number of charged requests, by frontend."""
+        return Counter(frontend for frontend, _ in self._charges)
+
     def of_frontend(self, frontend: str) -> tuple[Charge, ...]:
         """All charges of a frontend's requests."""
         return tuple(

@@ -1,11 +1,13 @@
-"""Deciding how many workers there are: observation in, changes out. Pure.
+"""Decides how many workers run: observations in, actions out. Pure.
 
-    observation   what one pull has found
-    window        what the pulls of one adjustment interval say together; a history of windows
-    policies      what a role wants: one more worker, one less, or neither
-    deciding      what comes of these wishes: budgets, minimums, role switches, who is to go
-    changes       what can be changed, and the port to what does it
-    recording     the port to whatever shows it
+    observation   the workers, their loads and the prefill queue at one pull
+    window        the pulls of one adjustment interval, aggregated; a history of windows
+    policies      propose for one role one more worker, one less, or neither
+    proposals     what a policy returns
+    decide        turns proposals into actions: budgets, minimums, role switches, the worker to remove
+    decision      the actions of one interval, and the reasons
+    actions       what can be done to workers, and the port to the actuator that does it
+    recording     the port to whatever shows observations and decisions
 
 What is unknown is None, never zero.
 """

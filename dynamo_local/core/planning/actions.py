@@ -1,4 +1,4 @@
-"""What can be changed about the workers that run, and what is to become of it. Plain data."""
+"""Actions on the workers of a running server, their outcomes, and the port to the actuator that applies them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class AddWorker:
-    """One more worker in `role`, with the command and the devices a worker of the unsuffixed entry has.
+    """Add a worker in `role`, with the command and the number of devices of its service's unsuffixed entry.
 
-    `component` names the service whose unsuffixed entry is the template. None: the one whose template has that role.
+    `component` names the service. None: the service whose unsuffixed entry has that role.
     """
 
     role: str
@@ -19,7 +19,7 @@ class AddWorker:
 
 @dataclass(frozen=True)
 class RemoveWorker:
-    """End this watcher in order: nothing new for it, what it has finishes, its devices are free then."""
+    """End a worker gracefully: new requests go elsewhere, its own finish, then its devices are free."""
 
     watcher: str
     role: str
@@ -27,7 +27,7 @@ class RemoveWorker:
 
 @dataclass(frozen=True)
 class SwitchRole:
-    """This watcher takes up another role; its engine stays."""
+    """Switch a worker from `role` to the role `to`; its engine keeps running."""
 
     watcher: str
     role: str
@@ -36,10 +36,10 @@ class SwitchRole:
 
 @dataclass(frozen=True)
 class Restart:
-    """This watcher's process ends and another one works in its place: a worker that is ready before, on other devices
-    and under another name, where there are any; else the next process of the watcher itself.
+    """Replace a worker's process. Where devices are free, a new worker under another name is ready before the old one
+    ends; elsewhere the watcher itself starts a new process.
 
-    `even_the_last`: also when nobody answers requests meanwhile.
+    `even_the_last`: also if no worker answers requests meanwhile.
     """
 
     watcher: str
@@ -47,26 +47,27 @@ class Restart:
     even_the_last: bool = False
 
 
-Change = AddWorker | RemoveWorker | SwitchRole | Restart
+Action = AddWorker | RemoveWorker | SwitchRole | Restart
 
 
-def roles_of(change: Change) -> frozenset[str]:
-    """The roles whose number of workers it changes."""
-    return frozenset({change.role, change.to}) if isinstance(change, SwitchRole) else frozenset({change.role})
+def roles_of(action: Action) -> frozenset[str]:
+    """Return the roles whose number of workers the action changes."""
+    return frozenset({action.role, action.to}) if isinstance(action, SwitchRole) else frozenset({action.role})
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """`max_devices`: held by all workers together, those included that start or leave. None: as many as there are."""
+    """Bounds of an action. `max_devices`: held by all workers together, starting and leaving ones included. None: all
+    devices of the machine."""
 
     max_devices: int | None = None
 
 
 @dataclass(frozen=True)
 class ActionOutcome:
-    """What became of a change. Not done: everything is as it was before, or is being undone, and `note` says why."""
+    """The result of an action. Not done: nothing has changed, or the change is being undone; `note` says why."""
 
-    change: Change
+    action: Action
     done: bool
     watcher: str | None
     note: str
@@ -74,12 +75,13 @@ class ActionOutcome:
 
 
 class Actuator(Protocol):
-    """Makes changes real, one at a time. The same for the planner, `dynamo scale` and `dynamo drain`."""
+    """Applies actions, one at a time, for the planner and for commands such as `dynamo scale` and `dynamo drain`."""
 
-    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
-        """Returns when the change is complete, or undone: a worker that is added is routable, one that is removed is
-        gone and its devices are free. Has a deadline of its own. Raises StateError or SupervisorError only when the
-        graph cannot be reached or changed at all."""
+    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
+        """Apply an action; return once it is complete or undone. An added worker is routable by then; a removed one has
+        ended and its devices are free. Each implementation has a deadline. Raises StateError or SupervisorError only
+        if the graph cannot be reached or changed at all."""
 
     async def reconcile(self) -> tuple[str, ...]:
-        """Bring statefile, circus and reality together after a crash at any step. Idempotent; returns notes."""
+        """Bring statefile, circus and processes into agreement after a crash at any step. Idempotent. Returns a note
+        for each correction."""

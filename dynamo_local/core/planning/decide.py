@@ -1,7 +1,7 @@
-"""From the wishes of all roles to changes: what the budget and the minimums allow, in the way that costs least.
+"""Turns the proposals of all roles into actions, within the budget and the minimums, in the cheapest way.
 
-Each role changes by at most one worker. Where one role is short and another one has a worker to spare, that worker is
-turned, which takes no device and no start.
+Each role gains or loses at most one worker. Where one role needs a worker and another one can spare one, that worker
+switches its role, which takes no device and no start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.planning.actions import AddWorker, Change, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies import concurrency, freeness, load
@@ -19,22 +19,22 @@ from dynamo_local.core.planning.proposals import Policy, Proposal
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"load": load.wish, "freeness": freeness.wish, "concurrency": concurrency.wish}
+    {"load": load.propose, "freeness": freeness.propose, "concurrency": concurrency.propose}
 )
 
 STARTING_INTERVALS = 3
-"""While a worker of a role starts, the role is left alone; for so many intervals, since it may die again and again."""
+"""Intervals for which a role with a starting worker is left alone. No longer, since a worker may die at each start."""
 
 FAILED_INTERVALS = 3
-"""After a change that failed, the role is left alone for so long: what was wrong is likely to be wrong still, and every
-worker that dies while it starts costs the others time and memory."""
+"""Intervals for which a role is left alone after an action that failed. Its cause is likely to persist, and each worker
+that dies while it starts costs the others time and memory."""
 
-_TURNABLE = frozenset({"decode", PREFILL_ROLE})
-"""Roles between which a worker can be turned."""
+_SWITCHABLE = frozenset({"decode", PREFILL_ROLE})
+"""Roles between which a worker can switch."""
 
 
 def decide(window: Window, history: History, options: PlannerOptions, now: float) -> Decision:
-    """What to change. Pure, and the same whatever the order of the workers."""
+    """Decide on actions at `now` (CLOCK_MONOTONIC, s). Pure; the order of the workers does not matter."""
     max_devices = options.limits(window.inventory).max_devices
     assert max_devices is not None, "the options have a maximum"
     if window.roles is None:
@@ -42,100 +42,101 @@ def decide(window: Window, history: History, options: PlannerOptions, now: float
         return Decision(now, options.policy, (why,), (), None, max_devices)
     devices = sum(_devices(role, options) for role in window.roles.values())
     policy = POLICIES[options.policy]
-    claims = [
-        _Claim(role, _restrained(role, policy(role, window, history, options), history, options))
+    proposals = [
+        _RoleProposal(role, _restrained(role, policy(role, window, history, options), history, options))
         for role in window.roles.values()
     ]
-    round_ = _Round(options, max_devices - devices)
-    round_.settle(claims)
+    allocation = _Allocation(options, max_devices - devices)
+    allocation.settle(proposals)
     verdicts = tuple(
-        Verdict(claim.role.role, claim.wish.wanted, claim.wish.reason, claim.wish.figures) for claim in round_.told
+        Verdict(each.role.role, each.proposal.wanted, each.proposal.reason, each.proposal.figures)
+        for each in allocation.settled
     )
-    return Decision(now, options.policy, verdicts, tuple(round_.changes), devices, max_devices)
+    return Decision(now, options.policy, verdicts, tuple(allocation.actions), devices, max_devices)
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """What a role wants, after all that concerns it alone."""
+class _RoleProposal:
+    """A role and its proposal, once the role's own restraints have been applied."""
 
     role: RoleWindow
-    wish: Proposal
+    proposal: Proposal
 
-    def because(self, more: str) -> _Claim:
-        return replace(self, wish=replace(self.wish, reason=f"{self.wish.reason}; {more}"))
+    def because(self, more: str) -> _RoleProposal:
+        return replace(self, proposal=replace(self.proposal, reason=f"{self.proposal.reason}; {more}"))
 
 
 @dataclass
-class _Round:
-    """Gives each claim what there is. `free` devices are left of the budget."""
+class _Allocation:
+    """Shares the budget among the roles' proposals. `free`: devices that are left of the budget."""
 
     options: PlannerOptions
     free: int
-    changes: list[Change] = field(default_factory=list)
-    told: list[_Claim] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    settled: list[_RoleProposal] = field(default_factory=list)
 
-    def settle(self, claims: list[_Claim]) -> None:
-        """Decode workers before prefill workers: a full KV cache stops the requests of both."""
-        short = [claim for claim in claims if claim.wish.wanted > 0]
-        spare = [claim for claim in claims if claim.wish.wanted < 0]
-        self.told = [claim for claim in claims if claim.wish.wanted == 0]
-        for claim in short:
-            giver = next((other for other in spare if self._can_turn(claim, other)), None)
+    def settle(self, proposals: list[_RoleProposal]) -> None:
+        """Choose the actions. Decode comes before prefill: a full KV cache stops the requests of both."""
+        short = [each for each in proposals if each.proposal.wanted > 0]
+        spare = [each for each in proposals if each.proposal.wanted < 0]
+        self.settled = [each for each in proposals if each.proposal.wanted == 0]
+        for each in short:
+            giver = next((other for other in spare if self._can_switch(each, other)), None)
             if giver is not None:
                 spare.remove(giver)
-                self._turn(claim, giver)
+                self._switch(each, giver)
             else:
-                self._add(claim)
-        for claim in spare:
-            self.changes.append(RemoveWorker(_victim(claim), claim.role.role))
-            self.told.append(claim)
-        self.told.sort(key=lambda claim: claim.role.role)
+                self._add(each)
+        for each in spare:
+            self.actions.append(RemoveWorker(_victim(each), each.role.role))
+            self.settled.append(each)
+        self.settled.sort(key=lambda each: each.role.role)
 
-    def _can_turn(self, short: _Claim, spare: _Claim) -> bool:
-        return {short.role.role, spare.role.role} <= _TURNABLE and bool(spare.role.routable)
+    def _can_switch(self, short: _RoleProposal, spare: _RoleProposal) -> bool:
+        return {short.role.role, spare.role.role} <= _SWITCHABLE and bool(spare.role.routable)
 
-    def _turn(self, short: _Claim, giver: _Claim) -> None:
+    def _switch(self, short: _RoleProposal, giver: _RoleProposal) -> None:
         watcher = _victim(giver)
-        self.changes.append(SwitchRole(watcher, giver.role.role, short.role.role))
-        self.told += [short.because(f"{watcher} is turned"), giver.because("one is turned")]
+        self.actions.append(SwitchRole(watcher, giver.role.role, short.role.role))
+        self.settled += [short.because(f"{watcher} switches to it"), giver.because("one switches its role")]
 
-    def _add(self, claim: _Claim) -> None:
-        role = claim.role
+    def _add(self, short: _RoleProposal) -> None:
+        role = short.role
         cost = _engine_devices(role, self.options)
         if cost > self.free:
-            self.told.append(claim.because(f"the budget has {max(self.free, 0)} devices left, {cost} needed"))
+            self.settled.append(short.because(f"the budget has {max(self.free, 0)} devices left, {cost} needed"))
             return
         self.free -= cost
-        self.changes.append(AddWorker(role.role, role.template))
-        self.told.append(claim)
+        self.actions.append(AddWorker(role.role, role.template))
+        self.settled.append(short)
 
 
-def _restrained(role: RoleWindow, wish: Proposal, history: History, options: PlannerOptions) -> Proposal:
-    """The wish, as far as the role's own minimum, its workers that start and its last change allow."""
+def _restrained(role: RoleWindow, proposal: Proposal, history: History, options: PlannerOptions) -> Proposal:
+    """Return the proposal as far as the role's minimum, its starting workers and its last action allow it."""
     staying, minimum = role.staying, options.min_gpu_budget
     held = sum(_held(worker.devices, role, options) for worker in staying)
-    if held < minimum and wish.wanted <= 0:
-        wish = replace(wish, wanted=1, reason=f"{held} devices, minimum {minimum} ({wish.reason})")
-    if wish.wanted and role.starting and not _starts_for_long(role, history):
+    if held < minimum and proposal.wanted <= 0:
+        proposal = replace(proposal, wanted=1, reason=f"{held} devices, minimum {minimum} ({proposal.reason})")
+    if proposal.wanted and role.starting and not _starts_for_long(role, history):
         names = ", ".join(worker.watcher for worker in role.starting)
-        return replace(wish, wanted=0, reason=f"{wish.reason}, but {names} is starting")
-    if wish.wanted and any(role.role in window.failed for window in history[-FAILED_INTERVALS:]):
-        return replace(wish, wanted=0, reason=f"{wish.reason}, but the last change failed")
-    if wish.wanted < 0:
-        leaving = next((worker for worker in staying if worker.watcher == wish.victim), None) or _last(role)
+        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but {names} is starting")
+    if proposal.wanted and any(role.role in window.failed for window in history[-FAILED_INTERVALS:]):
+        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the last action failed")
+    if proposal.wanted < 0:
+        leaving = next((worker for worker in staying if worker.watcher == proposal.victim), None) or _last(role)
         if leaving is None or held - _held(leaving.devices, role, options) < minimum:
-            return replace(wish, wanted=0, reason=f"{wish.reason}, but the minimum is {minimum}")
-        return replace(wish, victim=leaving.watcher)
-    return wish
+            return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the minimum is {minimum}")
+        return replace(proposal, victim=leaving.watcher)
+    return proposal
 
 
 def _last(role: RoleWindow) -> WorkerWindow | None:
     return max(role.routable, key=lambda worker: worker.rank, default=None)
 
 
-def _victim(claim: _Claim) -> str:
-    assert claim.wish.victim is not None, "a wish for one less, once restrained, names it"
-    return claim.wish.victim
+def _victim(spare: _RoleProposal) -> str:
+    assert spare.proposal.victim is not None, "a restrained proposal for one worker less names the worker"
+    return spare.proposal.victim
 
 
 def _starts_for_long(role: RoleWindow, history: History) -> bool:
@@ -148,10 +149,11 @@ def _devices(role: RoleWindow, options: PlannerOptions) -> int:
 
 
 def _held(devices: int, role: RoleWindow, options: PlannerOptions) -> int:
-    """Workers that take no device (a mocker may) count as an engine does, or there would be no end to them."""
+    """Return the devices that a worker counts for. One without devices (a mocker, say) counts like any engine of its
+    role: otherwise the budget would not limit the number of such workers."""
     return devices or options.devices_of_engine(role.role)
 
 
 def _engine_devices(role: RoleWindow, options: PlannerOptions) -> int:
-    """What one more worker takes; if the options say less than the workers there are, these are right."""
+    """Return the devices that one more worker takes. Running workers that hold more than the options say are right."""
     return max([options.devices_of_engine(role.role), *(worker.devices for worker in role.workers)])

@@ -1,4 +1,4 @@
-"""What one pull has found: who works, how loaded, what waits. What could not be read is None."""
+"""Observations: workers, their loads, and the prefill queue at a pull of the planner. What is unknown is None."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from dynamo_local.core.messages.presence import MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
 
 Standing = Literal["starting", "routable", "retiring"]
-"""starting: claimed, and not ready (yet, or again). retiring: drains, or its lease is revoked."""
+"""`starting`: the statefile has the worker, and it is not ready (yet, or again). `retiring`: the worker drains, or its
+lease is revoked."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the statefile says of a worker that runs, starts, restarts or ends (`retiring`)."""
+    """The statefile's entry of a worker that runs, starts, restarts or ends (`retiring`)."""
 
     watcher: str
     role: str
@@ -27,7 +28,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """One worker. `reading` is None if there is none, or only a stale one. `devices` are those that it holds."""
+    """A worker at one pull. `devices`: number that it holds. `reading`: its load, None if missing or stale."""
 
     watcher: str
     role: str
@@ -35,12 +36,12 @@ class WorkerSeen:
     devices: int
     reading: Reading | None = None
     kv_tokens: int | None = None
-    """Size of its KV cache, in tokens."""
+    """Size of the KV cache, in tokens."""
 
 
 @dataclass(frozen=True)
 class QueueReading:
-    """Prefill jobs that wait, and those that are with workers."""
+    """Numbers of prefill jobs: waiting in the queue, and in the hands of workers."""
 
     waiting: int
     in_hand: int
@@ -48,11 +49,10 @@ class QueueReading:
 
 @dataclass(frozen=True)
 class Observation:
-    """One pull. `at` is CLOCK_MONOTONIC, in seconds.
+    """The server at one pull. `at` is CLOCK_MONOTONIC, in seconds.
 
     `workers` are ordered by watcher, and None if the statefile or the bus could not be read. `templates` names, for
-    each role that the graph has, the service whose unsuffixed entry more workers are made from. `inventory` is how
-    many devices there are.
+    each role of the graph, the service whose unsuffixed entry new workers copy. `inventory`: number of devices.
     """
 
     at: float
@@ -60,16 +60,16 @@ class Observation:
     queue: QueueReading | None
     templates: Mapping[str, str]
     inventory: int | None = None
-    moves: MigrationCounts | None = None
-    """Of all frontends. Nothing is decided by them."""
+    migrations: MigrationCounts | None = None
+    """Migrations of all frontends, for recorders only: no policy reads them."""
 
     def of_role(self, role: str) -> tuple[WorkerSeen, ...]:
-        """Workers of that role; none if nothing is known."""
+        """Return the workers of that role; none if the workers are unknown."""
         return tuple(worker for worker in self.workers or () if worker.role == role)
 
     @property
     def devices(self) -> int | None:
-        """Devices that all workers hold together, those that start or leave included."""
+        """Number of devices that all workers hold together, starting and leaving ones included."""
         return None if self.workers is None else sum(worker.devices for worker in self.workers)
 
 
@@ -82,10 +82,10 @@ def observe(
     templates: Mapping[str, str],
     inventory: int | None = None,
 ) -> Observation:
-    """Put together what statefile (`claims`), presences and queue say.
+    """Combine statefile (`claims`), presences and queue into an observation.
 
-    `members` are all processes that are heard, `routable` those of them that may be given work. `claims` None: the
-    statefile, or the bus, could not be read.
+    `members`: all processes with a presence; `routable`: those of them that may be given work. `claims` is None if the
+    statefile or the bus could not be read.
     """
     members = tuple(members)
     heard = {presence.watcher: presence for presence in members}
@@ -97,7 +97,7 @@ def observe(
         queue=queue,
         templates=dict(templates),
         inventory=inventory,
-        moves=migrations_of(members),
+        migrations=migrations_of(members),
     )
 
 
@@ -107,7 +107,7 @@ def _seen(claim: Claim, presence: Presence | None, routable: Collection[str], at
     engine = presence.engine
     return WorkerSeen(
         watcher=claim.watcher,
-        # The process itself is ahead of the statefile, if anything.
+        # After a switch of roles the presence has the new role before the statefile has.
         role=presence.role if presence.role in ENGINE_ROLES else claim.role,
         standing="retiring" if claim.retiring else _standing(presence, routable),
         devices=claim.devices,

@@ -1,7 +1,6 @@
-"""The planner's options: each one once. Command line, configuration section and documentation are made from these.
+"""The planner's options. Command line, configuration section and documentation are generated from these fields.
 
-A field's metadata: `help`, and the bounds that are checked here. Raises ConfigError for what is out of them, and for
-combinations that cannot be kept to.
+A field's metadata has its `help` and its bounds. Values out of bounds and contradictory options raise ConfigError.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ def _option(
 
 @dataclass(frozen=True)
 class PlannerOptions:
-    """What the planner can be told. Times are seconds, budgets count devices: GPUs, or CPU slots where there are
-    none."""
+    """Options of the planner. Times are seconds. Budgets count devices: GPUs, or CPU slots where there are none."""
 
     served_model_name: str = _option("vllm", "Name of the model in recorded decisions and metrics.")
     no_operation: bool = _option(False, "Only observe: record decisions and change nothing.")
@@ -95,7 +93,7 @@ class PlannerOptions:
         at_most=86400,
     )
     change_timeout: float = _option(
-        300.0, "How long a change may take, in s. A new worker that is not ready by then is removed again.", above=0
+        300.0, "How long an action may take, in s. A new worker that is not ready by then is removed again.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -110,15 +108,15 @@ class PlannerOptions:
         _check_below("metric_pulling_interval", "adjustment_interval", self, equal=True)
 
     def devices_of_engine(self, role: str) -> int:
-        """Devices that an engine of that role takes."""
+        """Return the number of devices that an engine of that role takes."""
         return self.prefill_engine_num_gpu if role == PREFILL_ROLE else self.decode_engine_num_gpu
 
     def limits(self, inventory: int | None) -> DeviceLimits:
-        """Of all workers together, where there are so many devices (None: unknown)."""
+        """Return the limits on a machine with `inventory` devices (None: unknown)."""
         return DeviceLimits(self.max_gpu_budget if inventory is None else min(self.max_gpu_budget, inventory))
 
     def check_fits(self, devices: int) -> None:
-        """Raises ConfigError if what runs, or is to run, holds more devices than the budget has."""
+        """Raise ConfigError if `devices`, held by all workers together, exceed the budget of a planner that acts."""
         if not self.no_operation and devices > self.max_gpu_budget:
             raise ConfigError(
                 f"max-gpu-budget is {self.max_gpu_budget}, and the workers hold {devices} devices",
@@ -130,7 +128,7 @@ _BOUNDS = ("at_least", "above", "at_most")
 
 
 def key(name: str) -> str:
-    """A field's name as users spell it."""
+    """Return a field's name as users spell it: in kebab-case."""
     return name.replace("_", "-")
 
 

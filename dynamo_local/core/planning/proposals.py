@@ -1,4 +1,4 @@
-"""What a policy is: it says for one role whether there are too few workers or too many."""
+"""The interface of policies: a policy proposes for one role one more worker, one less, or neither."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dynamo_local.core.planning.window import History, RoleWindow, Window
 
 @dataclass(frozen=True)
 class Proposal:
-    """`wanted`: 1 one more worker, -1 one less, 0 neither. `victim` names the worker to go; None: the one with the
-    highest suffix."""
+    """A policy's answer for one role. `wanted`: 1 for one more worker, -1 for one less, 0 for neither. `reason` is a
+    sentence with numbers, `figures` the numbers by name. `victim` names the worker to remove (None: the one with the
+    highest suffix)."""
 
     wanted: int
     reason: str
@@ -23,13 +24,13 @@ class Proposal:
 
 
 class Policy(Protocol):
-    """Pure: the same arguments, the same wish. Knows neither budgets nor minimums."""
+    """A pure function from observations to a proposal for one role. Budgets and minimums are applied afterwards."""
 
     def __call__(self, role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal: ...
 
 
 def unread(role: RoleWindow) -> str | None:
-    """Why the load of the role is not known well enough to take a worker away. None: it is."""
+    """Return why the load of the role is not known well enough to remove a worker, or None if it is known."""
     if not role.routable:
         return "no worker is ready"
     if role.unread:
@@ -38,8 +39,8 @@ def unread(role: RoleWindow) -> str | None:
 
 
 def added_within(role: RoleWindow, history: History, intervals: int) -> bool:
-    """Whether a worker of the role became routable during the last so many intervals. Yes as well when nobody watched
-    for so long: the planner has only started."""
+    """Return whether a worker of the role became routable during the last `intervals` intervals. Also true if the
+    planner has not run for that long: a worker may have come just before it started."""
     if len(history) < intervals:
         return True
     then = [window.role(role.role) for window in history[-intervals:]]

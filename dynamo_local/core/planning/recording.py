@@ -1,4 +1,4 @@
-"""The port to whatever shows what the planner sees and does: event files, metrics, a terminal."""
+"""The port to whatever shows the planner's observations and decisions: event files, metrics, a terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dynamo_local.core.planning.observation import Observation
 
 
 class Recorder(Protocol):
-    """Told everything, in order, by one caller. Calls are quick, or hand over to a thread of the recorder's own."""
+    """Receives observations and decisions in order, from one caller. Calls return at once: slow writes belong in a
+    thread of the recorder."""
 
     def observed(self, observation: Observation) -> None:
-        """A pull has been made."""
+        """Record a pull."""
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """An adjustment is complete. `outcomes` belong to the decision's changes, in their order; there are none when
-        nothing is to be changed, or the planner only observes, and too few when it was ended meanwhile."""
+        """Record a decision. `outcomes` are those of the decision's actions, in their order: none if there are no
+        actions or the planner only observes, and fewer than actions if the planner was stopped meanwhile."""
 
     def close(self) -> None:
-        """Nothing more comes. Writes out what is left."""
+        """Write out what is left. No call follows."""

@@ -1,4 +1,4 @@
-"""What the pulls of one adjustment interval say together, and the intervals before it."""
+"""Aggregates the pulls of one adjustment interval into a window, and keeps a history of windows. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dynamo_local.core.planning.options import PlannerOptions
 
 @dataclass(frozen=True)
 class WorkerWindow:
-    """One worker as it was at the end of the interval, and means over its readings.
+    """A worker at the end of the interval, with means over its readings.
 
-    The means are None if it was not read in the last pull: what it said before may no longer hold.
+    The means are None if the last pull has no reading of the worker: earlier ones may no longer hold.
     """
 
     watcher: str
@@ -27,18 +27,18 @@ class WorkerWindow:
     last: Reading | None = None
     kv_usage: float | None = None
     pressure: float | None = None
-    """KV usage, where a moment at which requests waited counts as 1: whatever its cache says, such a worker has
-    no room for more (its batch is full, say)."""
+    """Mean KV usage, 0 to 1, where each moment with waiting requests counts as 1: such a worker has no room for more
+    whatever its KV usage, for example because its batch is full."""
     running: float | None = None
     waiting: float | None = None
     busy: float | None = None
-    """Share of the time for which it had requests without a token: a prefill worker's work."""
+    """Share of the time for which the worker had requests without a first token, 0 to 1."""
     head_tokens: float | None = None
-    """What the first request of its queue needs, in tokens; 0 at moments when none waited."""
+    """Mean size of the first waiting request, in tokens; moments without one count as 0."""
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Highest suffix last."""
+        """Sort key: by suffix, then by name."""
         return parse_watcher(self.watcher).index, self.watcher
 
     @property
@@ -48,7 +48,7 @@ class WorkerWindow:
 
 @dataclass(frozen=True)
 class RoleWindow:
-    """The workers of one role, ordered by watcher. `template`: the service that more of them are made from."""
+    """The workers of one role, ordered by watcher. `template`: the service that new workers of the role copy."""
 
     role: str
     template: str
@@ -67,17 +67,17 @@ class RoleWindow:
 
     @property
     def staying(self) -> tuple[WorkerWindow, ...]:
-        """All but those that leave."""
+        """Workers that are not retiring."""
         return tuple(worker for worker in self.workers if worker.standing != "retiring")
 
     @property
     def known(self) -> tuple[WorkerWindow, ...]:
-        """Those of the routable whose load is known."""
+        """Routable workers whose load is known."""
         return tuple(worker for worker in self.routable if worker.last is not None)
 
     @property
     def unread(self) -> tuple[WorkerWindow, ...]:
-        """Those of the routable whose load is not known."""
+        """Routable workers whose load is not known."""
         return tuple(worker for worker in self.routable if worker.last is None)
 
     @property
@@ -90,24 +90,24 @@ class RoleWindow:
 
     @property
     def waiting(self) -> float | None:
-        """Mean number of requests that wait at all its workers together."""
+        """Mean number of waiting requests, all workers of the role together."""
         return total(worker.waiting for worker in self.known)
 
     @property
     def in_flight(self) -> float | None:
-        """Mean number of requests at all its workers together."""
+        """Mean number of running and waiting requests, all workers of the role together."""
         return total(worker.in_flight for worker in self.known)
 
     @property
     def busy(self) -> float | None:
-        """Number of its workers that had requests, on average."""
+        """Mean number of workers of the role that were busy."""
         return total(worker.busy for worker in self.known)
 
 
 @dataclass(frozen=True)
 class QueueWindow:
-    """Waiting prefill jobs at the first and the last pull, and on average; `in_flight` counts those with workers
-    too."""
+    """Waiting prefill jobs at the first and the last pull, and on average. `in_flight`: mean number of waiting jobs and
+    of those in the hands of workers."""
 
     first: int
     last: int
@@ -119,8 +119,9 @@ class QueueWindow:
 class Window:
     """An adjustment interval, from `started` to `ended` (CLOCK_MONOTONIC, s).
 
-    `roles` are those that the graph has. None: statefile or bus could not be read at the last pull. `queue` is None if
-    it could not be read then, or there is none. `failed`: roles that were to be changed at its end, and were not.
+    `roles`: the roles of the graph; None if statefile or bus could not be read at the last pull. `queue`: None if the
+    queue could not be read then, or the graph has none. `inventory`: number of devices. `failed`: roles whose action at
+    the end of the interval failed.
     """
 
     started: float
@@ -139,11 +140,11 @@ History = tuple[Window, ...]
 """Earlier windows, newest last."""
 
 KEPT_WINDOWS = 8
-"""At least as many are remembered; policies that look further back say so by their options."""
+"""Minimum number of windows in a history; options of some policies ask for more."""
 
 
 def remember(history: History, window: Window, options: PlannerOptions) -> History:
-    """The history with one more window, without what no policy looks at any more."""
+    """Append a window to the history, and drop windows that no policy looks at any more."""
     since = window.ended - options.concurrency_window
     longer = (*history, window)
     kept = max(KEPT_WINDOWS, options.freeness_hold_intervals)
@@ -151,7 +152,7 @@ def remember(history: History, window: Window, options: PlannerOptions) -> Histo
 
 
 def aggregate(pulls: Sequence[Observation]) -> Window:
-    """The window of these pulls, of which there is at least one, oldest first."""
+    """Return the window of at least one pull, oldest first."""
     last = pulls[-1]
     return Window(
         started=pulls[0].at,
@@ -203,11 +204,11 @@ def _worker(seen: WorkerSeen, pulls: Sequence[Observation]) -> WorkerWindow:
 
 
 def _busy(read: Sequence[tuple[float, Reading]]) -> float | None:
-    """From the first reading to the last. (How often a worker was seen at work says little: it tells its load at the
-    end of a step, and most prefills end with one.)"""
+    """Return the share of the time with unfinished prefills, 0 to 1, from the growth of `prefill_s` between the first
+    and the last reading. Sampling would be wrong: loads are reported at the end of a step, when most prefills end."""
     (begin, first), (end, last) = read[0], read[-1]
     if first.prefill_s is None or last.prefill_s is None or end <= begin or last.prefill_s < first.prefill_s:
-        # Not told, nothing new, or another process than at first.
+        # The engine does not report prefill time, sent no new load, or restarted and counts from 0 again.
         return mean(float(reading.running + reading.waiting > 0) for _, reading in read)
     return min((last.prefill_s - first.prefill_s) / (end - begin), 1.0)
 
@@ -224,12 +225,12 @@ def _queue(readings: Sequence[QueueReading | None]) -> QueueWindow | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is. Independent of their order."""
+    """Return the mean of the known values, or None if none is known. Does not depend on their order."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is. Independent of their order."""
+    """Return the sum of the known values, or None if none is known. Does not depend on their order."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if known else None

@@ -1,4 +1,4 @@
-"""Reading streamed completions, and what servers say when they refuse."""
+"""Reads streamed completions and error answers of an OpenAI API."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it brings tokens. The text of a completion may be empty where a character needs more than one; a
-        chat's first chunk, which only names the role, and its last, which only says why it ended, bring none."""
+        """Whether the choice has tokens. The text of a token may be empty, where a character has several tokens. The
+        first chunk of a chat (role) and the last one (finish reason) have none."""
         if self.token_ids is not None:
             return bool(self.token_ids)
         if self.delta is None:
@@ -55,7 +55,7 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 class AnswerReader:
-    """Takes the body of one answer as it comes, and fills its record. `now` counts as the record's other times do."""
+    """Reads the body of an answer in parts, and fills its record. `now` has the same origin as the record's times."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -66,7 +66,7 @@ class AnswerReader:
         self._finished = False
 
     def take(self, data: bytes, now: float) -> None:
-        """Raises ExchangeError for an error in the stream, and for what is no stream."""
+        """Read a part of the body. Raises ExchangeError for an error in the stream, and for an invalid stream."""
         for event in self._events.feed(data):
             if event == b"[DONE]":
                 self._finished = True
@@ -74,7 +74,7 @@ class AnswerReader:
             try:
                 chunk = _decoder.decode(event)
             except msgspec.DecodeError as error:
-                raise ExchangeError("bad answer", f"an event is no completion: {error}") from error
+                raise ExchangeError("bad answer", f"an event is not a completion: {error}") from error
             if chunk.error is not None or chunk.object == "error":
                 raise ExchangeError("error in the stream", _shortened(_message(chunk.error or chunk.message)))
             self._note(chunk, now)
@@ -91,7 +91,7 @@ class AnswerReader:
             self._finished = self._finished or choice.finish_reason is not None
 
     def end(self) -> None:
-        """The body is complete. Raises ExchangeError if the answer is not."""
+        """Finish at the end of the body. Raises ExchangeError if the answer is not complete."""
         record = self._record
         if not self._finished:
             raise ExchangeError("broken off", "the stream ended without an end of the answer")
@@ -105,7 +105,7 @@ class AnswerReader:
 
 
 def refusal(status: int, body: bytes) -> ExchangeError:
-    """What to make of a status that is not 200."""
+    """Return the error for an answer with another status than 200."""
     try:
         said = _message(msgspec.json.decode(body))
     except msgspec.DecodeError:
@@ -114,7 +114,7 @@ def refusal(status: int, body: bytes) -> ExchangeError:
 
 
 def _message(said: Any) -> str:
-    """The sentence in an error of OpenAI's shape, or of another."""
+    """Return the message in an error of OpenAI's shape, or of another one."""
     while isinstance(said, dict):
         said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), None) or str(said)
     return str(said)

@@ -12,11 +12,11 @@ _MAX_CHUNK_HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Head:
-    """What the head of an answer says about its body."""
+    """The fields of an answer's head that describe its body."""
 
     status: int
     length: int | None
-    """Bytes of the body, if it is said."""
+    """Length of the body in bytes, if the head has it."""
     chunked: bool
     keeps_alive: bool
 
@@ -26,7 +26,7 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """Raises ValueError."""
+    """Parse the head of an answer. Raises ValueError."""
     status_line, *lines = raw.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
@@ -42,19 +42,19 @@ def parse_head(raw: bytes) -> Head:
 
 
 class Body:
-    """Takes the bytes after a head, gives those of the body."""
+    """Decodes the bytes after a head into those of the body."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._left = head.length
         """Bytes still to come, if their number is known."""
         self._rest = b""
-        """Of a chunk that is not there as a whole."""
+        """Bytes of a chunk that has not arrived completely."""
         self._ending = False
         self.complete = head.length == 0
 
     def feed(self, data: bytes) -> bytes:
-        """What is there of the body now. Raises ValueError for what is no chunk."""
+        """Decode the next bytes, and return the part of the body in them. Raises ValueError for an invalid chunk."""
         if self._head.ends_with_connection:
             return data
         if self._head.chunked:
@@ -90,7 +90,7 @@ class Body:
 
 
 class Events:
-    """Takes bytes of a stream of server-sent events, gives the data of those that are whole."""
+    """Splits a stream of server-sent events, and returns the data of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -103,7 +103,7 @@ class Events:
 
 
 def _data_of(event: bytes) -> bytes:
-    """The lines of data, joined; comments and other fields are skipped."""
+    """Return the data lines of an event, joined; comments and other fields are skipped."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = (line.removesuffix(b"\r") for line in event.split(b"\n"))

@@ -1,6 +1,6 @@
-"""HTTP/1.1 connections that cost little: one request at a time on each, and those that are free are used again.
+"""A small HTTP/1.1 client: one request at a time on each connection, and free connections are reused.
 
-An own client, since the base install has none, and because client and server often share a machine's cores here.
+The base install has no HTTP client, and this one uses little CPU, which matters where client and server share cores.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from dynamo_local.load.errors import ExchangeError
 from dynamo_local.load.http.body import MAX_HEAD_BYTES, Body, Head, parse_head
 
 IDLE_S = 2.0
-"""A connection unused for longer is not used again: servers close them after 5 s and more, and a request must not
-meet that."""
+"""Time after which an unused connection is closed, in seconds. Servers close theirs after 5 s or more, which would fail
+a request sent at that moment."""
 
 _MAX_REFUSAL_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 
 Sink = Callable[[bytes, float], None]
-"""Takes a part of the body, and the time (`time.monotonic`) of its arrival. May raise ExchangeError."""
+"""Receives a part of the body and the time of its arrival (`time.monotonic`). May raise ExchangeError."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The end of an exchange. The body of a status other than 200; the others went to the sink."""
+    """The answer of an exchange. `body` is empty for status 200: then the sink has received it."""
 
     status: int
     body: bytes
 
 
 class _Exchange(asyncio.Protocol):
-    """A connection with these bounds."""
+    """A connection that runs one exchange at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,7 +60,8 @@ class _Exchange(asyncio.Protocol):
             self._fail(ExchangeError("disconnected", f"the connection was lost: {exc or 'closed by the server'}"))
 
     async def exchange(self, request: bytes, sink: Sink) -> Answer:
-        """Send, and wait for the end of the answer. Raises ExchangeError. Cancelled, it closes the connection."""
+        """Send a request, and wait for the end of its answer. A cancellation closes the connection. Raises
+        ExchangeError."""
         assert self._transport is not None
         self._sink, self._head, self._body = sink, None, None
         self._done = self._loop.create_future()
@@ -96,7 +97,7 @@ class _Exchange(asyncio.Protocol):
             end = self._raw_head.find(_END_OF_HEAD)
             if end < 0:
                 if len(self._raw_head) > MAX_HEAD_BYTES:
-                    raise ValueError("an endless head")
+                    raise ValueError("the head is too long")
                 return
             self._head = parse_head(bytes(self._raw_head[:end]))
             data = bytes(self._raw_head[end + len(_END_OF_HEAD) :])
@@ -125,7 +126,7 @@ class _Exchange(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to one server."""
+    """The connections to one server."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, connect_timeout_s: float = 30.0) -> None:
         self._host, self._port, self._tls = host, port, tls
@@ -144,7 +145,7 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Close those that are free. The others close when what they do is cancelled."""
+        """Close the free connections. A connection in use closes when its exchange is cancelled."""
         while self._idle:
             self._idle.pop().close()
 

@@ -1,4 +1,4 @@
-"""The server under load: its address, what it is asked, and what it tells about itself beforehand."""
+"""The API of the server under load: its address, its requests, and queries for its model and tokens."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from dynamo_local.load.workload.prompts import WORDS
 
 _PATIENCE_S = 30.0
 _OURS = ("max_tokens", "messages", "model", "prompt", "stream")
-"""Fields of a request that the load itself sets."""
+"""Fields of a request that the load sets itself."""
 
 SAFE_TOKENS = range(100, 1000)
-"""Taken for ordinary tokens of any vocabulary, if the server does not tell of its own."""
+"""Token ids used if the server has no `/tokenize`: ordinary tokens in most vocabularies."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the API is, and the key to it."""
+    """The address of the API, and its key."""
 
     host: str
     port: int
     is_tls: bool
     path: str
-    """Before /v1, without a slash at its end."""
+    """Path before /v1, without a final slash."""
     key: str | None = None
 
     @property
@@ -45,7 +45,7 @@ class Endpoint:
         return Connections(self.host, self.port, ssl.create_default_context() if self.is_tls else None)
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"{method} {self.path}{path} HTTP/1.1",
@@ -59,20 +59,20 @@ class Endpoint:
 
 
 def parse_url(url: str, key: str | None = None) -> Endpoint:
-    """The endpoint at http://HOST:PORT, with or without /v1 at its end. Raises UsageError."""
+    """Parse an address http://HOST:PORT, with or without /v1 at its end. Raises UsageError."""
     remedy = "write for example http://127.0.0.1:8000"
     try:
         parts = urlsplit(url)
         port = parts.port
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise UsageError(f"{url!r} is no address: {error}", remedy) from error
+        raise UsageError(f"{url!r} is not an address: {error}", remedy) from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} is no address of an API", remedy)
+        raise UsageError(f"{url!r} is not the address of an API", remedy)
     if parts.username is not None or parts.password is not None:
         raise UsageError("the address holds a password", "give keys with --api-key-file or OPENAI_API_KEY")
     if not f"{parts.hostname}{parts.path}".isascii() or any(sign.isspace() for sign in url):
-        raise UsageError(f"{url!r} is no address of an API", remedy)
+        raise UsageError(f"{url!r} is not the address of an API", remedy)
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError("the API key has characters that no header can carry", "look at its file")
     is_tls = parts.scheme == "https"
@@ -82,16 +82,16 @@ def parse_url(url: str, key: str | None = None) -> Endpoint:
 
 @dataclass(frozen=True)
 class Asking:
-    """How requests are made of prompts."""
+    """The form of the requests that carry prompts."""
 
     model: str
     is_chat: bool
     ignore_eos: bool
     extra: Mapping[str, Any]
-    """More fields of each request."""
+    """Additional fields of each request."""
 
     def template(self) -> tuple[str, bytes]:
-        """The path, and the body up to where the prompt begins. Raises UsageError."""
+        """Return the path, and the body up to the prompt. Raises UsageError for a field that the load sets itself."""
         if taken := sorted(set(_OURS) & set(self.extra)):
             raise UsageError(f"{taken[0]} is set by the load itself", "leave it out of --body")
         fields: dict[str, Any] = {
@@ -108,7 +108,7 @@ class Asking:
         return "/v1/completions", begin + b',"prompt":'
 
     def end(self, output_tokens: int) -> bytes:
-        """The body from where the prompt ends."""
+        """Return the body after the prompt."""
         return (b"}]" if self.is_chat else b"") + b',"max_tokens":%d}' % output_tokens
 
 
@@ -143,7 +143,7 @@ async def find_model(connections: Connections, endpoint: Endpoint, wanted: str |
 
 
 async def find_tokens(connections: Connections, endpoint: Endpoint, model: str) -> Sequence[int] | None:
-    """Tokens that the model's tokenizer makes of words, by the `/tokenize` that vLLM has; None without it."""
+    """Return ids of ordinary tokens: those of common words, by vLLM's `/tokenize`. None if the server has none."""
     body = msgspec.json.encode({"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False})
     try:
         answer = await ask(connections, endpoint.request("POST", "/tokenize", body))

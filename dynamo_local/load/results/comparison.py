@@ -1,4 +1,4 @@
-"""Two runs, side by side."""
+"""Compares the figures of two runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PER_REQUEST: dict[str, Callable[[Record], float | None]] = {
     "itl_s": lambda record: record.itl_s,
     "e2e_s": lambda record: record.e2e_s,
 }
-"""One value a request: these can be resampled. The gaps within one answer depend on each other."""
+"""Latencies with one value for each request. These can be resampled; gaps within an answer depend on each other."""
 
 _RATES = {
     "completed_per_s": "requests completed/s",
@@ -29,24 +29,24 @@ _RATES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure of both runs. Latencies in seconds."""
+    """A figure of both runs. Latencies are in seconds."""
 
     figure: str
     first: float | None
     second: float | None
     ratio: float | None
-    """Of the second to the first; None without both, or where the first is 0."""
+    """Ratio of the second to the first; None if one is missing or the first is 0."""
     interval: Interval | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True):
     rows: list[Row]
     differing: dict[str, tuple[Any, Any]]
-    """Settings in which the runs differ: figures may differ because of them."""
+    """Settings in which the runs differ, and which may explain different figures."""
 
 
 def compare(first: Run, second: Run, draw: random.Random) -> Comparison:
-    """Latencies by their quantiles, rates, and goodput."""
+    """Compare quantiles of latencies, rates, and goodput. `draw` drives the bootstrap."""
     rows = [_row(label, getattr(first.figures, name), getattr(second.figures, name)) for name, label in _RATES.items()]
     rows.append(_row("failed requests", first.figures.failed, second.figures.failed))
     rows.append(_row("goodput, share", *(_goodput(run.figures) for run in (first, second))))
@@ -61,7 +61,7 @@ def compare(first: Run, second: Run, draw: random.Random) -> Comparison:
 
 
 def as_text(comparison: Comparison) -> str:
-    """A table; latencies in milliseconds."""
+    """Return the comparison as a table, with latencies in milliseconds."""
     cells = [_cells(row) for row in comparison.rows if row.first is not None or row.second is not None]
     lines = [aligned([["", "A", "B", "B / A", "95 % interval"], *cells])]
     if comparison.differing:

@@ -1,4 +1,4 @@
-"""What a load brought: the figures of the report, computed from its records."""
+"""Computes the figures of a run from its records."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from dynamo_local.load.results.records import CUT_OFF, Record
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """How much of the load was served as the objective wants it."""
+    """Goodput: the requests that kept the objective."""
 
     objective: str
     good: int
     share: float
-    """Of all requests that were to be sent, failed ones included; cut-off ones are left out."""
+    """Share of all planned requests, 0 to 1. Failed requests count as not good; cut-off ones are left out."""
     per_s: float
     missed: dict[str, int]
-    """Completed requests that took too long, by the limit."""
+    """Number of completed requests that exceeded a limit, by limit."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Of all requests planned after the warm-up. Latencies are of completed requests, in seconds."""
+    """Figures of the requests planned after the warm-up. Latencies are those of completed requests, in seconds."""
 
     planned: int
     completed: int
     failed: int
     cut_off: int
-    """Under way when the load was interrupted. They count in nothing else."""
+    """Number of requests in flight when the load was interrupted. No other figure counts them."""
     errors: dict[str, int]
     most_at_once: int
     arrivals_s: float
-    """How long requests were being sent, after the warm-up."""
+    """Time for which requests were sent after the warm-up."""
     wall_s: float
-    """From the end of the warm-up to the end of the last answer, or of the time of sending if that is later."""
+    """Time from the end of the warm-up to the end of the last answer or of the sending, whichever is later."""
     offered_per_s: float
-    """Requests planned, per second of the time in which they were sent."""
+    """Planned requests per second of `arrivals_s`."""
     completed_per_s: float
-    """Of the wall time, as the rates of tokens."""
+    """Completed requests per second of `wall_s`, to which the rates of tokens refer too."""
     input_tokens_per_s: float
     output_tokens_per_s: float
     tokens_per_chunk: float | None
@@ -51,14 +51,14 @@ class Figures(msgspec.Struct, frozen=True):
     gap_s: Spread | None
     e2e_s: Spread | None
     lag_s: Spread | None
-    """Of all requests that were sent."""
+    """Lag of all requests that were sent."""
     goodput: Goodput | None = None
 
 
 def figures(
     records: Sequence[Record], begin_s: float, arrivals_end_s: float, objective: Objective | None = None
 ) -> Figures:
-    """Of the records planned from `begin_s` on; sending ended at `arrivals_end_s`."""
+    """Compute the figures of the requests planned from `begin_s` on. Sending ended at `arrivals_end_s`."""
     counted = [record for record in records if record.at_s >= begin_s]
     completed = [record for record in counted if record.is_completed]
     arrivals_s = max(arrivals_end_s - begin_s, 0.0)
@@ -90,7 +90,7 @@ def figures(
 
 
 def goodput(counted: Sequence[Record], objective: Objective, wall_s: float) -> Goodput:
-    """A failed request is not good, whatever it failed of."""
+    """Compute the goodput. Failed requests are not good, whatever the cause."""
     judged = [record for record in counted if record.error != CUT_OFF]
     misses = [objective.missed(record) for record in judged if record.is_completed]
     good = sum(not missed for missed in misses)
@@ -104,9 +104,9 @@ def goodput(counted: Sequence[Record], objective: Objective, wall_s: float) -> G
 
 
 def most_at_once(records: Iterable[Record]) -> int:
-    """The largest number of requests under way together."""
+    """Return the maximum number of requests in flight at a time."""
     spans = [(record.sent_s, record.ended_s) for record in records if record.sent_s is not None]
-    # At the same instant ends come first: one that follows another does not overlap it.
+    # At the same instant ends sort before begins: a request that follows another one does not overlap it.
     changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans if end is not None])
     return max(itertools.accumulate(change for _, change in changes), default=0)
 

@@ -1,4 +1,4 @@
-"""The file of a run: what was asked, what came of it, and every request, so that figures can be computed anew."""
+"""The file of a run: settings, figures, and the record of every request, to recompute figures from."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ FORMAT = 1
 
 
 class Run(msgspec.Struct):
-    """One load, as it is saved."""
+    """A run, as it is saved."""
 
     settings: dict[str, Any]
-    """What was asked, the seed included: with it the same load can be sent again."""
+    """The given options and the seed: with them the same load can be sent again."""
     figures: Figures
     notes: list[str]
-    """What to bear in mind when reading the figures."""
+    """Sentences that qualify the figures."""
     warmup_s: float
     interrupted: bool
     client_cpu_share: float
-    """Of one core, used by the generator."""
+    """Share of one core that the generator used, 0 to 1."""
     requests: list[Record]
     format: int = FORMAT
 
 
 def encode(run: Run) -> bytes:
-    """Times to the microsecond: there is no more to them."""
+    """Encode a run as JSON. Times are rounded to microseconds."""
     return msgspec.json.encode(_rounded(msgspec.to_builtins(run))) + b"\n"
 
 
 def read(path: Path) -> Run:
-    """Raises UsageError."""
+    """Read the file of a run. Raises UsageError."""
     try:
         run = msgspec.json.decode(path.read_bytes(), type=Run)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is no result of `dynamo load --json`: {error}") from error
+        raise UsageError(f"{path} is not a file of `dynamo load --json`: {error}") from error
     if run.format != FORMAT:
         raise UsageError(f"{path} has format {run.format}, this version reads {FORMAT}")
     return run

@@ -1,4 +1,4 @@
-"""Service level objectives: which answers were good enough."""
+"""Service level objectives: limits of an answer's latencies."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SYNTAX = "ttft=500ms,itl=50ms; also gap (longest silence between two chunks) and
 
 @dataclass(frozen=True)
 class Objective:
-    """No request may take longer than each of these, in seconds."""
+    """Limits of latencies that an answer must keep. `limits_s`: pairs of a latency's name and its limit in seconds."""
 
     limits_s: tuple[tuple[str, float], ...]
 
     def missed(self, record: Record) -> tuple[str, ...]:
-        """The limits that a completed request did not keep. One it has no value for (the gap of a single token) is
-        kept, but there is no answer without a first token."""
+        """Return the limits that a completed request did not keep. A limit on a latency that the request does not have
+        (gaps of an answer with one token) counts as kept, but a missing first token does not."""
         values = ((name, limit_s, _MEASURES[name](record)) for name, limit_s in self.limits_s)
         return tuple(
             name for name, limit_s, value in values if (value > limit_s if value is not None else name == "ttft")
@@ -42,11 +42,11 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Raises UsageError."""
+    """Parse an objective such as `ttft=500ms,itl=50ms`. Raises UsageError."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, equals, limit = (piece.strip() for piece in part.partition("="))
         if name not in _MEASURES or not equals or name in limits:
-            raise UsageError(f"{part.strip()!r} is no objective", f"write {SYNTAX}")
+            raise UsageError(f"{part.strip()!r} is not an objective", f"write {SYNTAX}")
         limits[name] = parse_duration(limit)
     return Objective(tuple(limits.items()))

@@ -1,4 +1,4 @@
-"""Quantiles, and how sure the ratio of two of them is."""
+"""Quantiles, and confidence intervals of ratios of quantiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How values are spread."""
+    """Mean, quantiles and maximum of a set of values."""
 
     count: int
     mean: float
@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An estimate, and the interval that holds it with `CONFIDENCE`."""
+    """An estimate, and its confidence interval at level `CONFIDENCE`."""
 
     low: float
     estimate: float
@@ -34,8 +34,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, interpolated. The values must be in order. Raises
-    ValueError without values."""
+    """Return the quantile at `share` (0 to 1) of ascending values, interpolated. Raises ValueError without values."""
     if not ordered:
         raise ValueError("no values, no quantile")
     place = share * (len(ordered) - 1)
@@ -45,22 +44,22 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """None without values: nothing was measured, which is not 0."""
+    """Return the spread of the values; None without values."""
     if not values:
         return None
     ordered = sorted(values)
     mean = math.fsum(ordered) / len(ordered)
-    # fsum rounds once; its quotient may still fall out of the range by the last bit.
+    # fsum rounds once, but the quotient may leave the range of the values by the last bit.
     within = min(max(mean, ordered[0]), ordered[-1])
     quantiles = {name: quantile(ordered, share) for name, share in SHARES.items()}
     return Spread(count=len(ordered), mean=within, max=ordered[-1], **quantiles)
 
 
 def resampled(ordered: Sequence[float], share: float, draw: random.Random) -> float:
-    """One bootstrap replicate of a quantile: what a resample of the values with replacement has there.
+    """Return a bootstrap replicate of a quantile: the quantile of a resample of the values with replacement.
 
-    Without the resample: the k-th of n uniform numbers in order is distributed as Beta(k, n + 1 - k) (David and
-    Nagaraja, Order Statistics, section 2.3), and so is the rank of the value that a resample has in the k-th place.
+    No resample is drawn: the k-th smallest of n uniform numbers has the distribution Beta(k, n + 1 - k) (David and
+    Nagaraja, Order Statistics, section 2.3), and so has the relative rank of the k-th smallest value of a resample.
     """
     size = len(ordered)
     place = max(1, math.ceil(share * size))
@@ -71,12 +70,12 @@ def resampled(ordered: Sequence[float], share: float, draw: random.Random) -> fl
 def ratio_of_quantiles(
     first: Sequence[float], second: Sequence[float], share: float, draw: random.Random
 ) -> Interval | None:
-    """The quantile of the second sample over that of the first, with a percentile bootstrap interval (Efron and
-    Tibshirani, An Introduction to the Bootstrap, chapter 13). None if either has no values, or the first has zeros
-    where it counts.
+    """Return the ratio of the second sample's quantile to the first's, with a percentile bootstrap interval (Efron and
+    Tibshirani, An Introduction to the Bootstrap, chapter 13). None if a sample is empty, or if quantiles of the
+    first are 0.
 
-    The values count as independent. Latencies of requests that queued behind each other are not, quite: the interval
-    is then too narrow.
+    The values are taken as independent. Latencies of requests that queued behind each other are not: then the interval
+    is too narrow.
     """
     first, second = sorted(first), sorted(second)
     if not first or not second or not quantile(first, share) > 0:
@@ -85,5 +84,5 @@ def ratio_of_quantiles(
     ratios = sorted(above / below if below > 0 else math.inf for above, below in pairs)
     tail = (1 - CONFIDENCE) / 2
     estimate = quantile(second, share) / quantile(first, share)
-    # By whole ranks: interpolating towards infinity gives no number.
+    # Whole ranks only: interpolation towards infinity gives NaN.
     return Interval(ratios[int(tail * (RESAMPLES - 1))], estimate, ratios[math.ceil((1 - tail) * (RESAMPLES - 1))])

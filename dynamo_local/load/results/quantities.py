@@ -1,4 +1,4 @@
-"""Quantities as the command line writes them, and as the report shows them."""
+"""Parses quantities of the command line, and formats them for the report."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "90", "90s", "250ms", "5m" or "1h". Raises UsageError."""
+    """Parse a duration such as "90", "90s", "250ms", "5m" or "1h" into seconds. Raises UsageError."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text.strip()[len(number) :] or "s"
     if unit not in _UNITS_S:
-        raise UsageError(f"{text!r} is no duration", "write for example 90s, 250ms, 5m or 1h")
+        raise UsageError(f"{text!r} is not a duration", "write for example 90s, 250ms, 5m or 1h")
     return parse_number(number, "duration", above=0) * _UNITS_S[unit]
 
 
 def parse_number(text: str, what: str, *, above: float | None = None, at_least: float | None = None) -> float:
-    """A finite number within its limits. Raises UsageError."""
+    """Parse a finite number within the limits. `what` names it in errors. Raises UsageError."""
     try:
         value = float(text)
     except ValueError as error:
-        raise UsageError(f"{what}: {text!r} is no number") from error
+        raise UsageError(f"{what}: {text!r} is not a number") from error
     if not math.isfinite(value):
         raise UsageError(f"{what} must be finite, not {text}")
     if above is not None and value <= above:
@@ -34,14 +34,14 @@ def parse_number(text: str, what: str, *, above: float | None = None, at_least: 
 
 
 def parse_count(text: str, what: str) -> int:
-    """A whole number of at least 1. Raises UsageError."""
+    """Parse a whole number of at least 1. `what` names it in errors. Raises UsageError."""
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise UsageError(f"{what} must be a whole number of at least 1, not {text!r}")
     return int(text)
 
 
 def shown_duration(seconds: float) -> str:
-    """As short as it can be read back."""
+    """Return the shortest text that `parse_duration` reads back."""
     if seconds < 1:
         return f"{seconds * 1e3:g}ms"
     return f"{seconds:g}s"

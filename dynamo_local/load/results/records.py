@@ -1,4 +1,4 @@
-"""What became of each request, and the latencies that follow from it."""
+"""The record of a request: its times and tokens, and the latencies that follow from them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ CUT_OFF = "cut off"
 
 
 class Record(msgspec.Struct):
-    """One request. Times are seconds since the start of the load."""
+    """The record of a request. Times are seconds since the start of the load."""
 
     at_s: float
-    """When it was to be sent."""
+    """Planned time of sending."""
     input_tokens: int
-    """Asked for; with text it is words."""
+    """Length of the prompt; in words if prompts are text."""
     output_tokens: int
-    """Asked for."""
+    """Requested length of the answer."""
     sent_s: float | None = None
-    """When it was sent, a new connection's set-up included; None if it never was."""
+    """Time of sending, before a new connection is set up; None if the request was not sent."""
     chunks_s: list[float] = msgspec.field(default_factory=list)
-    """When each chunk with tokens arrived. A server may put several tokens into one."""
+    """Time of arrival of each chunk with tokens. A chunk may have several tokens."""
     ended_s: float | None = None
-    """When the answer was complete, or failed."""
+    """Time at which the answer was complete, or failed."""
     tokens: int = 0
-    """Of the answer: as the server counts them, or else its chunks."""
+    """Length of the answer by the server's count, or else the number of chunks."""
     prompt_tokens: int | None = None
-    """As the server counts them, if it does."""
+    """Length of the prompt by the server's count, if there is one."""
     error: str = ""
-    """Kind of the failure, for counting; empty if there was none."""
+    """Kind of the failure; empty if there was none."""
     detail: str = ""
     """The failure in words."""
 
@@ -49,34 +49,34 @@ class Record(msgspec.Struct):
 
     @property
     def lag_s(self) -> float | None:
-        """How much later than planned it was sent: the generator's fault, never the server's."""
+        """Delay of the sending against its plan, caused by the generator and not by the server."""
         return None if self.sent_s is None else self.sent_s - self.at_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, from the sending."""
+        """Time from the sending to the first token."""
         return self.chunks_s[0] - self.sent_s if self.chunks_s and self.sent_s is not None else None
 
     @property
     def e2e_s(self) -> float | None:
-        """From the sending to the end of the answer."""
+        """Time from the sending to the end of the answer."""
         return None if self.ended_s is None or self.sent_s is None else self.ended_s - self.sent_s
 
     @property
     def itl_s(self) -> float | None:
-        """Time from token to token, the mean over this answer; None with fewer than two tokens."""
+        """Mean time from token to token of this answer; None with fewer than two tokens."""
         if self.tokens < 2 or not self.chunks_s:
             return None
         return (self.chunks_s[-1] - self.chunks_s[0]) / (self.tokens - 1)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Each silence between two chunks: what a reader of the stream sees."""
+        """Times between consecutive chunks, as a reader of the stream sees them."""
         return [later - earlier for earlier, later in itertools.pairwise(self.chunks_s)]
 
 
 class Completion(Record):
-    """One completion by itself, of which the tokens are kept if the server tells them (`return_token_ids`)."""
+    """A completion whose token ids are kept, if the server returns them (`return_token_ids`)."""
 
     # Not planned: known when it is sent.
     at_s: float = 0.0

@@ -19,7 +19,7 @@ MEASURES = {
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, the first to the left, the others to the right."""
+    """Return the rows as lines with columns: the first aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
@@ -27,13 +27,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three or more digits that count."""
+    """Return the time in milliseconds, with at least three significant digits."""
     value = seconds * 1e3
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def report(run: Run) -> str:
-    """All there is to say about a run."""
+    """Return the report of a run."""
     figures = run.figures
     parts = ["\n".join([*_head(run), "", *_counts(figures)]), _latencies(figures)]
     if figures.goodput is not None:
@@ -86,6 +86,6 @@ def _goodput(figures: Figures) -> str:
 
 
 def _errors(run: Run) -> str:
-    """Each kind with one example."""
+    """Return the kinds of errors, each with its number and an example."""
     examples = {record.error: record.detail for record in reversed(run.requests)}
     return "\n".join(f"failed    {count} {kind}: {examples[kind]}" for kind, count in run.figures.errors.items())

@@ -1,4 +1,4 @@
-"""When requests arrive: point processes on the time line."""
+"""Arrival times of requests, as point processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SYNTAX = "5, constant:5, gamma:5:2.5 (rate and coefficient of variation) or sine
 
 
 class Arrivals(Protocol):
-    """A process that goes on for ever."""
+    """An infinite arrival process."""
 
     def times(self, draw: random.Random) -> Iterator[float]:
-        """Seconds since the start, never falling, without end."""
+        """Yield arrival times in seconds since the start, ascending and without end."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One every 1 / rate seconds, the first at once."""
+    """An arrival every 1 / rate seconds, the first at 0."""
 
     rate: float
 
@@ -42,7 +42,7 @@ class Constant:
 class Gamma:
     """A renewal process whose gaps have mean 1 / rate and the coefficient of variation `cv`.
 
-    cv 1 is the Poisson process, independent users; above it requests come in bursts, below it more evenly.
+    With cv 1 it is the Poisson process (independent users); above 1 requests come in bursts, below 1 more evenly.
     """
 
     rate: float
@@ -62,7 +62,7 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Sinusoid:
-    """A Poisson process whose rate swings between two values, rising first from their mean.
+    """A Poisson process whose rate is a sine between two values, rising from their mean at the start.
 
     Drawn by thinning (Lewis and Shedler, Simulation of nonhomogeneous Poisson processes by thinning, 1979).
     """
@@ -87,7 +87,7 @@ class Sinusoid:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Raises UsageError."""
+    """Parse a rate such as `5`, `constant:5` or `sine:1-10:60s`. Raises UsageError."""
     kind, *rest = text.split(":") if ":" in text else ("poisson", text)
     match kind, rest:
         case "poisson", [rate]:
@@ -102,7 +102,7 @@ def parse_arrivals(text: str) -> Arrivals:
             if swing.low > swing.high:
                 raise UsageError(f"the lower rate of {text!r} is above the higher one")
             return swing
-    raise UsageError(f"{text!r} is no rate", f"write {SYNTAX}")
+    raise UsageError(f"{text!r} is not a rate", f"write {SYNTAX}")
 
 
 def _rate(text: str) -> float:

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions of whole numbers."""
+"""Distributions of the lengths of prompts and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Lengths(Protocol):
 
     @property
     def longest(self) -> int:
-        """No draw is above it."""
+        """Maximum length."""
         ...
 
     def draw(self, draw: random.Random) -> int: ...
@@ -26,7 +26,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every length from `shortest` to `longest` as often."""
+    """Equally frequent lengths from `shortest` to `longest`."""
 
     shortest: int
     longest: int
@@ -40,7 +40,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A bounded power law: most are short, few are very long. The density of x is proportional to x ** -exponent.
+    """A bounded power law with density proportional to x ** -exponent: most lengths are short, few are very long.
 
     Drawn on the real line from `shortest` to `longest` + 1 by inverting the distribution function, and rounded down.
     """
@@ -64,7 +64,7 @@ class PowerLaw:
 
 
 def parse_lengths(text: str, what: str) -> Lengths:
-    """Raises UsageError."""
+    """Parse a length such as `512`, `100-2000` or `power:2.0:16-4000`. `what` names it in errors. Raises UsageError."""
     match text.split(":"):
         case [bounds]:
             return Uniform(*_bounds(bounds, what))
@@ -73,7 +73,7 @@ def parse_lengths(text: str, what: str) -> Lengths:
             if power > 20:
                 raise UsageError(f"exponent of {what} must be at most 20, not {exponent}")
             return PowerLaw(power, *_bounds(bounds, what))
-    raise UsageError(f"{what}: {text!r} is no length", f"write {SYNTAX}")
+    raise UsageError(f"{what}: {text!r} is not a length", f"write {SYNTAX}")
 
 
 def _bounds(text: str, what: str) -> tuple[int, int]:

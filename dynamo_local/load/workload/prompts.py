@@ -1,4 +1,4 @@
-"""The prompts themselves: random, repeatable, of exact length, and equal where they are said to be equal."""
+"""Writes prompts: random but repeatable, of exact length, with shared prefixes and blocks as planned."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NOUNS = (
     "war history party result change morning reason research girl guy moment air teacher force education"
 )
 WORDS = tuple(_NOUNS.split())
-"""Words that most tokenizers make one token of."""
+"""Words that are one token for most tokenizers."""
 
 _TABLE_SIZE = 1 << 16
 
 
 class Alphabet:
-    """What prompts are written with: token ids, or words. Up to 65,536 of them are used."""
+    """The letters of prompts: token ids, or words. Of more than 65,536, a random sample of that size is used."""
 
     def __init__(self, letters: Sequence[int] | Sequence[str], seed: int) -> None:
         if not letters:
@@ -32,11 +32,11 @@ class Alphabet:
             letters if len(letters) <= _TABLE_SIZE else random.Random(f"{seed}/alphabet").sample(letters, _TABLE_SIZE)
         )
         encoded = [str(letter).encode() for letter in used]
-        # As long as a 16-bit number reaches: a draw is then a look-up, ten times cheaper than random.choices.
+        # Filled to 2**16 entries: a 16-bit random number is an index, ten times cheaper than random.choices.
         self._table = [encoded[index % len(encoded)] for index in range(_TABLE_SIZE)]
 
     def letters(self, draw: random.Random, count: int) -> list[bytes]:
-        """As JSON has them. Of the same source, fewer are the beginning of more."""
+        """Draw letters, encoded as in JSON. With the same state of `draw`, fewer letters are a prefix of more."""
         even = count + count % 2  # random.randbytes is a prefix of a longer one only in whole words of 4 bytes
         numbers = array("H", draw.randbytes(2 * even))
         return list(map(self._table.__getitem__, numbers[:count]))
@@ -50,7 +50,7 @@ class Prompts:
         self._seed = seed
 
     def write(self, index: int, planned: Planned) -> bytes:
-        """The index tells apart what is nobody else's."""
+        """Write the prompt of a request. Its unshared part depends on `index`."""
         letters: list[bytes] = []
         for part, count in self._parts(index, planned):
             letters += self._alphabet.letters(random.Random(f"{self._seed}/{part}"), count)
@@ -59,7 +59,7 @@ class Prompts:
         return b"[" + b",".join(letters) + b"]"
 
     def _parts(self, index: int, planned: Planned) -> Iterator[tuple[str, int]]:
-        """What the prompt is made of, each with its length."""
+        """Yield the parts of the prompt: a name that seeds the part, and its length in tokens."""
         left = planned.input_tokens
         if planned.shared_tokens:
             yield f"group/{planned.group}", planned.shared_tokens

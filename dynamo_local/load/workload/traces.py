@@ -1,4 +1,4 @@
-"""Request traces that others have published: the Azure LLM inference traces and those of Mooncake."""
+"""Reads published request traces: the Azure LLM inference traces and those of Mooncake."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 class _MooncakeLine(msgspec.Struct):
     timestamp: float
-    """Milliseconds since the start."""
+    """Arrival in milliseconds since the start."""
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
-    """Of the prompt's blocks of 512 tokens. The same id is the same content, with the same content before it."""
+    """Ids of the prompt's blocks of 512 tokens. Equal ids mean equal contents, also of all blocks before."""
 
 
 def parse_trace(lines: Iterable[str]) -> list[Planned]:
-    """The requests of a trace in either format, by arrival, the first at 0. Raises UsageError."""
+    """Read the requests of a trace in either format, ordered by arrival, the first at 0. Raises UsageError."""
     rows = iter(lines)
     first = next(rows, "").lstrip("\ufeff")
     if first.startswith("{"):
@@ -75,7 +75,7 @@ def _azure(rows: Iterator[str]) -> Iterator[Planned]:
 
 
 def _planned(number: int, at_s: float, prompt: int, output: int, blocks: Sequence[int] = ()) -> Planned:
-    """Empty prompts and answers, which the traces have but no API takes, become those of one token."""
+    """Return a request. Empty prompts and answers, which APIs refuse, get one token. Raises UsageError."""
     if prompt < 0 or output < 0:
         raise UsageError(f"line {number} of the trace: a length is negative")
     return Planned(at_s, max(1, prompt), max(1, output), tuple(blocks))

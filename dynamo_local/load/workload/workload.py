@@ -1,4 +1,4 @@
-"""What is asked for, and when: arrivals and lengths put together, or a trace made to measure."""
+"""Plans requests: from arrivals and lengths, or from a trace that is scaled and cut."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ BLOCK_TOKENS = 512
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One request to come."""
+    """A planned request."""
 
     at_s: float
-    """When it is to be sent, since the start of the load."""
+    """Time of sending, in seconds since the start of the load."""
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
-    """Names of the blocks that the prompt consists of: the same name is the same tokens. Beyond them it is unique."""
+    """Ids of the prompt's blocks: equal ids mean equal tokens. The prompt is unique beyond its blocks."""
     shared_tokens: int = 0
-    """So many tokens at the start of the prompt are those that all prompts of its group begin with."""
+    """Length of the prefix that the prompt shares with the others of its group, in tokens."""
     group: int = 0
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A part of each prompt that others begin with, too, as system prompts and documents are."""
+    """Shared prefixes of prompts, as system prompts and documents are."""
 
     share: float = 0.0
-    """Of the prompt's length, 0 to 1."""
+    """Length of the prefix as a share of the prompt's length, 0 to 1."""
     groups: int = 1
-    """Different beginnings, each as often as any other."""
+    """Number of different prefixes, all equally frequent."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Lengthwise:
 
     @property
     def longest(self) -> int:
-        """No request needs a longer context."""
+        """Maximum length of a request: prompt and answer, in tokens."""
         return self.input.longest + self.output.longest
 
     def requests(self, times: Iterable[float], draw: random.Random) -> Iterator[Planned]:
-        """One for each time."""
+        """Yield a request for each time."""
         for at_s in times:
             prompt, output = self.input.draw(draw), self.output.draw(draw)
             group = draw.randrange(self.sharing.groups)
@@ -62,30 +62,30 @@ class Lengthwise:
 
 
 def drawn(arrivals: Arrivals, shape: Lengthwise, duration_s: float, seed: int) -> Iterator[Planned]:
-    """Requests that arrive before `duration_s`. Arrivals and lengths have random numbers of their own, so that two
-    loads with the same seed differ only in what was asked to differ."""
+    """Yield the requests that arrive before `duration_s`. Arrivals and lengths have separate random numbers, so that a
+    changed rate does not change the lengths of a load with the same seed."""
     times = itertools.takewhile(lambda at_s: at_s < duration_s, arrivals.times(random.Random(f"{seed}/arrivals")))
     return shape.requests(times, random.Random(f"{seed}/lengths"))
 
 
 def endless(shape: Lengthwise, seed: int) -> Iterator[Planned]:
-    """Requests without times, for a load that sends the next one when one has ended."""
+    """Yield requests without times, for a closed loop."""
     return shape.requests(itertools.repeat(0.0), random.Random(f"{seed}/lengths"))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What is taken of a trace."""
+    """Scaling and limits applied to a trace."""
 
     speed: float = 1.0
-    """Arrivals come so many times faster than recorded."""
+    """Factor by which arrivals are faster than recorded."""
     duration_s: float | None = None
-    """Of the load, not of the trace."""
+    """Duration of the load (not of the trace)."""
     max_input: int | None = None
     max_output: int | None = None
 
     def apply(self, trace: Iterable[Planned]) -> list[Planned]:
-        """The requests as they are to be sent."""
+        """Return the requests to send."""
         return [
             self._one(planned)
             for planned in trace

@@ -1,6 +1,6 @@
-"""Keys on which the services of a graph must agree: said to one of them, or in Common, they are said to all.
+"""Keys on which the services of a graph must agree: a value given to one service, or in Common, applies to all.
 
-What is said twice must be the same. A mapping may be said in parts, by different services.
+A value given twice must be the same. Services may give different parts of a mapping.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from dynamo_local.sdk.service import ServiceSpec
 
 
 def agree(specs: Sequence[ServiceSpec], sections: Mapping[str, Section]) -> dict[str, Section]:
-    """The sections, by service, with what any of them says of an agreed key in all that have the key.
+    """Return the sections by service, with the value of each agreed key in all services that have the key.
 
-    Raises ConfigError that names both values if two differ.
+    Raises ConfigError with both values if two differ.
     """
     _check_same(specs, sections)
     given: dict[str, Any] = {}
     for spec in specs:
-        given = merge(given, _said(spec, sections[spec.name]))
+        given = merge(given, _agreed_values(spec, sections[spec.name]))
     return {spec.name: _with(spec, sections[spec.name], given) for spec in specs}
 
 
 def _check_same(specs: Sequence[ServiceSpec], sections: Mapping[str, Section]) -> None:
     first: dict[str, tuple[str, Any]] = {}
     for spec in specs:
-        for path, value in _leaves("", _said(spec, sections[spec.name])):
+        for path, value in _leaves("", _agreed_values(spec, sections[spec.name])):
             where = f"{spec.name}.{path}"
-            other, said = first.setdefault(agreed_in(spec.schema).get(path, path), (where, value))
-            if said != value:
-                both = f"{other} is {shown(path, said)} and {where} is {shown(path, value)}"
-                raise ConfigError(f"{both}, but they must agree", "give it once: it is told to all")
+            other, earlier = first.setdefault(agreed_in(spec.schema).get(path, path), (where, value))
+            if earlier != value:
+                both = f"{other} is {shown(path, earlier)} and {where} is {shown(path, value)}"
+                raise ConfigError(f"{both}, but they must agree", "give it once: it applies to all")
 
 
-def _said(spec: ServiceSpec, section: Section) -> dict[str, Any]:
+def _agreed_values(spec: ServiceSpec, section: Section) -> dict[str, Any]:
     agreed = agreed_in(spec.schema)
     return {name: value for name, value in section.values.items() if name in agreed and value is not None}
 
@@ -50,7 +50,7 @@ def _with(spec: ServiceSpec, section: Section, given: Mapping[str, Any]) -> Sect
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What is at the ends of nested mappings, by dotted path."""
+    """Yield the leaves of nested mappings, each with its dotted path."""
     if not isinstance(value, Mapping):
         yield path, value
         return

@@ -1,4 +1,4 @@
-"""Configuration: what a graph becomes together with a YAML file and the options of the command line.
+"""Resolves a graph: combines the defaults of its services with a YAML file and command-line options.
 
     Common: {model: tiny}                    # keys shared by the services that ask for them
     VllmWorker:
@@ -6,10 +6,10 @@
       max-num-seqs: 64                       # a key of the service's schema
       ServiceArgs: {workers: 2, resources: {gpu: 1}, envs: {OMP_NUM_THREADS: "1"}}
 
-Every layer is checked by itself, so that an error names its source. A later layer wins:
+Each layer is checked by itself, so that an error names its source. A later layer wins:
 decorator, Common in the file, the service in the file, `--model` and `--Common.key=`, `--Service.key=`.
 In the file, a service's own key replaces the one from Common; an option merges deeply into what is there.
-Some keys are told to all services, whoever they were given to (agreement.py).
+Some keys apply to all services, whichever service they were given to (agreement.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MODEL = "model"
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one source says: Common (value and origin by key) and a section for each service of the graph."""
+    """The values of one source: Common (value and origin by key), and a section for each service of the graph."""
 
     common: Mapping[str, tuple[Any, str]]
     sections: Mapping[str, Section]
 
     def common_for(self, spec: ServiceSpec, takes: Iterable[str]) -> dict[str, Any]:
-        """The keys of Common that the service takes, checked against its schema. Raises ConfigError."""
+        """Return the keys of Common that the service takes, checked against its schema. Raises ConfigError."""
         taken = {name: self.common[name] for name in takes if name in self.common}
         return {name: check_value(spec, name, value, origin, COMMON) for name, (value, origin) in taken.items()}
 
@@ -55,10 +55,10 @@ def resolve(
     namespace: str | None = None,
     model: str | None = None,
 ) -> ResolvedGraph:
-    """Decide everything about a graph. Raises ConfigError.
+    """Resolve a graph. Raises ConfigError.
 
-    `overrides` are raw options such as `--VllmWorker.max-num-seqs=64`. `model` is given to every service that
-    asks Common for it or, where none does, to every service that has such a key.
+    `overrides`: options such as `--VllmWorker.max-num-seqs=64`. `model` is given to the services that take it from
+    Common or, if none does, to all services with a key `model`.
     """
     specs = graph.specs
     filed = _file_layer(specs, config_path)
@@ -142,7 +142,7 @@ def _give_model(specs: Sequence[ServiceSpec], takes: Mapping[str, tuple[str, ...
 
 
 def _section(spec: ServiceSpec, takes: Mapping[str, Iterable[str]], filed: _Layer, typed: _Layer) -> Section:
-    """The layers of one service on top of each other."""
+    """Merge the layers of one service."""
     wanted = takes[spec.name]
     own = filed.sections[spec.name]
     base = replace(own, values={**filed.common_for(spec, wanted), **own.values})
@@ -175,7 +175,8 @@ def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: st
 
 
 def _devices(spec: ServiceSpec, section: Section, resources: Resources, use: DeviceUse) -> int:
-    """Of each worker: as many as it computes on. Raises ConfigError if another number is asked for."""
+    """Return the number of devices of each worker. Raises ConfigError if the given number is not the one that the
+    engine's settings need."""
     if use.ranks is None:
         return resources.gpu
     if "gpu" in section.resources and resources.gpu != use.ranks:

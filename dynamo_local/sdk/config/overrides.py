@@ -1,6 +1,6 @@
-"""`--Service.key.sub=value`: options of the command line as configuration.
+"""Reads command-line options `--Service.key.sub=value` as configuration.
 
-Values are YAML, except that the value of a key that takes text is that text.
+Values are YAML, except for keys of kind `str`, which take the text as it stands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dynamo_local.sdk.config.yaml_source import parse_yaml
 
 @dataclass(frozen=True)
 class Override:
-    """One option. `text` is None for a bare flag."""
+    """A command-line option, split into its parts. `text` is None without `=`."""
 
     section: str
     path: tuple[str, ...]
@@ -28,7 +28,7 @@ class Override:
         return f"--{'.'.join((self.section, *self.path))}"
 
     def tree(self, schema: ConfigSchema) -> dict[str, Any]:
-        """The option as the section of a file would have it. Raises ConfigError."""
+        """Return the option as nested mappings, like a section of a file. Raises ConfigError."""
         value = self._value(schema.keys().get(canonical(self.path[0])))
         for name in reversed(self.path):
             value = {name: value}
@@ -46,7 +46,7 @@ class Override:
         return parse_yaml(self.text, self.origin)
 
     def _is_text(self, spec: KeySpec) -> bool:
-        """Whether the value is the text as it stands: `--Middle.suffix=!` should not need YAML's quotes."""
+        """Return whether the text is the value, so that `--Middle.suffix=!` needs no YAML quotes."""
         text = self.text or ""
         quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
         return not quoted and not (spec.optional and text in ("null", "~"))

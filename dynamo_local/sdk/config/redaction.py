@@ -1,7 +1,7 @@
-"""Which values must not be shown, and what is shown in their place.
+"""Masks secrets in configuration that is printed.
 
-Configuration may hold secrets: API keys in `ServiceArgs.envs`, passwords in URLs. What prints configuration
-prints it through this module. It errs towards hiding: a harmless value under a suspicious name is masked too.
+Configuration may hold secrets: API keys in `ServiceArgs.envs`, passwords in URLs. Code that prints configuration must
+use this module. When in doubt it masks: a harmless value under a suspicious name is masked too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MAX_SHOWN = 80
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable or key of this name probably holds a secret: HF_TOKEN does, max-tokens does not."""
+    """Return whether a variable or key of this name probably holds a secret: HF_TOKEN does, max-tokens does not."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     return any(word in _WORDS or word.endswith(_ENDINGS) for word in words)
 
 
 def redact(name: str, value: Any) -> Any:
-    """The value with everything masked that looks secret, by its name or, in a URL, by its place."""
+    """Return the value with secrets masked: values under suspicious names, and user names and passwords in URLs."""
     secret = looks_secret(name)
     if isinstance(value, Mapping):
         return {key: redact(name if secret else str(key), item) for key, item in value.items()}
@@ -39,6 +39,6 @@ def redact(name: str, value: Any) -> Any:
 
 
 def shown(name: str, value: Any) -> str:
-    """The value as an error message shows it: redacted, on one line, cut to a readable length."""
+    """Return the value as error messages show it: redacted, on one line, and shortened."""
     text = repr(redact(name, value))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

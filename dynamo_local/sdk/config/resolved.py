@@ -1,7 +1,7 @@
-"""A graph with every decision made: what is started, how often, with which devices and which configuration.
+"""A resolved graph: for each service its number of workers, devices, environment and configuration.
 
-`resolve()` makes it; the supervisor plans watchers from it; every service process reads its own part of it
-from `graph.json`. It holds what the user configured, secrets included: show it only through `redacted()`.
+`resolve()` makes a resolved graph. The supervisor plans watchers from it, and every service process reads its part of
+it from `graph.json`. The configuration may hold secrets: show a graph only through `redacted()`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ SCHEMA_VERSION = 1
 
 
 class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One service of a graph.
+    """A service of a resolved graph.
 
-    `target` is "module:Class" of the service class. `gpu` counts devices for each worker; `cpu` is a number
-    of cores, 0 when the service asks for none in particular. `virtual`: it computes nothing on
-    its devices. `config` holds the keys that were set, spelled
-    in kebab-case; defaults are not written out. `depends_on` names the services whose clients the process
-    gets. `preload` is the module to import beforehand.
+    `target`: "module:Class" of the service class. `gpu`: number of devices of each worker. `cpu`: number of cores of
+    each worker, 0 if not given. `virtual`: the workers compute nothing on their devices. `config`: the given keys in
+    kebab-case, without defaults. `depends_on`: the services whose clients a process gets. `preload`: the module that
+    the fork server imports.
     """
 
     name: str
@@ -40,7 +39,7 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph as it is started. `services` come dependency first, so the root is the last."""
+    """A graph as it is started. `services` are ordered by dependency: the root is the last."""
 
     target: str
     namespace: str
@@ -49,18 +48,18 @@ class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def root(self) -> ResolvedService:
-        """The service that the target names, the one that users talk to."""
+        """The service that the target names, to which clients connect."""
         return self.services[-1]
 
     def service(self, name: str) -> ResolvedService:
-        """The service of that name. Raises GraphError if the graph has none."""
+        """Return the service of that name. Raises GraphError if the graph has none."""
         for candidate in self.services:
             if candidate.name == name:
                 return candidate
         raise GraphError(f"the graph has no service {name!r}", f"it has {', '.join(s.name for s in self.services)}")
 
     def redacted(self) -> ResolvedGraph:
-        """The same graph with secrets masked, fit to be shown."""
+        """Return the graph with secrets masked."""
         return msgspec.structs.replace(self, services=tuple(_redacted(service) for service in self.services))
 
     def to_json(self) -> bytes:
@@ -68,7 +67,7 @@ class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> ResolvedGraph:
-        """Inverse of `to_json`. Raises DecodeError for anything else."""
+        """Read the output of `to_json`. Raises DecodeError for anything else."""
         try:
             graph = msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:

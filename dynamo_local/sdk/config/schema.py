@@ -1,4 +1,4 @@
-"""Which keys a service takes, and what a value must look like.
+"""Schemas of configuration: the keys of a service, and the kinds of their values.
 
 Keys are spelled in kebab-case; underscores are accepted and mean the same.
 """
@@ -23,39 +23,39 @@ _INT64 = 2**63
 
 
 class KeySpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One key. `choices`, if any, are the only values allowed; `optional` allows null as well."""
+    """A key of a schema. `choices`: the only allowed values, if there are any. `optional`: null is allowed."""
 
     name: str
     kind: Kind = "any"
     choices: tuple[str | int | float | bool, ...] = ()
     optional: bool = False
     required: bool = False
-    """There is no default."""
+    """The key has no default and must be given."""
     default: Any = None
-    """For display; what holds the default is the service itself."""
+    """Default, for display only: the service applies it."""
     help: str = ""
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """The allowed values in words, for error messages."""
         words = f"one of {', '.join(map(str, self.choices))}" if self.choices else self.kind
         return f"{words} or null" if self.optional else words
 
 
 class ConfigSchema(Protocol):
-    """Says which keys a service takes. The keys of the mapping are canonical names."""
+    """The keys that a service takes, by canonical name."""
 
     def keys(self) -> Mapping[str, KeySpec]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class SchemaTable:
-    """A schema that is a table of keys. `settings` are the dataclasses that some keys were read from.
+    """A schema with a table of keys. `settings`: the dataclasses that keys were read from.
 
-    `fixed`: names that users may know and that are no keys here, each with what to do instead.
+    `fixed`: names of vLLM that are not keys here because the project sets them, each with what to do instead.
 
-    `agreed`: keys, and dotted paths in them, on which all services of a graph that have them must agree, each with the
-    name under which it is compared.
+    `agreed`: keys, and dotted paths in them, on which all services of a graph with the key must agree, each with the
+    name under which values are compared.
     """
 
     table: Mapping[str, KeySpec]
@@ -80,17 +80,17 @@ class SchemaTable:
         return cls.of(*(msgspec.structs.replace(spec, name=canonical(spec.name)) for spec in specs))
 
     def to_json(self) -> bytes:
-        """Inverse of `from_json`."""
+        """Return the keys as the JSON that `from_json` reads."""
         return msgspec.json.format(msgspec.json.encode(list(self.table.values())), indent=1)
 
 
 def canonical(key: str) -> str:
-    """A key as it is compared and stored: kebab-case."""
+    """Return a key in kebab-case, as keys are compared and stored."""
     return key.replace("_", "-")
 
 
 def combine(*schemas: ConfigSchema) -> SchemaTable:
-    """A schema with the keys of all. A key that two of them have raises GraphError."""
+    """Return a schema with the keys of all given ones. Raises GraphError if two have the same key."""
     table: dict[str, KeySpec] = {}
     settings: list[type] = []
     fixed: dict[str, str] = {}
@@ -112,24 +112,24 @@ def combine(*schemas: ConfigSchema) -> SchemaTable:
 
 
 def settings_of(schema: ConfigSchema) -> tuple[type, ...]:
-    """The settings dataclasses behind a schema, so that a configuration can be checked against them."""
+    """Return the settings dataclasses of a schema, against which a configuration can be checked."""
     return schema.settings if isinstance(schema, SchemaTable) else ()
 
 
 def fixed_by(schema: ConfigSchema) -> Mapping[str, str]:
-    """The names that are known and no keys, each with what to do instead."""
+    """Return the names that the project sets itself, each with what to do instead (see `SchemaTable.fixed`)."""
     return schema.fixed if isinstance(schema, SchemaTable) else {}
 
 
 def agreed_in(schema: ConfigSchema) -> Mapping[str, str]:
-    """The keys, and paths in them, on which services must agree, each with the name under which it is compared."""
+    """Return the keys on which services must agree, each with the name for comparison (see `SchemaTable.agreed`)."""
     return schema.agreed if isinstance(schema, SchemaTable) else {}
 
 
 def coerce(spec: KeySpec, value: Any) -> Any:
-    """The value as the key's kind: an int becomes a float where one is expected; nothing else is converted.
+    """Check a value, and return it. An int becomes a float where a float is expected; nothing else is converted.
 
-    Raises ValueError that says what is expected, without showing the value.
+    Raises ValueError with the expected kind, but not the value, which may be a secret.
     """
     if value is None and (spec.optional or spec.kind == "any"):
         return None
@@ -144,7 +144,7 @@ def coerce(spec: KeySpec, value: Any) -> Any:
 
 
 def check_plain(value: Any) -> None:
-    """Raise ValueError unless the value is made of what JSON can carry."""
+    """Raise ValueError unless JSON can express the value."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -172,12 +172,12 @@ def _fits(kind: Kind, value: Any) -> bool:
     }
     if kind == "any":
         return True
-    # A bool is an int to isinstance, and must not pass for a number here.
+    # isinstance takes a bool for an int; here a bool is not a number.
     return isinstance(value, classes[kind]) and (kind == "bool" or not isinstance(value, bool))
 
 
 def schema_of(cls: type) -> SchemaTable:
-    """The schema of a dataclass: one key a field, kinds from annotations, help from its metadata["help"].
+    """Return the schema of a dataclass: a key for each field, its kind from the annotation, its help from the metadata.
 
     Annotations may be int, float, bool, str, Path, list, tuple, dict, Mapping, Literal, Any, and any of them
     `| None`. Raises GraphError for others.
@@ -229,9 +229,9 @@ def _kind_of(annotation: Any) -> Kind | None:
 
 
 def build_settings(kind: type[_T], service: str, config: Mapping[str, Any]) -> _T:
-    """An instance of the settings dataclass from resolved configuration. Keys of others are passed over.
+    """Build a settings dataclass from resolved configuration. Keys that it does not have are ignored.
 
-    Raises ConfigError if a field without a default is not set, or the class refuses a value.
+    Raises ConfigError if a field without a default is not given, or the class refuses a value.
     """
     fields = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
     values = {field.name: config[name] for field in fields if (name := canonical(field.name)) in config}

@@ -1,6 +1,6 @@
-"""One service's part of a configuration, checked key by key.
+"""Reads and checks one service's section of a configuration.
 
-A file and an option of the command line go through the same checks: an option is a section with one key.
+A command-line option is a section with one key, and is checked like a section of a file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ TAKES = "common-configs"
 ARGS = "ServiceArgs"
 
 TAKEN = KeySpec(TAKES, "list", help="Keys of Common that the service takes.")
-"""Names the keys of Common that count for a service."""
+"""The key with which a service lists the keys that it takes from Common."""
 
 SERVICE_ARGS = SchemaTable.of(
     KeySpec("workers", "int", help="Number of workers of the service, at least 1. By default as the service declares."),
     KeySpec("resources", "dict", help="Resources of each worker."),
     KeySpec("envs", "dict", help="Environment variables of the service's processes. Values are text."),
 )
-"""Keys of ServiceArgs, which every service has."""
+"""Keys of ServiceArgs, a section that every service has."""
 
 _ARGS_KEYS = tuple(SERVICE_ARGS.keys())
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one source says about one service. None and empty: nothing."""
+    """The values of one source for one service. None or empty: not given."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Section:
     envs: Mapping[str, str] = field(default_factory=dict)
 
     def under(self, other: Section) -> Section:
-        """Both, with `other` winning; mappings merge deeply."""
+        """Return this section merged with `other`, whose values win. Mappings are merged deeply."""
         return Section(
             values=merge(self.values, other.values),
             takes=tuple(dict.fromkeys((*self.takes, *other.takes))),
@@ -55,7 +55,7 @@ class Section:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings, with `over` winning; where both hold a mapping, those are merged likewise."""
+    """Merge two mappings; values of `over` win, and values that are mappings on both sides are merged likewise."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -64,7 +64,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_section(spec: ServiceSpec, raw: Any, origin: str) -> Section:
-    """Check what `origin` says about the service. Raises ConfigError."""
+    """Read and check a section. `origin` names its source in errors. Raises ConfigError."""
     given = _mapping(raw, spec.name, origin)
     args = _mapping(given.pop(ARGS, None), f"{spec.name}.{ARGS}", origin)
     takes = given.pop(TAKES, None)
@@ -81,7 +81,7 @@ def read_section(spec: ServiceSpec, raw: Any, origin: str) -> Section:
 
 
 def read_keys(raw: Any, section: str, origin: str) -> list[tuple[str, Any]]:
-    """Keys in canonical spelling with their values, not checked any further.
+    """Return the keys in canonical spelling, with unchecked values.
 
     Raises ConfigError for a key given twice.
     """
@@ -94,7 +94,8 @@ def read_keys(raw: Any, section: str, origin: str) -> list[tuple[str, Any]]:
 
 
 def check_value(spec: ServiceSpec, name: str, value: Any, origin: str, source: str = "") -> Any:
-    """The value as the service's schema wants it. `source` names the section it came from, if another one."""
+    """Return the value, converted as the service's schema demands. `source` names the section of its origin, if it is
+    another one. Raises ConfigError."""
     keys = spec.schema.keys()
     if name not in keys:
         raise _no_key(spec, name, f"{origin}: {spec.name} has no key {name}", (*keys, ARGS))
@@ -108,7 +109,7 @@ def check_value(spec: ServiceSpec, name: str, value: Any, origin: str, source: s
 def _no_key(spec: ServiceSpec, name: str, cause: str, keys: Iterable[str]) -> ConfigError:
     fixed = fixed_by(spec.schema)
     if name in fixed:
-        return ConfigError(f"{cause}: it is fixed by this project", fixed[name])
+        return ConfigError(f"{cause}: dynamo-local sets it", fixed[name])
     return ConfigError(cause, suggest(name, keys))
 
 
@@ -155,7 +156,7 @@ def _envs(spec: ServiceSpec, raw: Any, origin: str) -> dict[str, str]:
         where = f"{origin}: {spec.name}.{ARGS}.envs.{name}"
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigError(f"{where} is not a variable's name")
-        # The text as written is lost for numbers such as 1.10, and true has several spellings.
+        # YAML does not keep the text of numbers such as 1.10, nor the spelling of true.
         if isinstance(value, bool) or not isinstance(value, str | int) or "\0" in str(value):
             raise ConfigError(f"{where} is not text", "put its value in quotes")
     return {name: str(value) for name, value in envs.items()}

@@ -1,4 +1,4 @@
-"""What an error says is allowed, short enough to stay on one line."""
+"""Suggestions for wrong names in errors, short enough for one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_NAMES = 12
 
 
 def suggest(wrong: str, allowed: Iterable[str], what: str = "allowed are") -> str:
-    """`did you mean X?` where something is close, else the names that are allowed, or the first of them."""
+    """Return `did you mean X?` if an allowed name is similar, else the allowed names, or the first of them."""
     names = list(allowed)
     close = difflib.get_close_matches(wrong, names, n=3)
     if close:

@@ -1,8 +1,8 @@
-"""YAML with the surprises taken out.
+"""Reads YAML with stricter rules than PyYAML's own.
 
-Scalars are those of YAML 1.2's core schema, nearly: only true and false are booleans, 010 and 12:30 and
-2024-01-01 are text, 1e-3 is a number. A key that occurs twice is an error instead of the last one winning.
-Errors show a line number and never the text, which may hold secrets.
+Scalars are nearly those of YAML 1.2's core schema: only true and false are booleans, 010 and 12:30 and 2024-01-01 are
+text, 1e-3 is a number. A duplicate key is an error. Errors give a line number and never the text, which may hold
+secrets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _Loader.add_constructor(f"{_TAG}map", _mapping)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """The value that the text denotes. Raises ConfigError, in one line that starts with `origin`."""
+    """Parse YAML. Raises ConfigError with a message of one line that starts with `origin`."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -65,7 +65,7 @@ def parse_yaml(text: str, origin: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. Raises ConfigError."""
+    """Read and parse a YAML file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

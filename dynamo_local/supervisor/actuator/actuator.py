@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dynamo_local.core.errors import ConfigError, NotRunningError, UsageError
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.planning.actions import (
+    Action,
     ActionOutcome,
     AddWorker,
-    Change,
     DeviceLimits,
     RemoveWorker,
     Restart,
@@ -48,7 +48,7 @@ class LocalActuator:
         self._addition = WorkerAddition(ports, blueprint, self._removal, ready_s)
         self._restart = WorkerRestart(ports, blueprint, self._addition, self._removal)
 
-    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
+    async def apply(self, change: Action, limits: DeviceLimits) -> ActionOutcome:
         """Make one change, after finishing those that earlier processes have left.
 
         A call that is cancelled leaves the rest to the next `reconcile`, which the server makes within seconds.
@@ -73,7 +73,7 @@ class LocalActuator:
         except NotRunningError as error:
             raise only_starting_or_ending() from error
 
-    async def _make(self, change: Change, limits: DeviceLimits) -> Result:
+    async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:
             match change:
                 case AddWorker():

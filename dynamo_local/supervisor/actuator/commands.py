@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
-from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, Change, DeviceLimits, RemoveWorker, Restart
+from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.report import Report
@@ -43,7 +43,7 @@ def plan_scaling(
     *,
     even_the_last: bool,
     elsewhere: Mapping[int, str] = MappingProxyType({}),
-) -> tuple[Change, ...]:
+) -> tuple[Action, ...]:
     """Plan the changes that give each service its number of workers. Removals come first, and free devices for the
     rest. Pure.
 
@@ -51,8 +51,8 @@ def plan_scaling(
     service of workers, for more than there are devices for, and, unless `even_the_last`, for the removal of all workers
     that answer requests.
     """
-    removals: list[Change] = []
-    additions: list[Change] = []
+    removals: list[Action] = []
+    additions: list[Action] = []
     held = taken(state)
     devices = len(held)
     others: dict[int, str] = {}
@@ -77,7 +77,7 @@ def plan_scaling(
     return changes
 
 
-def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
+def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
     """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
     change = RemoveWorker(watcher, worker_of(state, watcher).role)
     if not even_the_last:
@@ -85,7 +85,7 @@ def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Change:
     return change
 
 
-def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Change, ...]:
+def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Action, ...]:
     """Plan the restart of a watcher, or of all watchers of a service, the unsuffixed one first. Pure.
 
     Raises UsageError for what cannot be restarted. Whether other workers answer requests meanwhile is checked by the
@@ -112,7 +112,7 @@ async def scale(
 ) -> list[ActionOutcome]:
     """Give each service its number of workers. Stops at the first change that fails. Raises as `plan_scaling`."""
 
-    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         elsewhere = held_by_others(blueprint, state)
         return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
@@ -122,7 +122,7 @@ async def scale(
 async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
     """End one worker in order. Raises as `plan_drain`."""
 
-    def plan(state: State, _: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
         return (plan_drain(state, watcher, even_the_last=even_the_last),)
 
     (outcome,) = await _make_changes(paths, report, plan)
@@ -140,7 +140,7 @@ async def restart(
     """Restart a watcher, or all of a service, one after the other. Stops at the first that fails. Raises as
     `plan_restart`."""
 
-    def plan(state: State, blueprint: Blueprint) -> tuple[Change, ...]:
+    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         return plan_restart(state, blueprint, name, even_the_last=even_the_last)
 
     return await _make_changes(paths, report, plan, ready_deadline_s)
@@ -149,7 +149,7 @@ async def restart(
 async def _make_changes(
     paths: StatePaths,
     report: Report,
-    plan: Callable[[State, Blueprint], tuple[Change, ...]],
+    plan: Callable[[State, Blueprint], tuple[Action, ...]],
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
     outcomes: list[ActionOutcome] = []
@@ -167,7 +167,7 @@ async def _make_changes(
     return outcomes
 
 
-def _check_answered(state: State, changes: Sequence[Change]) -> None:
+def _check_answered(state: State, changes: Sequence[Action]) -> None:
     roles = {c.watcher_name: c.role for c in state.components.values() if c.holds}
     # An added worker has no name yet.
     roles |= {f"added {n}": change.role for n, change in enumerate(changes) if isinstance(change, AddWorker)}

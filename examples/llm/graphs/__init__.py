@@ -1,1 +1,1 @@
-"""One module a graph: which services, linked how."""
+"""Graphs, one in each module: the services and their links."""

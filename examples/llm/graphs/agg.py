@@ -1,4 +1,4 @@
-"""Aggregated serving: the frontend spreads requests over workers that prefill and decode.
+"""Aggregated serving: the frontend distributes requests over workers that prefill and decode.
 
 dynamo serve examples.llm.graphs.agg:Frontend -f examples/llm/configs/agg.yaml
 """

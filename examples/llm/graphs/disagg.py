@@ -1,4 +1,4 @@
-"""Disaggregated serving: long prompts are prefilled by workers of their own, which lend the KV to the decode workers.
+"""Disaggregated serving: prefill workers compute long prompts, and decode workers read the KV from them.
 
 dynamo serve examples.llm.graphs.disagg:Frontend -f examples/llm/configs/disagg.yaml
 """

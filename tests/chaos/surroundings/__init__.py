@@ -1,1 +1,1 @@
-"""What is around a server: file systems with little room, the wall clock, its statefile. Not here: its processes."""
+"""The surroundings of a server: small file systems that can be filled up, and a wall clock that can be stepped."""

@@ -1,4 +1,4 @@
-"""A wall clock that is stepped while processes run. The others (CLOCK_MONOTONIC) go on as they were."""
+"""A wall clock that can be stepped while processes run. Other clocks (CLOCK_MONOTONIC) are not changed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 
 class SteppedClock:
-    """The clock of processes with the library preloaded: it shows the machine's time, and so much more or less."""
+    """The wall clock of processes with the preloaded library: the machine's clock plus an offset."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         file.write_bytes(bytes(8))
 
     def step(self, seconds: int) -> None:
-        """From now on."""
+        """Set the offset, in seconds."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("@l", seconds))
 
 
 @contextmanager
 def stepped_clock(folder: Path) -> Iterator[SteppedClock | None]:
-    """For the processes that are started meanwhile. None: there is no C compiler, they see the machine's clock."""
+    """Give processes that start within the context a clock that can be stepped. None: there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         yield None

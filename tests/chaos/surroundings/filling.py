@@ -1,4 +1,4 @@
-"""A file system that is full for a while."""
+"""Fills a file system up for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Filler:
         self._file = folder / ".filler"
 
     async def fill(self, seconds: float) -> None:
-        """Nobody can write for so long."""
+        """Keep the file system full for `seconds`."""
         try:
             await asyncio.to_thread(self._write)
             await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""File systems of one's own, with little room: they can be filled up without the machine noticing."""
+"""Private small file systems, which can be filled up without harm to the machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOUNT = (
 
 
 def is_private() -> bool:
-    """Whether this process runs in such surroundings."""
+    """Return whether this process has private file systems."""
     return _MARK in os.environ
 
 
 def why_not() -> str | None:
-    """Why they cannot be had here; None: they can."""
+    """Return why private file systems are not possible on this machine; None if they are."""
     if shutil.which("unshare") is None:
         return "there is no `unshare` (util-linux)"
     tried = subprocess.run(
@@ -38,9 +38,9 @@ def why_not() -> str | None:
 
 
 def enter(disk: Path, module: str, arguments: Sequence[str]) -> int:
-    """Run the module again with its own file systems in the folder and in /dev/shm. Returns its exit code.
+    """Run the module again with private file systems in the folder and in /dev/shm. Returns its exit code.
 
-    They are gone when it ends, and whatever they hold.
+    The file systems and their contents are gone when the module ends.
     """
     disk.mkdir(parents=True, exist_ok=True)
     within = ["sh", "-c", _MOUNT, "sh", str(disk), sys.executable, "-m", module, *arguments]
@@ -51,5 +51,5 @@ def enter(disk: Path, module: str, arguments: Sequence[str]) -> int:
 
 
 def disk() -> Path | None:
-    """The folder with a file system of its own; None: there is none."""
+    """Return the folder with the private file system; None if there is none."""
     return Path(os.environ[_MARK]) if is_private() else None

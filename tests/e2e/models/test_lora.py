@@ -124,7 +124,7 @@ def decoding(server: LlmServer) -> LlmServer:
 @pytest.mark.parametrize("cold", [False, True], ids=["with its KV", "cold"])
 async def test_streams_move_with_their_adapters(decoding: LlmServer, alone: dict[str, list[int]], cold: bool) -> None:
     results: list[dict[str, Any]] = []
-    pulled = sum(counters(decoding, "dynamo_moves_pulled_tokens_total").values())
+    pulled = sum(counters(decoding, "dynamo_migrations_pulled_tokens_total").values())
 
     def move() -> None:
         for worker in WORKERS:
@@ -135,6 +135,6 @@ async def test_streams_move_with_their_adapters(decoding: LlmServer, alone: dict
     assert {one["why"] for one in results if one["outcome"] != "moved"} <= {"the request is over"}
     moved = {one["request"] for one in results if one["outcome"] == "moved"}
     assert moved
-    more = sum(counters(decoding, "dynamo_moves_pulled_tokens_total").values()) - pulled
+    more = sum(counters(decoding, "dynamo_migrations_pulled_tokens_total").values()) - pulled
     assert more == 0 if cold else more > 0
     await decoding.until(settled, "blocks are still held or pinned")

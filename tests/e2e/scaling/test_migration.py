@@ -80,7 +80,7 @@ def key(stream: Stream) -> str:
 
 
 def moves(api: openai.OpenAI, outcome: str, reason: str) -> int:
-    return round(sum(samples(api, "dynamo_moves_total", f'outcome="{outcome}",reason="{reason}"')))
+    return round(sum(samples(api, "dynamo_migrations_total", f'outcome="{outcome}",reason="{reason}"')))
 
 
 async def test_moved_streams_bring_the_same_tokens(pair: LlmServer, api: openai.OpenAI) -> None:

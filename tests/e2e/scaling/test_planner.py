@@ -106,7 +106,7 @@ async def test_a_worker_comes_with_the_load_and_goes_with_it_and_no_request_fail
                 asking.result()
         assert_comes_and_goes(entry.states)
         lines = [json.loads(line) for line in server.paths.decisions_file.read_text().splitlines()]
-        done = [(one["change"], one["watcher"], one["done"]) for line in lines for one in line["outcomes"]]
+        done = [(one["action"], one["watcher"], one["done"]) for line in lines for one in line["outcomes"]]
         # Nothing else, and by turns: on a busy machine the load may look gone for a while.
         both = [("add an aggregated worker", ADDED, True), (f"remove {ADDED}", ADDED, True)]
         assert done == both * (len(done) // 2)

@@ -66,7 +66,7 @@ async def test_workers_are_restarted_while_their_streams_move_with_their_kv(
 
     def metric(name: str) -> float:
         lines = http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"dynamo_moves_{name} "))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"dynamo_migrations_{name} "))
 
     workers = ("e2e_VllmWorker", "e2e_VllmWorker_1")
     before = {name: served.state().components[name] for name in workers}

@@ -24,13 +24,15 @@ forgotten."""
 
 
 def test_every_request_is_accounted_for_and_nothing_is_left_over(tmp_path: Path) -> None:
-    settings = ChaosSettings(seconds=10, seed=7, workers=4, streams=16, moves_per_s=20, least_moves=10, **COMMON)
+    settings = ChaosSettings(
+        seconds=10, seed=7, workers=4, streams=16, migrations_per_s=20, least_migrations=10, **COMMON
+    )
     report = run_on_mockers(settings, tmp_path / "state")
     assert report.defects == [], report.as_text()
     # Otherwise nothing was tried.
     assert report.fault_count >= 5, report.as_text()
-    assert report.tally.right >= 20, report.as_text()
-    assert report.orders["moved"] >= settings.least_moves, report.as_text()
+    assert report.results.right >= 20, report.as_text()
+    assert report.orders["moved"] >= settings.least_migrations, report.as_text()
 
 
 def test_with_prefill_workers_as_well(tmp_path: Path) -> None:
@@ -38,5 +40,5 @@ def test_with_prefill_workers_as_well(tmp_path: Path) -> None:
     report = run_on_mockers(ChaosSettings(**{**ON_DISAGG, **COMMON, **changes}), tmp_path / "state")
     assert report.defects == [], report.as_text()
     assert report.fault_count >= 5, report.as_text()
-    assert report.tally.right >= 20, report.as_text()
-    assert report.tally.prefills.get(PULLED, 0) >= 10, report.as_text()
+    assert report.results.right >= 20, report.as_text()
+    assert report.results.prefills.get(PULLED, 0) >= 10, report.as_text()

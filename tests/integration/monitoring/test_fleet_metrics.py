@@ -1,4 +1,4 @@
-"""What the planner pulls, from a real bus and a real statefile: what cannot be read is unknown, and nothing is made."""
+"""The planner's pulls from a real bus and a real statefile: what cannot be read is unknown, and nothing is made."""
 
 from __future__ import annotations
 

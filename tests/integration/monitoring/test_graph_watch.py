@@ -1,4 +1,4 @@
-"""What is heard of a graph over a real bus: its processes, its queue, its planner."""
+"""Snapshots of a graph over a real bus: its processes, its queue, its planner."""
 
 from __future__ import annotations
 

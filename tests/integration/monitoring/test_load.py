@@ -21,7 +21,7 @@ LOAD_WITHIN_S = 240.0
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with two workers behind a router."""
+    """Return the address of a server with two workers behind a router."""
     arguments = [
         "-m",
         "dynamo_local.cli.main",

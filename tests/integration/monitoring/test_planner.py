@@ -37,7 +37,7 @@ def mockers(*services: str) -> tuple[str, ...]:
 
 
 def acting(**more: object) -> tuple[str, ...]:
-    """Options of a planner service that changes something, and soon."""
+    """Options of a planner service that acts soon."""
     quick = tuple(f"--Planner.{option.removeprefix('--')}" for option in QUICK)
     return (*quick, "--Planner.no-operation=false", *(f"--Planner.{key}={value}" for key, value in more.items()))
 
@@ -50,7 +50,7 @@ async def frontend_of(server: ScaledServer, max_local_prefill: int | None = None
     await frontend.start()
     yield frontend
     assert await frontend.close_streams(PATIENCE_S) == 0
-    assert frontend.tally.failures == []
+    assert frontend.results.failures == []
     await frontend.tasks.close()
     await bus.close()
 
@@ -81,8 +81,8 @@ async def test_an_aggregated_graph_grows_with_its_load_and_shrinks_again(tmp_pat
             await until(lambda: len(server.workers()) >= 3, "no worker was added")
         await until(lambda: set(server.workers()) == {"VllmWorker"}, "the workers that were added stay")
         told = decisions(server.paths.decisions_file)
-        added = next(line for line in told if line["changes"])
-        assert added["changes"] == [{"change": "AddWorker", "role": "aggregated", "component": "VllmWorker"}]
+        added = next(line for line in told if line["actions"])
+        assert added["actions"] == [{"action": "AddWorker", "role": "aggregated", "component": "VllmWorker"}]
         assert (added["outcomes"][0]["done"], added["outcomes"][0]["watcher"]) == (True, f"{NAMESPACE}_VllmWorker_1")
         assert "above 0.9" in added["roles"][0]["reason"]
         assert added["roles"][0]["pressure"] > 0.9
@@ -101,7 +101,7 @@ async def test_a_disaggregated_graph_adds_and_removes_workers_of_both_roles(tmp_
         await asyncio.to_thread(server.ends_well)
 
 
-async def test_by_default_it_observes_and_tells_what_it_would_do(tmp_path: Path) -> None:
+async def test_by_default_the_planner_observes_and_records_what_it_would_do(tmp_path: Path) -> None:
     options = (*mockers("VllmWorker"), *(option for option in acting() if "no-operation" not in option))
     with ScaledServer(tmp_path / "state", AGG, *options) as server:
         bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
@@ -114,9 +114,9 @@ async def test_by_default_it_observes_and_tells_what_it_would_do(tmp_path: Path)
         async with frontend_of(server) as frontend:
             frontend.open_streams(STREAMS, "observed")
             path = server.paths.decisions_file
-            await until(lambda: any(line["changes"] for line in decisions(path)), "nothing would be done")
+            await until(lambda: any(line["actions"] for line in decisions(path)), "nothing would be done")
             await until(lambda: bool(reports and reports[-1].decisions), "the bus is not told")
-        line = next(line for line in decisions(path) if line["changes"])
+        line = next(line for line in decisions(path) if line["actions"])
         assert (line["acts"], line["outcomes"]) == (False, [])
         assert set(server.workers()) == {"VllmWorker"}
         last = reports[-1]
@@ -126,13 +126,13 @@ async def test_by_default_it_observes_and_tells_what_it_would_do(tmp_path: Path)
 
 
 async def test_a_planner_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
-    """Killed while a change is under way: its worker is finished or taken back, and no device is lost."""
+    """Killed while an action is under way: its worker is finished or taken back, and no device is lost."""
     options = (*mockers("VllmWorker"), "--VllmWorker.mocker-start-s=1.5", *acting())
     with ScaledServer(tmp_path / "state", AGG, *options) as server:
         async with frontend_of(server) as frontend:
             frontend.open_streams(STREAMS, "killed")
             for _ in range(2):
-                await until(lambda: not server.settled(), "no change began")
+                await until(lambda: not server.settled(), "no action began")
                 killed = server.pid("Planner")
                 os.kill(killed, signal.SIGKILL)
                 await until(lambda killed=killed: planner_after(server, killed), "no planner is started")  # type: ignore[misc]
@@ -142,7 +142,7 @@ async def test_a_planner_that_is_killed_is_started_again_and_goes_on(tmp_path: P
         await asyncio.to_thread(server.ends_well)
 
 
-async def test_by_hand_it_does_the_same_and_there_is_only_one(tmp_path: Path) -> None:
+async def test_the_planner_command_acts_too_and_there_is_only_one(tmp_path: Path) -> None:
     with ScaledServer(tmp_path / "state", AGG, *mockers("VllmWorker")) as server:
         planner = server.begin("planner", *QUICK, f"--log-dir={tmp_path / 'log'}")
         try:
@@ -161,31 +161,36 @@ async def test_by_hand_it_does_the_same_and_there_is_only_one(tmp_path: Path) ->
         finally:
             planner.kill()
             planner.communicate()
-        assert any(line["changes"] for line in decisions(tmp_path / "log" / "decisions.jsonl"))
+        assert any(line["actions"] for line in decisions(tmp_path / "log" / "decisions.jsonl"))
         assert list((tmp_path / "log").glob("*/events.out.tfevents.*"))
         assert not server.paths.planner_lock.exists()
 
 
-async def test_a_prefill_worker_to_spare_is_turned_and_keeps_its_process(tmp_path: Path) -> None:
+async def test_a_spare_prefill_worker_switches_its_role_and_keeps_its_process(tmp_path: Path) -> None:
     options = (*mockers("VllmWorker", "PrefillWorker"), "--PrefillWorker.ServiceArgs.workers=2")
     with ScaledServer(tmp_path / "state", "tests.integration.supervisor.roles_graph:Front", *options) as server:
         spare = server.entry("PrefillWorker_1")
         assert spare is not None
         async with frontend_of(server) as frontend:
-            frontend.open_streams(STREAMS, "turned")
+            frontend.open_streams(STREAMS, "switched")
             await until(lambda: frontend.dispatcher.live_requests == STREAMS, "no load")
             planner = server.begin("planner", *QUICK, "--max-gpu-budget=3")
             try:
-                await until(lambda: role_of(server, "PrefillWorker_1") == "decode", "it is not turned")
+                await until(lambda: role_of(server, "PrefillWorker_1") == "decode", "its role is not switched")
                 assert server.entry("PrefillWorker_1") == msgspec.structs.replace(spare, role="decode")
                 path = server.paths.decisions_file
                 await until(lambda: any(line["outcomes"] for line in decisions(path)), "nothing is told")
             finally:
                 planner.terminate()
                 planner.communicate()
-        changes = [line["changes"] for line in decisions(path) if line["changes"]]
-        turned = {"change": "SwitchRole", "watcher": f"{NAMESPACE}_PrefillWorker_1", "role": "prefill", "to": "decode"}
-        assert changes[0] == [turned]
+        actions = [line["actions"] for line in decisions(path) if line["actions"]]
+        switched = {
+            "action": "SwitchRole",
+            "watcher": f"{NAMESPACE}_PrefillWorker_1",
+            "role": "prefill",
+            "to": "decode",
+        }
+        assert actions[0] == [switched]
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -103,7 +103,7 @@ def test_json_has_every_process_and_what_it_says(server: ServerProcess) -> None:
     found: dict[str, Any] = {}
 
     def complete() -> bool:
-        """What is not heard of in two seconds is not shown."""
+        """Processes without a presence for two seconds are not shown."""
         found.update(json.loads(once(server, "--json")))
         rows = (*found["workers"], *found["processes"])
         rates = [row["tokens_per_s"] for row in found["workers"]]

@@ -175,9 +175,9 @@ async def test_requests_do_not_notice_and_commands_work_as_ever(tmp_path: Path) 
         async with streams(server, 16) as frontend:
             await asyncio.to_thread(killed, server)
             assert await asyncio.to_thread(shown) == before
-            answered = frontend.tally.right
+            answered = frontend.results.right
             async with asyncio.timeout(PATIENCE_S):
-                while frontend.tally.right < answered + 16:  # noqa: ASYNC110
+                while frontend.results.right < answered + 16:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             await asyncio.to_thread(command, "restart", f"{NAMESPACE}_VllmWorker")
             await asyncio.to_thread(command, "scale", "VllmWorker=2")

@@ -42,7 +42,7 @@ def restarted(server: ScaledServer, *arguments: str) -> list[str]:
     code, out, err = server.command("restart", *arguments, "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert all(outcome["done"] and outcome["change"] == "Restart" for outcome in found)
+    assert all(outcome["done"] and outcome["action"] == "Restart" for outcome in found)
     return [outcome["watcher"].removeprefix(f"{NAMESPACE}_") for outcome in found]
 
 
@@ -117,8 +117,8 @@ async def streams(server: ScaledServer, count: int) -> AsyncIterator[ChaosFronte
     try:
         yield frontend
         assert await frontend.close_streams(PATIENCE_S) == 0
-        assert frontend.tally.failures == []
-        assert Outcome.STATE_LOST.value not in frontend.tally.outcomes
+        assert frontend.results.failures == []
+        assert Outcome.STATE_LOST.value not in frontend.results.outcomes
     finally:
         await frontend.tasks.close()
         await bus.close()
@@ -138,11 +138,11 @@ async def test_requests_move_with_their_kv_whoever_makes_a_worker_go(tmp_path: P
                 (None, ["scale", "VllmWorker=2"]),
                 ("role", ["role", f"{NAMESPACE}_VllmWorker", "prefill"]),
             ):
-                moved, pulled, answered = Counter(migrations.outcomes), migrations.pulled_tokens, frontend.tally.right
+                moved, pulled, answered = Counter(migrations.outcomes), migrations.pulled_tokens, frontend.results.right
                 code, _, err = await asyncio.to_thread(server.command, *arguments)
                 assert code == 0, err
                 async with asyncio.timeout(PATIENCE_S):
-                    while frontend.tally.right < answered + 24:  # noqa: ASYNC110
+                    while frontend.results.right < answered + 24:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 if reason is not None:
                     assert migrations.outcomes["moved", reason] > moved["moved", reason], arguments
@@ -156,9 +156,9 @@ async def test_requests_wait_for_nobody_while_the_router_is_restarted(tmp_path: 
         before = server.pid("Router")
         async with streams(server, 8) as frontend:
             assert await asyncio.to_thread(restarted, server, "Router") == ["Router"]
-            answered = frontend.tally.right
+            answered = frontend.results.right
             async with asyncio.timeout(PATIENCE_S):
-                while frontend.tally.right < answered + 8:  # noqa: ASYNC110
+                while frontend.results.right < answered + 8:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         assert server.pid("Router") != before
         await asyncio.to_thread(server.ends_well)

@@ -221,17 +221,17 @@ async def test_no_request_fails_while_workers_come_and_go(tmp_path: Path) -> Non
             ["drain", f"{NAMESPACE}_VllmWorker"],
             ["scale", "VllmWorker=1"],
         ):
-            answered = frontend.tally.right
+            answered = frontend.results.right
             code, _, err = await asyncio.to_thread(server.command, *arguments)
             assert code == 0, err
             async with asyncio.timeout(PATIENCE_S):
-                while frontend.tally.right < answered + 5:  # noqa: ASYNC110
+                while frontend.results.right < answered + 5:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         assert server.workers() == {"VllmWorker": None, "VllmWorker_1": (1,)}
         assert await frontend.close_streams(PATIENCE_S) == 0
-        tally = frontend.tally
-        assert tally.failures == []
-        assert Outcome.STATE_LOST.value not in tally.outcomes
+        results = frontend.results
+        assert results.failures == []
+        assert Outcome.STATE_LOST.value not in results.outcomes
         await frontend.tasks.close()
         await bus.close()
         await asyncio.to_thread(server.ends_well)

@@ -1,4 +1,4 @@
-"""How long a stream may go without a token under faults."""
+"""Gaps of streams under faults: which are too long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestGaps:
 
     def test_a_fault_at_its_place_accounts_for_it_and_no_other_does(self) -> None:
         watch = GapWatch(slack_s=1.0)
-        watch.strike(Kind.KILL_WORKER, 10.0, 0.0, ["w1"])
+        watch.record_fault(Kind.KILL_WORKER, 10.0, 0.0, ["w1"])
         assert watch.lost("r", "w1", None) is Kind.KILL_WORKER
         watch.ended("r", "w2", 10.0, 13.0)
         assert watch.gaps.too_long_count == 0
@@ -42,7 +42,7 @@ class TestGaps:
 
     def test_a_fault_accounts_for_no_more_than_its_bound(self) -> None:
         watch = GapWatch(slack_s=1.0)
-        watch.strike(Kind.FAIL_ENGINE, 10.0, 0.0, ["w1"])
+        watch.record_fault(Kind.FAIL_ENGINE, 10.0, 0.0, ["w1"])
         watch.lost("r", "w1", None)
         watch.ended("r", "w2", 10.0, 25.5)
         assert watch.gaps.too_long_count == 1
@@ -54,7 +54,7 @@ class TestGaps:
 
     def test_a_fault_of_everything_meets_every_stream(self) -> None:
         watch = GapWatch(slack_s=1.0)
-        watch.strike(Kind.STOP_BUS, 10.0, 5.0, None)
+        watch.record_fault(Kind.STOP_BUS, 10.0, 5.0, None)
         watch.ended("r", "w1", 9.9, 18.0)
         assert watch.gaps.too_long_count == 0
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from packaging.requirements import Requirement
 
-from tests.clients.page import NGINX_PLACE, PAGE, SERVER, SERVER_PLACE, files_of, moved, server_options
+from tests.clients.page import NGINX_PLACE, PAGE, SERVER, SERVER_PLACE, files_of, server_options, with_addresses
 from tests.clients.recipes import AS_OF, CLIENTS, Client, NodePackages, PythonPackages
 
 TEXT = PAGE.read_text()
@@ -37,7 +37,9 @@ def test_lines_fit_the_page(name: str) -> None:
 
 @EACH_CLIENT
 def test_a_client_finds_the_server_where_it_has_been_moved(client: Client) -> None:
-    programs = "".join(moved(FILES[name], "127.0.0.1:1", "127.0.0.1:2") for name in (*client.programs, *client.files))
+    programs = "".join(
+        with_addresses(FILES[name], "127.0.0.1:1", "127.0.0.1:2") for name in (*client.programs, *client.files)
+    )
     assert "127.0.0.1:1" in programs
     assert SERVER_PLACE not in programs
     assert NGINX_PLACE not in programs

@@ -47,4 +47,4 @@ def test_the_copy_has_packages_fixtures_and_shims(tmp_path: Path) -> None:
     assert (copy / "tests/__init__.py").exists()
     assert (copy / "tests/entrypoints/conftest.py").read_text() == "# entrypoints/conftest.py of vLLM\n"
     for shim in ("utils.py", "conftest.py"):
-        assert (copy / "tests" / shim).read_text().startswith('"""In place of vLLM')
+        assert (copy / "tests" / shim).read_text().startswith('"""Replaces vLLM')

@@ -14,7 +14,7 @@ Respond = Callable[["Exchange"], Awaitable[None]]
 
 @dataclass
 class Exchange:
-    """One request, and the means to answer it."""
+    """A request, with methods to answer it."""
 
     path: str
     headers: dict[str, str]
@@ -52,7 +52,7 @@ class Exchange:
 
 
 async def complete(exchange: Exchange) -> None:
-    """All that was asked for, at once."""
+    """Answer with all requested tokens at once."""
     wanted = exchange.body["max_tokens"]
     exchange.stream()
     exchange.tokens(wanted)
@@ -61,11 +61,11 @@ async def complete(exchange: Exchange) -> None:
 
 @dataclass
 class Stub:
-    """What it answers completions with, and what it was asked."""
+    """A server with a given handler of completions. `asked`: the completions that it has received."""
 
     respond: Respond = complete
     tokenize: Any = field(default_factory=lambda: {"tokens": [*range(300, 340)]})
-    """None: there is no such path."""
+    """Answer of `/tokenize`; None: the server has no such path."""
     models: tuple[str, Any] = ("200 OK", {"data": [{"id": "tiny", "max_model_len": 4096}]})
     port: int = 0
     asked: list[Exchange] = field(default_factory=list)

@@ -135,7 +135,7 @@ def test_the_first_chunk_of_a_chat_only_names_the_role() -> None:
     [
         ([text("a"), {"error": {"message": "the worker\nis gone"}}], "error in the stream", "the worker is gone"),
         ([{"object": "error", "message": "old style"}], "error in the stream", "old style"),
-        (["{"], "bad answer", "no completion"),
+        (["{"], "bad answer", "is not a completion"),
         ([text("a")], "broken off", "without an end"),
         ([text("", "stop"), used(5, 0), "[DONE]"], "no tokens", "no tokens"),
         (["[DONE]"], "no tokens", "no tokens"),

@@ -1,4 +1,4 @@
-"""What the command line refuses, and what a look at its help costs."""
+"""The command line of `dynamo load`: refused options, and the time that its help takes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ print(sorted({"asyncio", "msgspec", "ssl"} & set(sys.modules)))
         (["--rate=5", "--speed=2"], "--speed does not go with this kind of load; they belong to --trace"),
         (["--trace=/no/such/trace", "--input=5"], "--input does not go with this kind of load"),
         (["--trace=/no/such/trace"], "cannot read /no/such/trace"),
-        (["--rate=fast"], "no number"),
+        (["--rate=fast"], "is not a number"),
         (["--rate=5", "--input=0"], "--input must be a whole number"),
-        (["--rate=5", "--duration=5y"], "'5y' is no duration"),
+        (["--rate=5", "--duration=5y"], "'5y' is not a duration"),
         (["--rate=5", "--duration=5s", "--warmup=5s"], "nothing is left after the warm-up"),
         (["--rate=5", "--prefix-groups=2"], "--prefix-groups goes with --prefix-share only"),
-        (["--rate=5", "--slo=speed=5"], "'speed=5' is no objective"),
-        (["--rate=5", "--vocab=9-5"], "'9-5' is no range"),
+        (["--rate=5", "--slo=speed=5"], "'speed=5' is not an objective"),
+        (["--rate=5", "--vocab=9-5"], "'9-5' is not a range"),
         (["--rate=5", "--body=[]"], "--body: Expected `object`"),
         (["--rate=5", "--body={"], "--body"),
-        (["--rate=5", "--url=localhost:8000"], "is no address of an API"),
+        (["--rate=5", "--url=localhost:8000"], "is not the address of an API"),
         (["--rate=5", "--url=http://me:secret@h"], "the address holds a password"),
-        (["--rate=5", "--url=http://h:99999"], "is no address"),
-        (["--rate=5", f"--url=http://{'h' * 64}"], "is no address"),
+        (["--rate=5", "--url=http://h:99999"], "is not an address"),
+        (["--rate=5", f"--url=http://{'h' * 64}"], "is not an address"),
         (["--rate=5", "--api-key-file=/no/such/key"], "cannot read the API key in /no/such/key"),
         (["--rate=5", "--json=/no/such/folder/a.json"], "there is no folder /no/such/folder"),
         (["compare", "/no/such/a.json", "/no/such/b.json"], "cannot read /no/such/a.json"),

@@ -84,7 +84,7 @@ def test_a_run_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "cannot read"), ("{}", "no result of"), ("[", "no result of"), ("2", "has format 2")],
+    [(None, "cannot read"), ("{}", "not a file of"), ("[", "not a file of"), ("2", "has format 2")],
 )
 def test_files_that_are_no_runs(tmp_path: Path, content: str | None, says: str) -> None:
     path = tmp_path / "a.json"

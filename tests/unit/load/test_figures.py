@@ -139,10 +139,10 @@ def test_nothing_is_noted_of_a_sound_run() -> None:
     ("records", "cpu", "says"),
     [
         ([record(), not_sent()], 0.1, "1 requests were not sent"),
-        ([record(sent_s=0.05)], 0.1, "the generator was late itself: p99 50 ms"),
+        ([record(sent_s=0.05)], 0.1, "the generator was late: p99 50 ms"),
         ([record()], 0.93, "the generator used 93% of a core"),
-        ([record(0.01 * index) for index in range(40)], 0.1, "of 40 requests were still under way"),
-        ([record(tokens=2)], 0.1, "1 of 1 answers have another number of tokens than asked for"),
+        ([record(0.01 * index) for index in range(40)], 0.1, "of 40 requests were still in flight"),
+        ([record(tokens=2)], 0.1, "1 of 1 answers do not have the requested number of tokens"),
         ([record(prompt_tokens=None)], 0.1, "did not count tokens"),
         ([record(prompt_tokens=14)], 0.1, "counted 2.00 times the prompt tokens"),
         ([record(tokens=6)], 0.1, "chunks held 2.00 tokens"),
@@ -155,4 +155,4 @@ def test_what_makes_figures_doubtful_is_noted(records: list[Record], cpu: float,
 
 def test_a_closed_loop_is_always_behind() -> None:
     records = [record(0.01 * index) for index in range(40)]
-    assert "under way" not in noted(*records, is_closed=True)
+    assert "in flight" not in noted(*records, is_closed=True)

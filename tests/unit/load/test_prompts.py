@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -75,7 +76,7 @@ def test_text_has_as_many_words_as_asked_for() -> None:
 
 
 def test_a_large_vocabulary_is_used_all_over() -> None:
-    letters = {int(letter) for letter in Alphabet(range(1_000_000), 0)._table}
+    letters = {int(letter) for letter in Alphabet(range(1_000_000), 0).letters(random.Random(0), 2_000_000)}
     assert len(letters) == 65_536
     assert min(letters) < 1000
     assert max(letters) > 999_000

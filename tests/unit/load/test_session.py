@@ -35,8 +35,8 @@ class Notes:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def progress(self, elapsed_s: float, tally: SendCounts) -> None:
-        """Of no interest here."""
+    def progress(self, elapsed_s: float, counts: SendCounts) -> None:
+        """Do nothing: no test looks at the progress."""
 
 
 async def load(stub: Stub, environ: dict[str, str] | None = None, notes: Notes | None = None, **asked: Any) -> Run:
@@ -115,7 +115,7 @@ async def test_what_exceeds_the_cap_is_not_sent_and_fails() -> None:
         async with asyncio.timeout(30):
             await generator.open_loop(twenty())
     assert [record.error for record in generator.records] == [""] * 3 + ["not sent"] * 17
-    assert len(stub.asked) == generator.tally.sent == generator.tally.completed == 3
+    assert len(stub.asked) == generator.counts.sent == generator.counts.completed == 3
 
 
 async def test_a_closed_loop_has_so_many_under_way_and_reuses_their_connections() -> None:

@@ -18,7 +18,7 @@ from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.graph_watch import Snapshot
-from dynamo_local.monitor.metrics import METRICS, MOVE_GAP_SECONDS, FrontendState, samples
+from dynamo_local.monitor.metrics import METRICS, MIGRATION_GAP_SECONDS, FrontendState, samples
 from tests.unit.core.messages.messages_strategies import planner_reports, presences
 from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
 
@@ -27,9 +27,9 @@ FRONTEND = FrontendState(
     requests=4,
     roles=("frontend", "router", "decode", "prefill"),
     prefills={"long": 2},
-    moves={("moved", "drain"): 3},
-    moved_tokens=96,
-    moved_bytes=4096,
+    migrations={("moved", "drain"): 3},
+    pulled_tokens=96,
+    pulled_bytes=4096,
 )
 WHOLE = snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(3, 1), planner=REPORT)
 
@@ -64,9 +64,9 @@ def test_a_graph_is_told_of_whole() -> None:
     assert found["dynamo_router_assignments_total", "unassigned"] == 0
     assert found["dynamo_prefill_queue_jobs", "waiting"] == 3
     assert found["dynamo_prefills_total", "long"] == 2
-    assert found["dynamo_moves_total", "moved", "drain"] == 3
-    assert found["dynamo_moves_pulled_tokens_total",] == 96
-    assert found["dynamo_moves_pulled_bytes_total",] == 4096
+    assert found["dynamo_migrations_total", "moved", "drain"] == 3
+    assert found["dynamo_migrations_pulled_tokens_total",] == 96
+    assert found["dynamo_migrations_pulled_bytes_total",] == 4096
     assert found["dynamo_frontend_requests_in_flight",] == 4
     assert found["dynamo_planner_workers", "decode", "starting"] == 1
     assert found["dynamo_planner_kv_usage_ratio", "decode"] == 0.75
@@ -103,11 +103,11 @@ def test_histograms_stand_beside_the_rest() -> None:
     for gap_s in (0.05, 0.5, 7.0):
         gaps.observe(gap_s)
     registry = CollectorRegistry()
-    expose(list, {MOVE_GAP_SECONDS: gaps}, registry)
+    expose(list, {MIGRATION_GAP_SECONDS: gaps}, registry)
     text = generate_latest(registry).decode()
-    assert 'dynamo_move_gap_seconds_bucket{le="1.0"} 2.0' in text
-    assert "dynamo_move_gap_seconds_count 3.0" in text
-    assert "dynamo_move_gap_seconds_sum 7.55" in text
+    assert 'dynamo_migration_gap_seconds_bucket{le="1.0"} 2.0' in text
+    assert "dynamo_migration_gap_seconds_count 3.0" in text
+    assert "dynamo_migration_gap_seconds_sum 7.55" in text
 
 
 def test_processes_without_an_engine_have_no_series_of_workers() -> None:

@@ -1,4 +1,4 @@
-"""How fast counters grow."""
+"""Rates of counters."""
 
 from __future__ import annotations
 

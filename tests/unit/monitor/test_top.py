@@ -1,4 +1,4 @@
-"""What `dynamo top` shows, and how it is drawn."""
+"""The contents of `dynamo top`, and its drawing."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_long_names_and_reasons_do_not_break_the_table() -> None:
     assert sum(line.count("no change") for line in lines) == 30
 
 
-def test_moves_are_told_of_once_there_are_any() -> None:
-    assert not any("moves" in line for line in lines_of(whole()))
+def test_migrations_are_told_of_once_there_are_any() -> None:
+    assert not any("migrations" in line for line in lines_of(whole()))
     lines = lines_of(view_of("ns", snapshot(FRONTEND), Rates(), None))
-    assert lines[1].rstrip() == "moves: 5 done, 1 not, last gap 18 ms (1.9 steps)"
+    assert lines[1].rstrip() == "migrations: 5 done, 1 not, last gap 18 ms (1.9 steps)"
 
 
 def test_a_terminal_without_unicode_gets_a_bar_nevertheless() -> None:

@@ -1,4 +1,4 @@
-"""The planner's loop on a fleet that is made up, in time that is made up: what it pulls, when, and what it tells."""
+"""The planner's loop with fake pulls, a fake actuator and virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, SupervisorError
-from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, Change, DeviceLimits
+from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions
@@ -25,22 +25,22 @@ ADD = AddWorker("decode", "VllmWorker")
 
 @dataclass
 class FakeActuator:
-    """Does what it is told to, or raises."""
+    """An actuator that applies actions, or raises as it is set to."""
 
     raises: Exception | None = None
-    applied: list[tuple[Change, DeviceLimits]] = field(default_factory=list)
+    applied: list[tuple[Action, DeviceLimits]] = field(default_factory=list)
     reconciled: int = 0
     before: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a change begins."""
+    """Set when an action begins."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def apply(self, change: Change, limits: DeviceLimits) -> ActionOutcome:
-        self.applied.append((change, limits))
+    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
+        self.applied.append((action, limits))
         self.before.set()
         await self.may_end.wait()
         if self.raises is not None:
             raise self.raises
-        return ActionOutcome(change, True, "ns_VllmWorker_1", "ready", 1.0)
+        return ActionOutcome(action, True, "ns_VllmWorker_1", "ready", 1.0)
 
     async def reconcile(self) -> tuple[str, ...]:
         self.reconciled += 1
@@ -49,7 +49,7 @@ class FakeActuator:
 
 @dataclass
 class Told:
-    """A recorder that remembers."""
+    """A recorder that keeps what it receives."""
 
     pulls: list[Observation] = field(default_factory=list)
     decisions: list[tuple[Decision, tuple[ActionOutcome, ...]]] = field(default_factory=list)
@@ -80,17 +80,17 @@ def actuator() -> FakeActuator:
     return actuator
 
 
-async def test_an_interval_is_watched_decided_on_changed_and_told(actuator: FakeActuator, told: Told) -> None:
-    begun: list[Change | None] = []
+async def test_an_interval_is_watched_decided_on_acted_on_and_recorded(actuator: FakeActuator, told: Told) -> None:
+    begun: list[Action | None] = []
     decision = await PlannerLoop(OPTIONS, busy, actuator, [told], begun.append).adjust()
-    assert decision.changes == (ADD,)
+    assert decision.actions == (ADD,)
     assert actuator.applied == [(ADD, DeviceLimits(4))]
     assert len(told.pulls) >= 2
     assert told.decisions == [(decision, (ActionOutcome(ADD, True, "ns_VllmWorker_1", "ready", 1.0),))]
     assert begun == [ADD, None]
 
 
-async def test_nothing_is_pulled_while_a_change_is_under_way(actuator: FakeActuator, told: Told) -> None:
+async def test_nothing_is_pulled_while_an_action_is_under_way(actuator: FakeActuator, told: Told) -> None:
     actuator.may_end.clear()
     adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
     await asyncio.wait_for(actuator.before.wait(), 10)
@@ -101,17 +101,17 @@ async def test_nothing_is_pulled_while_a_change_is_under_way(actuator: FakeActua
     await asyncio.wait_for(adjusting, 10)
 
 
-async def test_a_decision_is_told_though_the_planner_is_ended_meanwhile(actuator: FakeActuator, told: Told) -> None:
+async def test_a_decision_is_recorded_though_the_planner_is_ended_meanwhile(actuator: FakeActuator, told: Told) -> None:
     actuator.may_end.clear()
     adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
     await asyncio.wait_for(actuator.before.wait(), 10)
     adjusting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await adjusting
-    assert [(decision.changes, outcomes) for decision, outcomes in told.decisions] == [((ADD,), ())]
+    assert [(decision.actions, outcomes) for decision, outcomes in told.decisions] == [((ADD,), ())]
 
 
-async def test_who_only_observes_changes_nothing(actuator: FakeActuator, told: Told) -> None:
+async def test_a_planner_that_only_observes_does_not_act(actuator: FakeActuator, told: Told) -> None:
     options = PlannerOptions(adjustment_interval=0.01, metric_pulling_interval=0.01, no_operation=True)
     planner = asyncio.create_task(PlannerLoop(options, busy, actuator, [told]).run())
     async with asyncio.timeout(10):
@@ -119,22 +119,22 @@ async def test_who_only_observes_changes_nothing(actuator: FakeActuator, told: T
             await asyncio.sleep(0.005)
     planner.cancel()
     assert (actuator.applied, actuator.reconciled) == ([], 0)
-    assert told.decisions[0][0].changes == (ADD,)
+    assert told.decisions[0][0].actions == (ADD,)
     assert told.decisions[0][1] == ()
 
 
-async def test_a_change_that_fails_is_told_and_the_planner_goes_on(actuator: FakeActuator, told: Told) -> None:
+async def test_an_action_that_fails_is_recorded_and_the_planner_goes_on(actuator: FakeActuator, told: Told) -> None:
     actuator.raises = SupervisorError("circus does not answer")
     planner = PlannerLoop(OPTIONS, busy, actuator, [told])
     await planner.adjust()
     await planner.adjust()
     (_, outcomes), (again, none) = told.decisions
     assert (outcomes[0].done, outcomes[0].note) == (False, "circus does not answer")
-    assert (again.changes, none) == ((), ())
-    assert "but the last change failed" in again.text
+    assert (again.actions, none) == ((), ())
+    assert "but the last action failed" in again.text
 
 
-async def test_what_was_left_behind_is_looked_for_first(actuator: FakeActuator) -> None:
+async def test_the_server_is_reconciled_first(actuator: FakeActuator) -> None:
     async def ended() -> Observation:
         assert actuator.reconciled == 1
         raise NotRunningError("the server has ended")
@@ -146,8 +146,8 @@ async def test_what_was_left_behind_is_looked_for_first(actuator: FakeActuator) 
 # Decisions on disk
 
 
-def decided_on(changes: tuple[Change, ...] = (ADD,)) -> Decision:
-    return Decision(10.0, "load", (), changes, 2, 4)
+def decided_on(actions: tuple[Action, ...] = (ADD,)) -> Decision:
+    return Decision(10.0, "load", (), actions, 2, 4)
 
 
 def test_a_decision_is_a_line_of_json(tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_a_decision_is_a_line_of_json(tmp_path: Path) -> None:
     log.decided(decided_on(()), ())
     first, second = map(json.loads, log.path.read_text().splitlines())
     assert (first["time"], first["model"], first["policy"], first["devices"]) == (5.0, "m", "load", 2)
-    assert first["changes"] == [{"change": "AddWorker", "role": "decode", "component": "VllmWorker"}]
+    assert first["actions"] == [{"action": "AddWorker", "role": "decode", "component": "VllmWorker"}]
     assert first["outcomes"] == [
-        {"change": "add a decode worker", "done": False, "watcher": None, "note": "no", "took_s": 1.235}
+        {"action": "add a decode worker", "done": False, "watcher": None, "note": "no", "took_s": 1.235}
     ]
-    assert (second["changes"], second["outcomes"]) == ([], [])
+    assert (second["actions"], second["outcomes"]) == ([], [])
     assert log.path.stat().st_mode & 0o077 == 0
 
 

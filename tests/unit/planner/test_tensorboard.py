@@ -1,4 +1,4 @@
-"""What the planner sees and decides, read back from its event files with TensorBoard's own reader."""
+"""The planner's event files, read back with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_local.core.planning.actions import ActionOutcome, AddWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
 from dynamo_local.planner.event_folder import EventFolder
-from dynamo_local.planner.tensorboard import ALL_DECISIONS, CHANGES, TensorBoardRecorder
+from dynamo_local.planner.tensorboard import ACTING_DECISIONS, ALL_DECISIONS, TensorBoardRecorder
 
 BUSY = WorkerSeen("ns_VllmWorker", "decode", "routable", 1, Reading(8, 4, 0.9, 0.1), 1000)
 CALM = WorkerSeen("ns_VllmWorker_1", "decode", "routable", 1, Reading(1, 0, 0.5, 0.1), 1000)
@@ -32,7 +32,7 @@ DECISION = Decision(
     at=130.0,
     policy="load",
     verdicts=(Verdict("decode", 1, "mean KV 0.93 > 0.9", {"mean kv": 0.93, "trend": None}),),
-    changes=(ADD,),
+    actions=(ADD,),
     devices=5,
     max_devices=8,
 )
@@ -52,7 +52,7 @@ def read_back(recorder: TensorBoardRecorder) -> EventAccumulator:
 
 
 def scalars(events: EventAccumulator) -> dict[str, float]:
-    """Each series' last value."""
+    """Return the last value of each series."""
     return {tag: round(events.Scalars(tag)[-1].value, 4) for tag in events.Tags()["scalars"]}
 
 
@@ -119,7 +119,7 @@ def test_a_decision_is_text_with_its_numbers_its_reason_and_what_became_of_it(re
         assert part in text
     assert event.step == 30
     assert event.wall_time == WALL
-    assert events.Tensors(CHANGES)[0].tensor_proto == event.tensor_proto
+    assert events.Tensors(ACTING_DECISIONS)[0].tensor_proto == event.tensor_proto
     found = scalars(events)
     assert found["decision/decode_wanted"] == 1
     assert found["decision/decode_mean_kv"] == 0.93
@@ -128,7 +128,7 @@ def test_a_decision_is_text_with_its_numbers_its_reason_and_what_became_of_it(re
 
 
 def test_decisions_that_change_nothing_are_told_apart(recorder: TensorBoardRecorder) -> None:
-    recorder.decided(replace(DECISION, changes=()), [])
+    recorder.decided(replace(DECISION, actions=()), [])
     assert read_back(recorder).Tags()["tensors"] == [ALL_DECISIONS]
 
 
@@ -165,15 +165,13 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_once(tmp_path: Path) -> N
         TensorBoardRecorder(tmp_path / "file")
 
 
-def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
-    recorder: TensorBoardRecorder, caplog: pytest.LogCaptureFixture
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    recorder: TensorBoardRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(EventFolder):
-        def add(self, event: object) -> None:
-            raise OSError(28, "No space left on device")
+    def add(_folder: EventFolder, _event: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    assert recorder._files is not None
-    recorder._files.__class__ = Full
+    monkeypatch.setattr(EventFolder, "add", add)
     recorder.observed(PULL)
     recorder.observed(PULL)
     recorder.close()

@@ -1,4 +1,4 @@
-"""What is left out of a curve can be read off the points that are kept."""
+"""Thinned curves: straight lines between the kept points reproduce the dropped ones."""
 
 from __future__ import annotations
 

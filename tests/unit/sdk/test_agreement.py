@@ -1,4 +1,4 @@
-"""What frontend and workers must agree on is given once, to any of them, and reaches all."""
+"""Keys on which frontend and workers must agree: given once, to any of them, they reach all."""
 
 from __future__ import annotations
 

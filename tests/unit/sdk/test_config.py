@@ -264,7 +264,7 @@ def test_no_error_shows_a_secret(graph: Graph, write: Any) -> None:
     ids=str,
 )
 def test_a_role_may_depend_on_who_else_is_there(others: tuple[type, ...], role: str) -> None:
-    """Of several that would decide it, the first that the decorator names does."""
+    """The first role that the decorator names and the graph has decides."""
     graph = build_graph(f"{HERE}.roles:Front", Front, [(Front, other) for other in (Worker, *others)])
     resolved = resolve(graph)
     assert resolved.service("Worker").role == role

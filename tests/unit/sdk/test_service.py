@@ -132,7 +132,7 @@ def _a_class(name: str) -> type:
     ("decorate", "message"),
     [
         (lambda: service()(_a_class("lower")), "service lower: service name 'lower' is not valid"),
-        (lambda: service()(_a_class("Nats")), "service Nats: the name is taken"),
+        (lambda: service()(_a_class("Nats")), "service Nats: the name is reserved"),
         (
             lambda: service(workers=0)(_a_class("A")),
             "service A: workers must be a whole number of at least 1",

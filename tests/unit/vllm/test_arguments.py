@@ -21,7 +21,7 @@ def test_what_is_fixed_says_so_and_guesses_nothing(graph: Graph, service: str, k
     for option in (f"--{service}.{key}=1", f"--{service}.common-configs=[{key}]"):
         with pytest.raises(ConfigError) as caught:
             resolve(graph, overrides=[option])
-        assert caught.value.cause.endswith("it is fixed by this project")
+        assert caught.value.cause.endswith("dynamo-local sets it")
         assert caught.value.remedy == MANAGED[key]
 
 

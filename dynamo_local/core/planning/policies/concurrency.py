@@ -1,6 +1,6 @@
-"""Policy `concurrency`: LLM Engine's scaling. So many workers that each has its number of requests.
+"""Policy `concurrency`: a fixed number of requests in flight per worker, as in LLM Engine.
 
-The highest demand of the last while counts, so that workers come at once and go late.
+The highest demand within `concurrency-window` counts, so workers are added at once and removed late.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dynamo_local.core.planning.proposals import Proposal, unread
 from dynamo_local.core.planning.window import History, RoleWindow, Window
 
 
-def wish(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
-    """See `wishes.Policy`. For prefill workers, jobs in the queue and in hand count."""
+def propose(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
+    """Propose by requests in flight; for prefill workers by jobs, waiting and in hand."""
     prefill = role.role == PREFILL_ROLE
     now = _demand(role.role, window)
     figures: dict[str, float | None] = {"in_flight": now, "most_in_flight": None, "workers_wanted": None}
@@ -49,7 +49,7 @@ def _span(options: PlannerOptions) -> float:
 
 
 def _unwatched(window: Window, history: History, options: PlannerOptions) -> str | None:
-    """A worker goes only when the demand has been low for the whole time."""
+    """Return why the demand is not known to have been low for the whole window, or None if it is."""
     since = min([window.started, *(then.started for then in history)])
     watched = window.ended - since
     return None if watched >= _span(options) else f"it has been watched for {watched:.0f} s only"

@@ -1,19 +1,19 @@
-"""Policy `freeness`: Llumnix's scaling. Keeps the mean freeness of the workers in a range (core/fleet/freeness.py)."""
+"""Policy `freeness`: keeps the mean freeness of the workers in a range, as Llumnix does (core/fleet/freeness.py)."""
 
 from __future__ import annotations
 
 from dynamo_local.core.fleet.freeness import freeness, measured
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.policies.load import prefill_wish
+from dynamo_local.core.planning.policies.load import propose_prefill
 from dynamo_local.core.planning.proposals import Proposal, unread
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow, mean
 
 
-def wish(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
-    """See `wishes.Policy`. Prefill workers hold no requests that grow, so for them the queue counts."""
+def propose(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
+    """Propose by mean freeness. For prefill workers the queue counts instead, since their requests do not grow."""
     if role.role == PREFILL_ROLE:
-        return prefill_wish(role, window, history, options)
+        return propose_prefill(role, window, history, options)
     now = mean_freeness(role)
     figures = {"freeness": now, "kv_usage": role.kv_usage, "waiting": role.waiting}
     if now is None:
@@ -36,12 +36,12 @@ def wish(role: RoleWindow, window: Window, history: History, options: PlannerOpt
 
 
 def mean_freeness(role: RoleWindow) -> float | None:
-    """Of the routable workers whose load is known."""
+    """Return the mean freeness of the routable workers whose load is known; None if there is none."""
     return mean(_freeness(worker) for worker in role.known)
 
 
 def fewest_running(role: RoleWindow) -> str | None:
-    """The worker that has least to finish; of several, the one with the highest suffix."""
+    """Return the worker with the fewest running requests; of several, the one with the highest suffix."""
     known = sorted(role.known, key=lambda worker: worker.rank, reverse=True)
     return min(known, key=lambda worker: worker.running or 0.0).watcher if known else None
 
@@ -53,8 +53,8 @@ def _freeness(worker: WorkerWindow, times: float = 1.0) -> float | None:
 
 
 def _held(role: RoleWindow, history: History, intervals: int) -> list[float | None]:
-    """Mean freeness in the intervals before this one, as many as are asked for; None where there were other workers:
-    after a change, the load has to settle."""
+    """Return the mean freeness of the `intervals - 1` windows before this one, oldest first. None stands for a window
+    that is missing or had other workers: the load has to settle after an action."""
     before = [window.role(role.role) for window in history[len(history) - (intervals - 1) :]] if intervals > 1 else []
     values = [mean_freeness(then) if then is not None and _names(then) == _names(role) else None for then in before]
     return [*([None] * (intervals - 1 - len(values))), *values]

@@ -1,7 +1,7 @@
-"""Policy `load`: KV usage and length of the prefill queue against thresholds, as Dynamo's planner does it.
+"""Policy `load`: compares KV usage and the length of the prefill queue with thresholds, as Dynamo's planner does.
 
-To its rules one is added on the way down: a worker goes only if the others can do its work. Otherwise a constant load
-between the thresholds would have a worker come and go for ever (two at 0.45 of their KV become one at 0.9).
+Unlike there, a worker is removed only if the others can take its work. Otherwise a constant load between the thresholds
+would add and remove a worker for ever (two workers at 0.45 of their KV become one at 0.9).
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from dynamo_local.core.planning.proposals import Proposal, added_within, unread
 from dynamo_local.core.planning.window import History, QueueWindow, RoleWindow, Window
 
 NEW_DECODE_WORKER_GRACE_PERIOD = 3
-"""Adjustment intervals after a new decode worker in which none is removed: its KV cache fills only then."""
+"""Adjustment intervals after a new decode worker in which none is removed, since its KV cache is only filling."""
 
 NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD = 3
-"""Adjustment intervals that a queue, by its trend, has to become short by itself."""
+"""Adjustment intervals within which a queue whose trend makes it short gets no new worker."""
 
 MAX_BUSY = 0.8
-"""Share of the time for which the prefill workers that stay may be busy. At 1 their queue would grow for ever."""
+"""Maximum share of the time for which the remaining prefill workers may be busy, 0 to 1. At 1 their queue would grow
+without end."""
 
 
-def wish(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
-    """See `wishes.Policy`."""
+def propose(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
+    """Propose by KV usage for decode and aggregated workers, by the prefill queue for prefill workers."""
     if role.role == PREFILL_ROLE:
-        return prefill_wish(role, window, history, options)
-    return _decode_wish(role, history, options)
+        return propose_prefill(role, window, history, options)
+    return _propose_decode(role, history, options)
 
 
-def _decode_wish(role: RoleWindow, history: History, options: PlannerOptions) -> Proposal:
+def _propose_decode(role: RoleWindow, history: History, options: PlannerOptions) -> Proposal:
     pressure = role.pressure
     figures = {"pressure": pressure, "kv_usage": role.kv_usage, "waiting": role.waiting}
     if pressure is None:
@@ -56,8 +57,8 @@ def _why_keep(role: RoleWindow, history: History, pressure: float, up: float) ->
     return None
 
 
-def prefill_wish(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
-    """Other policies go by the queue as well. (No history: a queue has none.)"""
+def propose_prefill(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
+    """Propose for the prefill role by the length of the prefill queue. Shared with policy `freeness`."""
     queue, workers = window.queue, len(role.routable)
     if queue is None:
         return Proposal(0, "hold: the prefill queue cannot be read", {"queue": None})

@@ -1,4 +1,4 @@
-"""Fleets as the planner sees them, made up for its tests; and one that lives, with a load that does not change."""
+"""Observations for tests of the planner, and a simulated fleet under a constant load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynamo_local.core.fleet.readings import Reading
-from dynamo_local.core.planning.actions import AddWorker, Change, RemoveWorker, SwitchRole
+from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
@@ -20,9 +20,9 @@ KV_TOKENS = 32_768
 RUNNING_AT_ONCE = 8
 """Requests of a decode worker whose batch is full."""
 HEAD_TOKENS = KV_TOKENS // RUNNING_AT_ONCE
-"""What a request that waits needs, unless a test says otherwise."""
+"""Default size of a waiting request, in tokens."""
 JOBS_IN_HAND = 4
-"""Of a prefill worker that is busy."""
+"""Jobs in the hands of a busy prefill worker."""
 
 
 def worker(
@@ -36,7 +36,7 @@ def worker(
     standing: Standing = "routable",
     devices: int = 1,
 ) -> WorkerSeen:
-    """`kv` None: nothing is known of its load."""
+    """Return a decode worker. `kv` None: its load is unknown."""
     reading = None if kv is None else Reading(running, waiting, kv, 0.1, head_tokens if waiting else 0)
     return WorkerSeen(f"ns_{name}", role, standing, devices, reading, KV_TOKENS)
 
@@ -57,7 +57,7 @@ def pull(
 
 
 def quiet_history(window: Window, intervals: int = 4) -> History:
-    """As if everything had been so for long."""
+    """Return a history in which every interval was like the window."""
     return (window,) * intervals
 
 
@@ -66,7 +66,7 @@ def decision_of(
     options: PlannerOptions | None = None,
     history: History | None = None,
 ) -> Decision:
-    """Decides on these pulls; without a history, as if everything had been so for long."""
+    """Decide on these pulls. Without `history`, all earlier intervals were alike."""
     window = aggregate([pulls] if isinstance(pulls, Observation) else pulls)
     known = quiet_history(window) if history is None else history
     return decide(window, known, options or PlannerOptions(), window.ended)
@@ -78,9 +78,9 @@ def reason_of(decision: Decision, role: str) -> str:
 
 @dataclass
 class LivingFleet:
-    """Workers under a load that stays as it is. `decode_work` and `prefill_work` are in workers: 1.5 keeps one and a
-    half workers busy for all of the time. What is too much for decode workers waits there, for prefill workers in the
-    queue, `jobs_per_interval` of them for each worker that is missing, and drains likewise."""
+    """A simulated fleet under a constant load. `decode_work` and `prefill_work` are in workers: 1.5 keeps one and a
+    half workers busy all the time. Excess work waits at decode workers, or as jobs in the prefill queue, which grows by
+    `jobs_per_interval` for each missing worker and shrinks likewise."""
 
     options: PlannerOptions
     decode_work: float
@@ -93,14 +93,14 @@ class LivingFleet:
     decisions: list[Decision] = field(default_factory=list)
 
     def interval(self) -> Decision:
-        """One adjustment interval, and what is decided at its end, done at once."""
+        """Simulate an adjustment interval, and apply the actions at its end at once."""
         pulls = [self._pull() for _ in range(5)]
         window = aggregate(pulls)
         decision = decide(window, self.history, self.options, self.now)
         self.history = remember(self.history, window, self.options)
         self.decisions.append(decision)
-        for change in decision.changes:
-            self._apply(change)
+        for action in decision.actions:
+            self._apply(action)
         return decision
 
     def count(self, role: str) -> int:
@@ -124,13 +124,13 @@ class LivingFleet:
                 running = min(requests, RUNNING_AT_ONCE)
                 seen.append(worker(name, role, usage, running=running, waiting=requests - running))
             else:
-                # Busy in so many of five pulls.
+                # A partly busy worker has work at that share of the five pulls.
                 seen.append(prefiller(name, busy=self.queue > 0 or step < busy * 5 - 0.5))
         in_hand = math.ceil(JOBS_IN_HAND * min(self.prefill_work, prefilling))
         return pull(*seen, at=self.now, queue=QueueReading(int(self.queue), in_hand))
 
-    def _apply(self, change: Change) -> None:
-        match change:
+    def _apply(self, action: Action) -> None:
+        match action:
             case AddWorker(component=component, role=role):
                 index = next(i for i in range(1, 100) if f"{component}_{i}" not in self.roles)
                 self.roles[f"{component}_{index}"] = role

@@ -1,4 +1,4 @@
-"""From statefile, presences and queue to an observation and a window: nothing that is unknown becomes a number."""
+"""Observations and windows from statefile, presences and queue: nothing unknown becomes a number."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def test_means_are_of_the_readings_there_are() -> None:
 
 
 def prefilling(*told: tuple[float, float | None]) -> float | None:
-    """How busy a prefill worker was that told these times of work, each when it was pulled. It is never seen at it."""
+    """Return how busy a prefill worker was, from pairs of a pull's time and its reported time of work. No reading shows
+    the worker at work."""
     pulls = [
         pull(replace(prefiller(), reading=Reading(0, 0, 0.0, 0.0, prefill_s=prefill_s)), at=at)
         for at, prefill_s in told

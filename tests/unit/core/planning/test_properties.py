@@ -1,4 +1,4 @@
-"""What holds for every policy, whatever it sees."""
+"""Properties of every policy, for arbitrary observations."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_budget_is_never_exceeded(situation: tuple[list[list[Observation]], 
         role: max([options.decode_engine_num_gpu, *(one.devices for one in last.workers if one.role == role)])
         for role in {*DISAGGREGATED, *AGGREGATED}
     }
-    added = sum(cost[change.role] for change in decision.changes if isinstance(change, AddWorker))
+    added = sum(cost[action.role] for action in decision.actions if isinstance(action, AddWorker))
     limit = options.max_gpu_budget if last.inventory is None else min(options.max_gpu_budget, last.inventory)
     # What leaves gives its devices back later, if ever: it does not count.
     assert added == 0 or held + added <= limit
@@ -107,7 +107,7 @@ def test_the_budget_is_never_exceeded(situation: tuple[list[list[Observation]], 
 
 @given(situations())
 def test_each_role_changes_by_one_at_most(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
-    changed = [role for change in decided(*situation).changes for role in roles_of(change)]
+    changed = [role for action in decided(*situation).actions for role in roles_of(action)]
     assert len(changed) == len(set(changed))
 
 
@@ -115,11 +115,11 @@ def test_each_role_changes_by_one_at_most(situation: tuple[list[list[Observation
 def test_no_role_falls_below_its_minimum(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
     found, options = situation
     last = found[-1][-1].workers or ()
-    for change in decided(found, options).changes:
-        if isinstance(change, RemoveWorker | SwitchRole):
-            stay = [one for one in last if one.role == change.role and one.standing != "retiring"]
-            assert change.watcher in {one.watcher for one in stay if one.standing == "routable"}
-            assert sum(one.devices for one in stay if one.watcher != change.watcher) >= options.min_gpu_budget
+    for action in decided(found, options).actions:
+        if isinstance(action, RemoveWorker | SwitchRole):
+            stay = [one for one in last if one.role == action.role and one.standing != "retiring"]
+            assert action.watcher in {one.watcher for one in stay if one.standing == "routable"}
+            assert sum(one.devices for one in stay if one.watcher != action.watcher) >= options.min_gpu_budget
 
 
 @given(situations(), st.randoms())
@@ -153,10 +153,10 @@ def test_what_is_unknown_holds(situation: tuple[list[list[Observation]], Planner
         ]
         for pulls in found
     ]
-    changes = decided(blind, replace(options, policy=policy)).changes
-    assert all(isinstance(change, AddWorker) for change in changes)
-    for change in changes:
-        staying = [one for one in blind[-1][-1].of_role(change.role) if one.standing != "retiring"]
+    actions = decided(blind, replace(options, policy=policy)).actions
+    assert all(isinstance(action, AddWorker) for action in actions)
+    for action in actions:
+        staying = [one for one in blind[-1][-1].of_role(action.role) if one.standing != "retiring"]
         assert sum(one.devices for one in staying) < options.min_gpu_budget
 
 
@@ -165,7 +165,7 @@ def test_a_fleet_that_cannot_be_read_is_left_alone(situation: tuple[list[list[Ob
     found, options = situation
     last = replace(found[-1][-1], workers=None)
     decision = decided([*found[:-1], [*found[-1], last]], options)
-    assert decision.changes == ()
+    assert decision.actions == ()
     assert decision.devices is None
 
 
@@ -174,7 +174,7 @@ work = st.floats(0.05, 5.0)
 
 @given(policies, work, work, st.integers(2, 9))
 def test_a_constant_load_is_answered_once(policy: Name, decode: float, prefill: float, budget: int) -> None:
-    """The fleet comes to rest, and on its way there turns round no more than a backlog makes it."""
+    """The fleet settles, and reverses its direction only because of a backlog."""
     fleet = LivingFleet(PlannerOptions(policy=policy, max_gpu_budget=budget, concurrency_window=90.0), decode, prefill)
     totals = [fleet.total]
     for _ in range(60):
@@ -182,4 +182,4 @@ def test_a_constant_load_is_answered_once(policy: Name, decode: float, prefill: 
         totals.append(fleet.total)
         assert fleet.total <= budget
         assert min(fleet.count("decode"), fleet.count("prefill")) >= 1
-    assert not any(decision.changes for decision in fleet.decisions[-15:]), [d.text for d in fleet.decisions[-6:]]
+    assert not any(decision.actions for decision in fleet.decisions[-15:]), [d.text for d in fleet.decisions[-6:]]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo_local.core.planning.actions import AddWorker, Change, DeviceLimits, RemoveWorker, Restart, SwitchRole
+from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.remove import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
@@ -159,7 +159,7 @@ async def test_without_a_bus_a_worker_is_still_removed(fake: FakePorts, actuator
     ],
 )
 async def test_what_cannot_be_done_is_refused_and_changes_nothing(
-    fake: FakePorts, actuator: LocalActuator, change: Change, limits: DeviceLimits, why: str
+    fake: FakePorts, actuator: LocalActuator, change: Action, limits: DeviceLimits, why: str
 ) -> None:
     before = (fake.state, dict(fake.watchers))
     outcome = await actuator.apply(change, limits)

@@ -1,4 +1,4 @@
-"""What became of all requests."""
+"""Results of all requests of a run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tests.chaos.answers import FAILURES, Outcome
 from tests.chaos.gaps import Gaps
 
 _DETAILS = 50
-"""Failures told one by one."""
+"""Maximum number of failures with details."""
 
 
-class Tally(msgspec.Struct):
-    """Counts, and the first failures in words. Sums up over frontends and processes."""
+class Results(msgspec.Struct):
+    """Counts of requests, and the first failures in words. Can be summed over frontends and processes."""
 
     outcomes: dict[str, int] = {}
     reasons: dict[str, int] = {}
     tokens: int = 0
     failures: list[str] = []
     silences: dict[int, int] = {}
-    """Requests by their longest silence, in whole seconds."""
+    """Number of requests by their longest silence, in whole seconds."""
     prefills: dict[str, int] = {}
-    """What the frontends decided about remote prefill, and what became of it."""
-    moves: dict[str, int] = {}
-    """How moves ended, and why they began."""
+    """The frontends' decisions about remote prefill, by outcome."""
+    migrations: dict[str, int] = {}
+    """Migrations by outcome and reason."""
     gaps: Gaps = msgspec.field(default_factory=Gaps)
-    """Between the tokens of streams."""
+    """Gaps between the tokens of streams."""
 
     def add(self, outcome: Outcome, tokens: int, longest_silence_s: float, reason: str, what: str) -> None:
         """Count a request. `what` describes it, for a failure."""
@@ -40,16 +40,16 @@ class Tally(msgspec.Struct):
             if len(self.failures) < _DETAILS:
                 self.failures.append(f"{outcome.value}: {reason} [{what}]")
 
-    def plus(self, other: Tally) -> Tally:
-        """Both together."""
-        return Tally(
+    def plus(self, other: Results) -> Results:
+        """Return the sum of both."""
+        return Results(
             dict(Counter(self.outcomes) + Counter(other.outcomes)),
             dict(Counter(self.reasons) + Counter(other.reasons)),
             self.tokens + other.tokens,
             [*self.failures, *other.failures],
             dict(Counter(self.silences) + Counter(other.silences)),
             dict(Counter(self.prefills) + Counter(other.prefills)),
-            dict(Counter(self.moves) + Counter(other.moves)),
+            dict(Counter(self.migrations) + Counter(other.migrations)),
             self.gaps.plus(other.gaps),
         )
 
@@ -63,10 +63,10 @@ class Tally(msgspec.Struct):
 
     @property
     def defects(self) -> list[str]:
-        """What may not be, in words."""
+        """The defects among the results, in words."""
         found = [f"{self.failed} requests failed"] if self.failures else []
         too_long = self.gaps.too_long_count
-        return found + ([f"{too_long} gaps were longer than the faults account for"] if too_long else [])
+        return found + ([f"{too_long} gaps were longer than the faults explain"] if too_long else [])
 
     @property
     def right(self) -> int:

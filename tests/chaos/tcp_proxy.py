@@ -1,4 +1,4 @@
-"""A wire between a frontend and NATS that can be cut, or go dead, without either end being touched."""
+"""A TCP proxy between a frontend and NATS whose connections can be broken or stalled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dynamo_local.bus.nats import BusAddress
 _CHUNK = 65536
 
 
-class Wire:
-    """Forwards TCP. Use as an asynchronous context manager; `address` is where to connect instead."""
+class TcpProxy:
+    """Forwards TCP connections to `far_end`. An asynchronous context manager; clients connect to `address`."""
 
     def __init__(self, far_end: BusAddress) -> None:
         self._far_end = far_end
@@ -23,7 +23,7 @@ class Wire:
         self._writers: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Wire:
+    async def __aenter__(self) -> TcpProxy:
         self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
         return self
 
@@ -41,14 +41,14 @@ class Wire:
         port = self._server.sockets[0].getsockname()[1]
         return BusAddress(f"nats://127.0.0.1:{port}", self._far_end.token)
 
-    async def go_dead(self, seconds: float) -> None:
-        """Nothing comes through, and neither end is told. What was sent arrives afterwards."""
+    async def stall(self, seconds: float) -> None:
+        """Forward nothing for `seconds`, without closing a connection. Held data arrive afterwards."""
         self._flows.clear()
         await asyncio.sleep(seconds)
         self._flows.set()
 
-    async def sever(self, seconds: float) -> None:
-        """The connection breaks with all that is on the way, and cannot be made again for so long."""
+    async def disconnect(self, seconds: float) -> None:
+        """Break all connections, with the data in transit, and refuse new ones for `seconds`."""
         self._severed = True
         self._abort()
         await asyncio.sleep(seconds)
@@ -86,5 +86,5 @@ class Wire:
                 await self._flows.wait()
                 sink.write(data)
                 await sink.drain()
-        # One direction at its end is the end of both.
+        # NATS closes both directions together, so the end of one is the end of the connection.
         sink.transport.abort()

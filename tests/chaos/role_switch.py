@@ -1,4 +1,4 @@
-"""A worker that decodes takes up the other role for a while, in the way of operators."""
+"""Switches a decode worker to the prefill role for a while, as `dynamo role` does."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _AGAIN_S = 0.2
 _BACK_WITHIN_S = 60.0
 
 
-class Turning:
-    """Of the workers of one graph with a prefill queue."""
+class RoleSwitch:
+    """Switches roles of the workers of a graph with a prefill queue."""
 
     def __init__(self, bus: Bus, subjects: Subjects, fleet: FleetWatch) -> None:
         self._bus = bus
         self._subjects = subjects
         self._fleet = fleet
 
-    async def turn(self, watcher: str, seconds: float) -> None:
-        """Have it prefill for so long, then decode again; that is asked for until it is done."""
+    async def switch(self, watcher: str, seconds: float) -> None:
+        """Switch a worker to prefill for `seconds`, then back to decode, repeating the request until it succeeds."""
         await self._take_up(watcher, PREFILL_ROLE)
         await asyncio.sleep(seconds)
         async with asyncio.timeout(_BACK_WITHIN_S):
@@ -38,7 +38,7 @@ class Turning:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _take_up(self, watcher: str, role: str) -> bool:
-        """Whether it has the role. A bus that is away brings no answer."""
+        """Ask for the role, and return whether the worker has it. Without the bus there is no answer."""
         lease = next((each.lease for each in self._fleet.view.members() if each.watcher == watcher), None)
         if lease is None:
             return False
@@ -47,6 +47,6 @@ class Turning:
                 self._subjects.role(lease), RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_S
             )
         except BusError as error:
-            _log.info("%s may not be asked to be %s: %s", watcher, role, error)
+            _log.info("%s cannot be asked to take the role %s: %s", watcher, role, error)
             return False
         return answer.role == role

@@ -1,4 +1,4 @@
-"""Errors that the product has logged. It has a word for whatever happens outside: an error in a log is its own."""
+"""Collects errors that the product has logged. Outside faults are logged at lower levels: an error is a defect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _PRODUCT = ("dynamo_local", "components", "asyncio")
-"""Loggers; the last one tells of exceptions that nobody has seen."""
+"""Prefixes of loggers. asyncio logs exceptions of tasks that no code has retrieved."""
 
 
 class _Collector(logging.Handler):
@@ -22,8 +22,8 @@ class _Collector(logging.Handler):
 
 
 @contextmanager
-def complaints_here() -> Iterator[list[str]]:
-    """Errors logged in this process meanwhile, in words."""
+def errors_logged_here() -> Iterator[list[str]]:
+    """Collect the errors that this process logs within the context, in words."""
     collector = _Collector()
     logging.getLogger().addHandler(collector)
     try:
@@ -32,8 +32,8 @@ def complaints_here() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(collector)
 
 
-def complaints_in(logs: Path) -> list[str]:
-    """Errors in the logs of the server's processes, in words."""
+def errors_in_logs(logs: Path) -> list[str]:
+    """Return the errors in the logs of the server's processes, in words."""
     marks = [f" ERROR {name}" for name in _PRODUCT]
     found: list[str] = []
     for log in sorted(logs.glob("*.log")):
