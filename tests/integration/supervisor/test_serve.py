@@ -44,7 +44,14 @@ def started(root: Path, *services: str) -> Tiny:
     return server
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+IGNORED = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="ignored here, as by nohup")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=IGNORED)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_ends_everything_in_order_and_leaves_nothing(root: Path, number: signal.Signals) -> None:
     with started(root) as server:
         server.signal(number)
