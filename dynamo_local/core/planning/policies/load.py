@@ -58,7 +58,7 @@ def _why_keep(role: RoleWindow, history: History, pressure: float, up: float) ->
 
 
 def propose_prefill(role: RoleWindow, window: Window, history: History, options: PlannerOptions) -> Proposal:
-    """Propose for the prefill role by the length of the prefill queue. Shared with policy `freeness`."""
+    """Propose for the prefill role by the length of the prefill queue. Other policies use it as well."""
     queue, workers = window.queue, len(role.routable)
     if queue is None:
         return Proposal(0, "hold: the prefill queue cannot be read", {"queue": None})
