@@ -53,7 +53,7 @@ class Fleet:
         self.workers.append(await worker.start())
 
     async def kill(self, worker: Worker, bus: Bus) -> None:
-        """Like SIGKILL: not a word of it any more. Its keeper starts another one."""
+        """Kill the worker as SIGKILL does: it says nothing more. Another one is started."""
         self.workers.remove(worker)
         await worker.close()
         await worker.context.bus.close()
