@@ -40,6 +40,8 @@ PATIENT = RecoveryDeadlines(
 )
 """Of a frontend that does not ask after its requests by itself."""
 SAMPLING = msgspec.msgpack.encode({"max_tokens": 8})
+NO_PROCESS = 1 << 22
+"""More than any pid. A process that is there could be found waiting for a core, which excuses its silence."""
 
 
 def request(request_id: str = "r1", prompt: tuple[int, ...] = (1, 2, 3), **more: Any) -> Request:
@@ -85,11 +87,13 @@ class FakeWorker:
         return self
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
-        await self._publish(Presence(self._watcher, "VllmWorker", self.role, lease or self.lease, 1, state))
+        await self._publish(Presence(self._watcher, "VllmWorker", self.role, lease or self.lease, NO_PROCESS, state))
 
     async def is_set_apart(self, exclusive: Exclusive) -> None:
         """Announce that."""
-        presence = Presence(self._watcher, "VllmWorker", self.role, self.lease, 1, "ready", exclusive=exclusive)
+        presence = Presence(
+            self._watcher, "VllmWorker", self.role, self.lease, NO_PROCESS, "ready", exclusive=exclusive
+        )
         await self._publish(presence)
 
     async def _publish(self, presence: Presence) -> None:

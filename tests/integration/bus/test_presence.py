@@ -18,7 +18,7 @@ from dynamo_local.core.messages.presence import LeaseRevoked, Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
-from tests.integration.fleet_of_fakes import until
+from tests.integration.fleet_of_fakes import NO_PROCESS, until
 from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration
@@ -130,7 +130,7 @@ async def test_a_process_is_heard_again_and_again(bus: Bus, subjects: Subjects) 
             enough.set()
 
     await bus.subscribe(subjects.presences, count)
-    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready")
+    presence = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready")
     tasks = TaskGuard()
     tasks.spawn("presence", Announcer(bus, subjects, presence, interval_s=0.001).run())
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
@@ -154,7 +154,7 @@ async def test_a_process_without_news_says_that_it_is_quiet_until_it_has_some(
                 worker.note(load=Load(running=0, at=time.monotonic()))  # no news
 
     await bus.listen(subjects.presences, Presence, note)
-    first = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", load=Load(running=0))
+    first = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready", load=Load(running=0))
     worker, tasks = Announcer(bus, subjects, first, interval_s=0.01), TaskGuard()
     tasks.spawn("presence", worker.run())
     await until_quiet()
@@ -172,7 +172,7 @@ async def test_a_quiet_process_is_missed_as_long_after_the_beat_that_it_missed(
     observer: Observer, bus: Bus, subjects: Subjects
 ) -> None:
     """The watch looks rarely, and at the times that it has set."""
-    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready", quiet=True)
+    presence = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready", quiet=True)
     await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
     await observer.until_routable("a1")
     silent_at = observer.watch.view.next_expiry()
@@ -289,7 +289,7 @@ async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, sub
     bus = await Bus.connect(own_nats.address, name="test")
     observer = Observer(bus, subjects)
     await observer.watch.start()
-    presence = Presence("ns_W", "W", "aggregated", "a1", 1, "ready")
+    presence = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready")
     await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
     await observer.until_routable("a1")
     own_nats.kill()

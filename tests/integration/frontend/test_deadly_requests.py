@@ -24,7 +24,7 @@ from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
-from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
+from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, FakeFrontend, request, until
 from tests.integration.frontend.mocked_answers import FAST, asking_for
 from tests.integration.workers.worker_parts import Worker, context_of, start_router
 
@@ -101,7 +101,7 @@ class Fleet:
         subject = self.subjects.presence(presence.watcher)
         words = [("failed", presence.lease)] if self.says_failed else []
         for state, lease in [*words, ("starting", f"after {presence.lease}")]:
-            word = Presence(presence.watcher, "VllmWorker", "aggregated", lease, 1, state)  # type: ignore[arg-type]
+            word = Presence(presence.watcher, "VllmWorker", "aggregated", lease, NO_PROCESS, state)  # type: ignore[arg-type]
             await bus.publish(subject, codec.encode(word))
         await bus.flush()
 

@@ -9,7 +9,7 @@ from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.names import Subjects
-from tests.integration.fleet_of_fakes import DEADLINE_S, FakeWorker
+from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, FakeWorker
 
 BLOCK = 4
 ENGINE = EngineInfo("fake", "model", 1000, BLOCK, 100, 8)
@@ -36,7 +36,9 @@ class FakeMigrationTarget(FakeWorker):
 
     async def announce(self, state: ProcessState, *, lease: str | None = None) -> None:
         lease = lease or self.lease
-        presence = Presence(self._watcher, "VllmWorker", self.role, lease, 1, state, engine=self.engine, load=self.load)
+        presence = Presence(
+            self._watcher, "VllmWorker", self.role, lease, NO_PROCESS, state, engine=self.engine, load=self.load
+        )
         await self._bus.send(self._subjects.presence(self._watcher), presence)
 
     async def asked(self) -> tuple[Reserve | Warm, Answer]:
