@@ -131,11 +131,6 @@ class StatePaths:
         return self.nats_dir / "nats.conf"
 
     @property
-    def nats_store(self) -> Path:
-        """JetStream's files."""
-        return self.nats_dir / "jetstream"
-
-    @property
     def circus_config(self) -> Path:
         return self.run_dir / "circus.ini"
 

@@ -15,7 +15,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """One paragraph, wrapped."""
+    """Return the text as one paragraph, wrapped at the line length."""
     return textwrap.fill(" ".join(text.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

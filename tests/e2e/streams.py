@@ -105,3 +105,15 @@ def _now(asking: Coroutine[Any, Any, T]) -> T:
     """In a thread of its own: the test may have an event loop."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, asking).result()
+
+
+def streamed_text(client: openai.OpenAI, prompt: str, tokens: int, begun: threading.Event, **sampling: Any) -> str:
+    """Return an answer of that many tokens, streamed. `begun` is set once its first tokens have come."""
+    options = {"ignore_eos": True}
+    text = ""
+    for chunk in client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=tokens, stream=True, extra_body=options, **sampling
+    ):
+        begun.set()
+        text += chunk.choices[0].text
+    return text

@@ -8,11 +8,9 @@ an error, the client is answered with its status, as if it had not asked for a s
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-Event = MutableMapping[str, Any]
-Send = Callable[[Event], Awaitable[None]]
+from components.frontend.http.answers import JSON, answer
+from dynamo_local.core.http.asgi import Event, Send, begins_event_stream
 
 _DATA = b"data: "
 
@@ -26,7 +24,7 @@ def with_early_errors(send: Send) -> Send:
         nonlocal start, answered
         if answered:
             return
-        if event["type"] == "http.response.start" and _is_stream(event):
+        if begins_event_stream(event) and event["status"] == 200:
             start = event
             return
         if start is not None:
@@ -35,18 +33,13 @@ def with_early_errors(send: Send) -> Send:
                 return
             if (error := _error_in(body)) is not None:
                 answered = True
-                await _answer(send, *error)
+                await answer(send, *error, [JSON])
                 return
             beginning, start = start, None
             await send(beginning)
         await send(event)
 
     return send_on
-
-
-def _is_stream(start: Event) -> bool:
-    types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
-    return start["status"] == 200 and any(value.startswith(b"text/event-stream") for value in types)
 
 
 def _error_in(body: bytes) -> tuple[int, bytes] | None:
@@ -59,9 +52,3 @@ def _error_in(body: bytes) -> tuple[int, bytes] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return (code, line) if isinstance(code, int) and 400 <= code <= 599 else None
-
-
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

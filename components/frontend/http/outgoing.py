@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from dynamo_local.core.http.asgi import Event, Send
+from dynamo_local.core.http.asgi import Event, Send, begins_event_stream
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Headers that keep caches from storing event streams, and nginx from buffering them."""
@@ -17,7 +17,7 @@ def with_stream_headers(send: Send) -> Send:
     """Return an ASGI `send` that forbids caching and buffering of event streams."""
 
     async def send_on(event: Event) -> None:
-        if event["type"] == "http.response.start" and _type_of(event).startswith(b"text/event-stream"):
+        if begins_event_stream(event):
             there = {name.lower() for name, _ in event["headers"]}
             more = [header for header in _STREAM_HEADERS if header[0] not in there]
             event = {**event, "headers": [*event["headers"], *more]}
@@ -54,7 +54,3 @@ def with_setting_names(send: Send, service: str, settings: Collection[str]) -> S
 def _with_length(start: Event, length: int) -> Event:
     others = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
     return {**start, "headers": [*others, (b"content-length", str(length).encode())]}
-
-
-def _type_of(start: Event) -> bytes:
-    return next((value for name, value in start["headers"] if name.lower() == b"content-type"), b"")

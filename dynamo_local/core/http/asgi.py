@@ -1,4 +1,4 @@
-"""The types of ASGI, and two small readings of a request."""
+"""The types of ASGI, and what is read from requests and answers in several places."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ CROWDED = "dynamo_local.crowded"
 """Key of `scope["state"]`, true if the connection is one of those beyond max-connections."""
 
 
-def header(scope: Scope, name: bytes) -> bytes:
-    """The first header of that name, in lower case, or nothing."""
-    return next((value for key, value in scope["headers"] if key.lower() == name), b"")
+def header(carrier: Scope | Event, name: bytes) -> bytes:
+    """Return the value of the first header of that name (in lower case) of a request or an answer, else nothing."""
+    return next((value for key, value in carrier.get("headers", ()) if key.lower() == name), b"")
+
+
+def begins_event_stream(event: Event) -> bool:
+    """Return whether the event begins an answer that is a stream of server-sent events."""
+    is_start: bool = event["type"] == "http.response.start"
+    return is_start and header(event, b"content-type").startswith(b"text/event-stream")
 
 
 def is_crowded(scope: Scope) -> bool:

@@ -16,21 +16,19 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.adopted import living_process
 from dynamo_local.supervisor.circus.silence import CircusSilence
+from dynamo_local.supervisor.circus.socket import CircusSocket
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
 
 _CONFLICT_ERRNO = 5
 _CONFLICT_PAUSE_S = 0.05
-_RECONNECT_MS = 20
 _CHECK_EVERY_S = 0.5
 """Interval at which a waiting client checks whether circusd was replaced, or has been silent for too long."""
 
@@ -62,31 +60,17 @@ class _Reply(msgspec.Struct):
         return self.status == "error" and self.reason.startswith("program ") and self.reason.endswith("not found")
 
 
-class CircusClient:
+class CircusClient(CircusSocket):
     """A connection to the namespace's circusd, also after its replacement. Use as an async context manager.
 
     `deadline_s`: for each command; None waits for ever. `silence` is told how long circusd has not answered.
     """
 
     def __init__(self, endpoint: str, *, deadline_s: float | None = 10.0, silence: CircusSilence | None = None) -> None:
-        self._endpoint = endpoint
+        super().__init__(endpoint, zmq.DEALER)
         self._deadline_s = deadline_s
         self._silence = silence
         self._lock = asyncio.Lock()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-
-    async def __aenter__(self) -> Self:
-        self._socket.connect(self._endpoint)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
-        self._context.term()
 
     async def statuses(self) -> dict[str, str]:
         """Status of every watcher: "active", "starting", "stopping" or "stopped"."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import zmq
-import zmq.asyncio
+
+from dynamo_local.supervisor.circus.socket import CircusSocket
 
 _REAP = "reap"
 _SPAWN = "spawn"
@@ -39,26 +38,12 @@ class _Event(msgspec.Struct):
     exit_code: int | None = None
 
 
-class EventStream:
+class EventStream(CircusSocket):
     """Receives events from the moment at which it is entered. Use as an async context manager."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        super().__init__(endpoint, zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"watcher.")
-
-    async def __aenter__(self) -> Self:
-        self._socket.connect(self._endpoint)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
-        self._context.term()
 
     async def next(self) -> ProcessBegan | ProcessEnded:
         """Wait for the next process that begins or ends."""

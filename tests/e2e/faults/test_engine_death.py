@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, child, settled
-from tests.e2e.streams import requests
+from tests.e2e.streams import requests, streamed_text
 
 MODEL = "quickstart"
 STREAMS = 4
@@ -22,20 +22,8 @@ WELL_BELOW_THE_DRAIN_S = PATIENCE_S / 2
 
 
 def tell(client: openai.OpenAI, number: int, begun: threading.Event) -> str:
-    """A greedy answer, taken as it comes."""
-    stream = client.completions.create(
-        model=MODEL,
-        prompt=f"engine number {number}: ",
-        max_tokens=TOKENS,
-        temperature=0,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    text = ""
-    for chunk in stream:
-        begun.set()
-        text += chunk.choices[0].text
-    return text
+    """Return the greedy answer to prompt `number`, streamed."""
+    return streamed_text(client, f"engine number {number}: ", TOKENS, begun, temperature=0)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
+from tests.e2e.streams import streamed_text
 
 MODEL = "quickstart"
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -28,20 +29,8 @@ TOKENS = 400
 
 
 def tell(client: openai.OpenAI, prompt: str, begun: threading.Event) -> str:
-    """An answer, taken as it comes; says when it has begun."""
-    stream = client.completions.create(
-        model=MODEL,
-        prompt=prompt,
-        max_tokens=TOKENS,
-        stream=True,
-        extra_body={"ignore_eos": True},
-        **PROMPTS[prompt],
-    )
-    text = ""
-    for chunk in stream:
-        begun.set()
-        text += chunk.choices[0].text
-    return text
+    """Return the answer to one of `PROMPTS`, streamed."""
+    return streamed_text(client, prompt, TOKENS, begun, **PROMPTS[prompt])
 
 
 @pytest.fixture(scope="module")

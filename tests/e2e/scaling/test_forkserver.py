@@ -55,7 +55,7 @@ def test_an_engine_computes_in_a_session_of_its_own(served: LlmServer) -> None:
 
 
 def test_a_model_has_no_thread_of_a_process_group(served: LlmServer) -> None:
-    """It would wake up a hundred times a second (tests/e2e/models/test_lone_process_group.py)."""
+    """A thread of gloo would wake up a hundred times a second (tests/e2e/models/test_lone_process_group.py)."""
     served.await_workers(2)
     models = [pid for pid in served.tree() if _is_model(pid)]
     assert models

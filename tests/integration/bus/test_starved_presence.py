@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -62,12 +62,18 @@ async def watching(connect: Connect, subjects: Subjects) -> AsyncIterator[Watchi
 
 
 async def test_who_waits_for_a_core_is_kept_and_who_is_stopped_there_is_not(watching: Watching) -> None:
-    with spinning(CORE), spinning(CORE, nice=19) as starved, spinning(CORE) as stopped:
+    with ExitStack() as processes:
+        starved = processes.enter_context(spinning(CORE, nice=19))
+        stopped = processes.enter_context(spinning(CORE))
+        # Several, so that the process waits for most of the time even where niceness makes no difference to it.
+        for _ in range(3):
+            processes.enter_context(spinning(CORE))
         stopped.send_signal(signal.SIGSTOP)
         await watching.hear("starved", starved.pid)
         await watching.hear("stopped", stopped.pid)
         silent_since = time.monotonic()
-        await until(lambda: watching.left == ["stopped"])
+        await until(lambda: bool(watching.left))
+        assert watching.left == ["stopped"]
         await until(lambda: time.monotonic() - silent_since > LONG_S)
         assert watching.left == ["stopped"]
         starved.send_signal(signal.SIGSTOP)

@@ -8,12 +8,10 @@ from dataclasses import replace
 
 import msgspec
 
-from dynamo_local.cli.console import Console
-from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.supervisor.server.launch import Launch, external_bus
-from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.server import ServerSettings
+from tests.integration.supervisor.exit_code import exit_code_of_serving
 from tests.integration.supervisor.serve_tiny import tiny_launch
 
 CONFIGURED_SIZE = 5
@@ -34,12 +32,7 @@ def main() -> int:
     namespace, url = (*sys.argv[1:], None)[:2]
     assert namespace is not None
     settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3)
-    try:
-        serve(prefill_launch(namespace, url), settings, Console())
-    except DynamoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of_serving(prefill_launch(namespace, url), settings)
 
 
 if __name__ == "__main__":

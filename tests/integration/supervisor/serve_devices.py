@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 import sys
 
-from dynamo_local.cli.console import Console
-from dynamo_local.core.errors import DynamoError
 from dynamo_local.sdk import load_graph, resolve
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.plan import HttpAddress, service_templates
-from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.server import ServerSettings
 from state.devices import Device, Inventory
 from state.paths import StatePaths
+from tests.integration.supervisor.exit_code import exit_code_of_serving
 
 
 def main() -> int:
@@ -23,12 +21,9 @@ def main() -> int:
     graph = resolve(load_graph("tests.integration.supervisor.device_graph:Front"), namespace=namespace)
     paths, http = StatePaths.of(namespace, os.environ), HttpAddress("127.0.0.1", 1)
     launch = Launch(graph, inventory, paths, None, http, service_templates(graph, paths.root, http), ())
-    try:
-        serve(launch, ServerSettings(ready_deadline_s=120, drain_deadline_s=3, restart_delay_max_s=0.2), Console())
-    except DynamoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of_serving(
+        launch, ServerSettings(ready_deadline_s=120, drain_deadline_s=3, restart_delay_max_s=0.2)
+    )
 
 
 if __name__ == "__main__":

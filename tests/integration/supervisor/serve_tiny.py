@@ -11,16 +11,14 @@ import sys
 
 import msgspec
 
-from dynamo_local.cli.console import Console
-from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.plan import HttpAddress, plan_services, service_templates
-from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.server import ServerSettings
 from state.devices import cpu_slots
 from state.paths import StatePaths
+from tests.integration.supervisor.exit_code import exit_code_of_serving
 
 
 def tiny_launch(namespace: str, modes: dict[str, str]) -> Launch:
@@ -55,12 +53,7 @@ def main() -> int:
     modes = dict(service.split("=") for service in services)
     deadlines = CircusDeadlines(*map(float, os.environ.get("TINY_CIRCUS_DEADLINES_S", "10 120").split()))
     settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=3, circus_deadlines=deadlines)
-    try:
-        serve(tiny_launch(namespace, modes), settings, Console())
-    except DynamoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of_serving(tiny_launch(namespace, modes), settings)
 
 
 if __name__ == "__main__":

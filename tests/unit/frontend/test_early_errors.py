@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.early_errors import Event, with_early_errors
+from components.frontend.http.early_errors import with_early_errors
+from dynamo_local.core.http.asgi import Event
 
 STREAM: Event = {
     "type": "http.response.start",
