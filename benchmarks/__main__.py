@@ -16,7 +16,7 @@ from benchmarks import faults
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
 from benchmarks.gateway import capacity, first_token, hostile, overhead
 from benchmarks.harness.report import Figures, progress, save
-from benchmarks.machine import idle, neighbour, sessions, startup, workers
+from benchmarks.machine import first_hour, idle, neighbour, sessions, startup, workers
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
 from dynamo_local.core.errors import DynamoError
@@ -36,6 +36,7 @@ BENCHMARKS = {
     "first-token": Benchmark(first_token.SUMMARY, first_token.add_arguments, first_token.run),
     "capacity": Benchmark(capacity.SUMMARY, capacity.add_arguments, capacity.run),
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
+    "first-hour": Benchmark(first_hour.SUMMARY, first_hour.add_arguments, first_hour.run),
     "idle": Benchmark(idle.SUMMARY, idle.add_arguments, idle.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
     "faults": Benchmark(faults.SUMMARY, faults.add_arguments, faults.run),
