@@ -1,6 +1,6 @@
 # Each target does the set-up it needs, into .venv; a set-up that is up to date takes no time.
 #
-#   make serve                      an OpenAI API on a real vLLM; MODEL=id-or-folder for another model
+#   make serve                      an OpenAI API on a real vLLM; MODEL=id-or-folder for another model than quickstart
 #   make check                      lint and unit tests, side by side: before every commit
 #   make test                       lint, unit, integration and end-to-end tests; ARGS='tests/unit -k name' for some
 #   make chaos SECONDS=600          faults at random under load; SEED=... to repeat, ENGINE=vllm for real workers
@@ -15,8 +15,6 @@
 #   PYTHON=...      the Python to use (3.11, 3.12 or 3.13)
 #   ARGS=...        more arguments for `dynamo serve`, pytest or the benchmarks
 
-GRAPH ?= examples.llm.graphs.agg:Frontend
-CONFIG ?= examples/llm/configs/agg.yaml
 BIN := .venv/bin
 
 export PYTHON
@@ -27,7 +25,7 @@ setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
 
 serve: setup
-	@exec $(BIN)/dynamo serve $(GRAPH) -f $(CONFIG) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+	@exec $(BIN)/dynamo serve '$(or $(MODEL),quickstart)' $(ARGS)
 
 # What each runs, side by side or in turn: scripts/run_tests.py.
 check: setup

@@ -103,6 +103,12 @@ def check_machine() -> None:
         )
 
 
+def check_link(venv: Path, stamp: Stamp | None) -> None:
+    """A `.venv` that is a link does not lead to the environment of another checkout, which would be cleared."""
+    if venv.is_symlink() and stamp is not None and Path(stamp.root) != venv.parent:
+        raise SetupError(f"{venv} is a link to the environment of {stamp.root}; remove the link, and run again")
+
+
 def check_folders(extra: str, *folders: Path) -> None:
     """Each folder can be written, with enough space for the packages. uv links them from its cache where it can."""
     for folder in folders:
@@ -176,6 +182,7 @@ def set_up(root: Path, extra: str | None, keep_python: bool, *, only_check: bool
     if have == want or only_check:
         return have == want
     check_machine()
+    check_link(venv, have)
     anew = have is None or (have.python, have.root) != (want.python, want.root)
     changed = have is None or have.lock != want.lock
     (venv / "setup.json").unlink(missing_ok=True)

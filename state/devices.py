@@ -186,7 +186,7 @@ def _remedy(inventory: Inventory, count: int, held_elsewhere: bool) -> str:
         virtual = f"give this server CPU slots that may share cores (--cpu-slots {max(count, len(inventory.devices))})"
         return f"end that, or {virtual if inventory.kind == 'cpu-slot' else fewer}"
     if inventory.kind == "cpu-slot":
-        return f"{fewer}, or set more CPU slots with DYN_CPU_SLOTS (more than cores are allowed)"
+        return f"{fewer}, or more CPU slots, which may share cores (--cpu-slots)"
     if count <= len(inventory.devices):
         return f"{fewer}, or stop what holds the others"
     return f"{fewer}, or make more GPUs visible in {CUDA_DEVICES_VARIABLE}"

@@ -152,6 +152,16 @@ def _sockets_elsewhere(paths: StatePaths) -> Path | None:
     return directory if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
+def free_bytes(folder: Path) -> int | None:
+    """The bytes that this user can still write to the folder's file system; None if that is not known."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return None
+    # A file system without blocks of its own, as of some networks, tells no size.
+    return space.f_bavail * space.f_frsize if space.f_blocks else None
+
+
 class DiskError(StateError):
     """The system cannot read or write a file or directory."""
 

@@ -83,6 +83,11 @@ class StatePaths:
         return self.run_dir / "state.json"
 
     @property
+    def record_file(self) -> Path:
+        """The server's record of itself (`state.record`), as JSON."""
+        return self.run_dir / "server.json"
+
+    @property
     def graph_file(self) -> Path:
         """The resolved graph, as JSON."""
         return self.run_dir / "graph.json"
@@ -106,6 +111,11 @@ class StatePaths:
     def decisions_file(self) -> Path:
         """The planner's decisions, a JSON object in each line."""
         return self.logs_dir / "decisions.jsonl"
+
+    @property
+    def events_file(self) -> Path:
+        """The events of this and earlier servers of the namespace, a JSON object in each line."""
+        return self.logs_dir / "events.jsonl"
 
     @property
     def bus_file(self) -> Path:

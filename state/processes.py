@@ -23,7 +23,7 @@ from state.model import Owner
 _PROC = Path("/proc")
 _DEAD = ("Z", "X")
 # Positions after the command's closing parenthesis in /proc/PID/stat.
-_STATE, _PARENT, _GROUP, _SESSION, _START, _EXIT = 0, 1, 2, 3, 19, 49
+_STATE, _PARENT, _GROUP, _SESSION, _THREADS, _START, _EXIT = 0, 1, 2, 3, 17, 19, 49
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,30 @@ def pids() -> tuple[int, ...]:
         return tuple(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
+def pids_of_user(uid: int) -> tuple[int, ...]:
+    """The pids of a user's processes. Raises DiskError."""
+    found: list[int] = []
+    for pid in pids():
+        with suppress(OSError):
+            if (_PROC / str(pid)).stat().st_uid == uid:
+                found.append(pid)
+    return tuple(found)
+
+
+def task_count(pid: int) -> int:
+    """The number of a process's threads; 0 if the process is gone."""
+    fields = _stat(pid)
+    return 0 if fields is None else int(fields[_THREADS])
+
+
+def command_name(pid: int) -> str:
+    """The name of a process's command, cut to 15 characters by the kernel; empty if the process is gone."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def descendants(pid: int) -> frozenset[int]:
     """The process and all that it has started, directly or not."""
     parents = {other: int(fields[_PARENT]) for other in pids() if (fields := _stat(other)) is not None}
@@ -163,12 +187,20 @@ def _read(pid: int) -> Process | None:
         if (_PROC / str(pid)).stat().st_uid != os.geteuid():
             return None
         before = start_time(pid)
-        data = (_PROC / str(pid) / "environ").read_bytes()
+        environ = _environment((_PROC / str(pid) / "environ").read_bytes())
     except OSError:
         return None  # the process ended meanwhile, or belongs to another user
     if before is None or start_time(pid) != before:
         return None
-    return Process(pid, before, _environment(data))
+    return Process(pid, before, environ)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment of a process at its start; empty if the process is gone or may not be read."""
+    try:
+        return _environment((_PROC / str(pid) / "environ").read_bytes())
+    except OSError:
+        return {}
 
 
 def _environment(data: bytes) -> dict[str, str]:

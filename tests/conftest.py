@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 # No deadlines: a slow machine is not a wrong result. And the same examples each time: what one commit has passed, it
@@ -10,3 +12,7 @@ settings.register_profile("tests", deadline=None, derandomize=True, suppress_hea
 # Other ones, and many: `pytest tests/unit --hypothesis-profile=search`.
 settings.register_profile("search", settings.get_profile("tests"), derandomize=False, max_examples=1000)
 settings.load_profile("tests")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and with them every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

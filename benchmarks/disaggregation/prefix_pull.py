@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.disaggregation import connector_cost
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.engines import BenchEngine, Request
-from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
+from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import ServerError
 from benchmarks.harness.spread import Interval, bootstrap, median
@@ -51,7 +51,7 @@ _COPY_BYTES = 1 << 28
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
     parser.add_argument("--rounds", type=int, help=f"pulls of each size ({_PULL_ROUNDS})")
     parser.add_argument("--decode-rounds", type=int, help=f"turns of each engine ({_DECODE_ROUNDS})")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="tokens pulled")

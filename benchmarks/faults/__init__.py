@@ -19,7 +19,7 @@ from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.parts import Parts
 from benchmarks.faults.table import show, together
 from benchmarks.faults.trial import Trial, inflict, spread
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save
 from benchmarks.harness.servers import ROOT, ServerError, add_override, parse_overrides, running, start_ours
 
@@ -75,7 +75,7 @@ async def _on_one_server(
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_ours(
             Path(scratch),
-            str(model_folder(QUICKSTART)),
+            str(model_folder(RANDOM)),
             _GRAPH,
             settings,
             ("--restart-backoff-max=0.5",),

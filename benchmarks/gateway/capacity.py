@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness.accounting import Usage, add
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.load import Load, Shape, closed_loop, pooled_gaps
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, running, start_ours
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds = arguments.rounds or (1 if arguments.quick else 4)
-    model = str(model_folder(QUICKSTART))
+    model = str(model_folder(RANDOM))
     results = []
     patience = Patience(0 if arguments.quick else _PATIENCE_S)
     for step_ms in sorted({case.step_ms for case in CASES}):

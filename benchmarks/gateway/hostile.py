@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.gateway.attacks import ATTACKS
 from benchmarks.harness.load import client_of
-from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
+from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import ROOT, Server, add_override, parse_overrides, running, start_ours, start_vllm
 from benchmarks.harness.spread import quantile
@@ -51,7 +51,7 @@ class Side:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help=f"turns of each attack ({_ROUNDS})")
     parser.add_argument("--turn", type=float, default=_TURN_S, metavar="S", help=f"length of a turn ({_TURN_S:g} s)")
-    parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
     parser.add_argument("--vllm", action="store_true", help="attack vLLM's own server as well")
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="only this one; may be given again")
     add_override(parser)

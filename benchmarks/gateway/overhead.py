@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.harness.accounting import CLIENT, add
 from benchmarks.harness.calm import CALM_CORES, Patience
 from benchmarks.harness.load import Load, Shape, closed_loop, pooled_gaps
-from benchmarks.harness.models import HEAVY, MODELS, QUICKSTART, model_folder
+from benchmarks.harness.models import HEAVY, MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import (
     Server,
@@ -34,8 +34,8 @@ SUMMARY = "throughput, time to first token and CPU per token, against vLLM's own
 ENGINE_CORE = 0
 _WARM_UP_S = 2.0
 _STREAMS = (1, 16, 48)
-_SHAPES = {QUICKSTART: Shape(), HEAVY: Shape(prompt_words=1, min_tokens=8, max_tokens=24)}
-_ROUNDS = {QUICKSTART: 6, HEAVY: 4}
+_SHAPES = {RANDOM: Shape(), HEAVY: Shape(prompt_words=1, min_tokens=8, max_tokens=24)}
+_ROUNDS = {RANDOM: 6, HEAVY: 4}
 
 
 _PATIENCE_S = 60.0
@@ -60,11 +60,11 @@ _HEADERS = (
 
 def _turn_s(model: str, streams: int) -> float:
     """Long enough for several requests of each stream."""
-    return 2.5 if model == QUICKSTART else 3.0 + streams / 12
+    return 2.5 if model == RANDOM else 3.0 + streams / 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
     parser.add_argument("--rounds", type=int, help="turns of each side at each number of streams")
     parser.add_argument("--seconds", type=float, help="length of a turn")
     add_override(parser)

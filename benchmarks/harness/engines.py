@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from benchmarks.harness.accounting import Process, descendants
-from benchmarks.harness.servers import ENGINE, ENGINE_ENVIRONMENT, ServerError
+from benchmarks.harness.servers import ENGINE_ENVIRONMENT, ServerError, engine_settings
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
@@ -52,7 +52,7 @@ class BenchEngine:
         self.name = name
         self.processes: tuple[Process, ...] = ()
         self._private_dir = scratch / name
-        settings: Mapping[str, Any] = {**ENGINE, "model": model, **config}
+        settings: Mapping[str, Any] = {**engine_settings(model), "model": model, **config}
         self.engine = VllmEngine(dict(settings), self._private_dir, kv_transfer=kv_transfer)
         self._core = core
         self._requests: dict[str, Request] = {}

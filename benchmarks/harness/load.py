@@ -21,7 +21,7 @@ from dynamo_local.load.workload.prompts import Alphabet, Prompts
 from dynamo_local.load.workload.workload import Lengthwise, Planned, endless
 
 LETTERS = range(32, 127)
-"""Tokens of the quick-start tokenizer that are printable text: half a character would wait for its other half."""
+"""Tokens of the tokenizer of `random` that are printable text: half a character would wait for its other half."""
 _WORDS = ("river", "stone", "cloud", "paper", "lamp", "winter", "garden", "silver", "horse", "letter", "bridge")
 _MAX_IN_FLIGHT = 1000
 

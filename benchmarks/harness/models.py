@@ -1,4 +1,4 @@
-"""The models that are measured: the quick-start one, and one heavy enough to resemble real use.
+"""The models that are measured: `random`, one heavy enough to resemble real use, and a real one, `smollm2`.
 
 The heavy one is made here by the same recipe (a Llama with seeded random weights, the same tokenizer and preference
 for printable text), with a step of 30 ms or more on one core.
@@ -12,14 +12,17 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_local.quickstart import quickstart_model, written_whole
+from benchmarks.harness.report import progress
+from dynamo_local.model.cache import written_whole
+from dynamo_local.model.named.names import SMOLLM2, named_model
+from dynamo_local.model.named.random_model import random_model
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-QUICKSTART, HEAVY = "quickstart", "heavy"
-MODELS = (QUICKSTART, HEAVY)
+RANDOM, HEAVY = "random", "heavy"
+MODELS = (RANDOM, HEAVY, SMOLLM2)
 
 _SEED = 7
 _SIZES = {
@@ -34,22 +37,24 @@ _FORMAT = 1
 
 
 def model_folder(name: str) -> Path:
-    """Folder of the model, made at the first call."""
-    quickstart = quickstart_model()
-    if name == QUICKSTART:
-        return quickstart
-    recipe = json.dumps([_FORMAT, _SEED, _SIZES, quickstart.name])
-    folder = quickstart.parent / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    """Folder of the model, made or fetched at the first call. Raises UsageError if it cannot be had."""
+    if name == SMOLLM2:
+        return named_model(name, progress).folder
+    ours = random_model()
+    if name == RANDOM:
+        return ours
+    recipe = json.dumps([_FORMAT, _SEED, _SIZES, ours.name])
+    folder = ours.parent / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
-        _make(folder, quickstart)
+        _make(folder, ours)
     return folder
 
 
-def _make(folder: Path, quickstart: Path) -> None:
+def _make(folder: Path, ours: Path) -> None:
     with written_whole(folder) as draft:
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(quickstart / name, draft)
-        config = json.loads((quickstart / "config.json").read_text()) | _SIZES
+            shutil.copy(ours / name, draft)
+        config = json.loads((ours / "config.json").read_text()) | _SIZES
         (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         _write_weights(draft / "model.safetensors", config)
 
@@ -91,7 +96,7 @@ def _write_weights(path: Path, config: dict[str, Any]) -> None:
 
 
 def _preference(vocabulary: int) -> NDArray[np.float32]:
-    """One factor for each token: printable ASCII wins over all else, as in the quick-start model."""
+    """One factor for each token: printable ASCII wins over all else, as in the model `random`."""
     import numpy as np
 
     factors = np.full((vocabulary, 1), 0.3, dtype=np.float32)

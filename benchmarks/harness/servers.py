@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -31,13 +32,12 @@ END_WITHIN_S = 60.0
 _POLL_S = 0.05
 
 ENGINE: Mapping[str, Any] = {
-    "dtype": "float32",
     "block-size": 32,
     "max-num-seqs": 64,
     "max-model-len": 4096,
     "enforce-eager": True,
 }
-"""Engine settings of both sides."""
+"""Engine settings of both sides, beside the data type."""
 
 ENGINE_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
@@ -122,6 +122,12 @@ class Server:
         return True
 
 
+def engine_settings(model: str) -> Mapping[str, Any]:
+    """Return `ENGINE` with the data type that the model's weights are stored in."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    return {**ENGINE, "dtype": config.get("dtype") or config.get("torch_dtype") or "float32"}
+
+
 def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Server:
     """vLLM's own server (the module behind `vllm serve`), its engine's threads bound to the core, if one is named."""
     port = _free_port()
@@ -130,7 +136,7 @@ def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Serv
         "model": model,
         "host": HOST,
         "port": port,
-        **ENGINE,
+        **engine_settings(model),
         # What ours sets too: they cost, and nobody reads them here.
         "disable-uvicorn-access-log": True,
         "uvicorn-log-level": "warning",
@@ -157,7 +163,7 @@ def start_ours(
     argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"examples.llm.graphs.{graph}:Frontend"]
     argv += ["-f", f"examples/llm/configs/{graph}.yaml", "--model", model]
     argv += [f"--port={port}", f"--namespace={NAMESPACE}", *options]
-    settings = {f"VllmWorker.{key}": value for key, value in ENGINE.items()} | dict(overrides)
+    settings = {f"VllmWorker.{key}": value for key, value in engine_settings(model).items()} | dict(overrides)
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     state_root = folder / "state"
     environ = {**ENGINE_ENVIRONMENT, "DYN_LOCAL_STATE_DIR": str(state_root)}

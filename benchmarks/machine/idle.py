@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import OTHER, Process
 from benchmarks.harness.calm import Patience
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import add_override, parse_overrides, running, start_ours
 from benchmarks.machine.thread_times import ThreadTimes, read_threads
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     seconds = arguments.seconds or (5.0 if arguments.quick else 30.0)
-    model = str(model_folder(QUICKSTART))
+    model = str(model_folder(RANDOM))
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_ours(Path(scratch), model, arguments.graph, parse_overrides(arguments.override))
         async with running(server):

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.harness.accounting import Process
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.load import client_of
-from benchmarks.harness.models import MODELS, QUICKSTART, model_folder
+from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import Server, ServerError, running, start_ours, start_vllm
 from benchmarks.harness.spread import median
@@ -43,7 +43,7 @@ Seconds = dict[str, dict[str, list[float]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help=f"turns of each case ({_ROUNDS})")
-    parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
 
 
 async def run(arguments: argparse.Namespace) -> Figures:

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness.accounting import descendants, read_stat
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.load import Shape, closed_loop
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import (
@@ -47,13 +47,14 @@ _SHAPE = Shape(min_tokens=48, max_tokens=96)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help="starts of each side (3)")
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
     add_override(parser)
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    model = str(model_folder(QUICKSTART))
+    model = str(model_folder(arguments.model))
     ours: dict[str, list[Figures]] = {side: [] for side in _SIDES}
     theirs: list[Figures] = []
     patience = Patience(0 if arguments.quick else _PATIENCE_S)

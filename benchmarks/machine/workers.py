@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.accounting import descendants
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ours
 from benchmarks.harness.spread import bootstrap
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
-    model = str(model_folder(QUICKSTART))
+    model = str(model_folder(RANDOM))
     found: dict[str, list[Figures]] = {side: [] for side in _SIDES}
     for number in range(arguments.rounds or (1 if arguments.quick else 5)):
         sides = list(_SIDES)
@@ -86,6 +86,9 @@ class _Silent:
         pass
 
     def say(self, text: str) -> None:
+        pass
+
+    def pending(self, text: str) -> None:
         pass
 
 

@@ -74,7 +74,7 @@ async def _drain(server: Server, orders: Orders, number: int) -> Drained:
         while any(not answer.chunks_s for answer in answers):  # noqa: ASYNC110  # nothing tells of them
             await asyncio.sleep(_LOOK_S)
         for result in await orders.move_all(second.lease):
-            if result.outcome != "moved":
+            if result.outcome != "migrated":
                 raise ServerError(f"a stream could not be moved: {result.why}")
         told = time.monotonic()
         process = next(each for each in server.processes if each.pid == first.pid)

@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.load import client_of
-from benchmarks.harness.models import HEAVY, MODELS, QUICKSTART, model_folder
+from benchmarks.harness.models import HEAVY, MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import Server, ServerError, add_override, parse_overrides, running, start_ours
 from benchmarks.harness.spread import median
@@ -60,7 +60,7 @@ _PATIENCE_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, default=QUICKSTART)
+    parser.add_argument("--model", choices=MODELS, default=RANDOM)
     parser.add_argument("--rounds", type=int, help=f"moves of each kind and length ({_ROUNDS})")
     parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="ways to move (all)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="tokens of the stream when it moves")
@@ -176,7 +176,7 @@ class _Stage:
             begun = time.monotonic()
             result = await self.orders.move(request_id, cold=arm.cold)
             ended = time.monotonic()
-            if answer.error or result.outcome != "moved":
+            if answer.error or result.outcome != "migrated":
                 raise ServerError(f"a stream of {size} tokens was not moved: {answer.failure or result.why}")
         earlier = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b <= begun]
         around = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b >= begun and a <= ended]

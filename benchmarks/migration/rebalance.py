@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.load import client_of, generator_of
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import (
     NAMESPACE,
@@ -92,7 +92,7 @@ def _start(folder: Path, more: dict[str, str]) -> Server:
         **{f"VllmWorker.{key}": value for key, value in worker.items()},
         "VllmWorker.ServiceArgs.workers": FEW,
     }
-    return start_ours(folder, str(model_folder(QUICKSTART)), "agg_router", settings | more)
+    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", settings | more)
 
 
 async def _turn(server: Server, arm: Arm, rate: float, seconds: float, seed: int) -> Turn:

@@ -58,13 +58,13 @@ class Turn:
         return sum(gap >= STALL_S for gap in self.longest_gaps_s)
 
     def moved(self, reason: str) -> int:
-        return self.counted.get(f"moved {reason}", 0)
+        return self.counted.get(f"migrated {reason}", 0)
 
     @property
     def not_moved(self) -> int:
         """Moves that came to nothing."""
         return sum(
-            count for name, count in self.counted.items() if name != PREEMPTIONS and not name.startswith("moved ")
+            count for name, count in self.counted.items() if name != PREEMPTIONS and not name.startswith("migrated ")
         )
 
 

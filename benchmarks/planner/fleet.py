@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.models import QUICKSTART, model_folder
+from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.servers import Server, start_ours
 from dynamo_local.core.errors import UsageError
 
@@ -124,7 +124,7 @@ def start_arm(folder: Path, arm: Arm, pace: Pace, more: Mapping[str, str]) -> Se
         "PrefillWorker.ServiceArgs.workers": arm.layout.prefill,
         **_planner_settings(arm, pace),
     }
-    return start_ours(folder, str(model_folder(QUICKSTART)), "disagg", settings | dict(more))
+    return start_ours(folder, str(model_folder(RANDOM)), "disagg", settings | dict(more))
 
 
 def _planner_settings(arm: Arm, pace: Pace) -> dict[str, Any]:

@@ -64,7 +64,8 @@ class FrontendAdmin:
         return RequestsAnswer(rows, len(self._requests) - len(rows))
 
     def _row(self, live: LiveRequest, now: float) -> RequestRow:
-        current = live.migration.current
+        current, began = live.migration.current, live.recovery.epoch_began_at
+        survival = live.request.survival
         return RequestRow(
             live.request_id,
             live.log.epoch,
@@ -74,6 +75,12 @@ class FrontendAdmin:
             now - live.born_at,
             None if current is None else current.destination,
             self._scheduler.why_not(live),
+            epoch_age_s=None if began is None else now - began,
+            epoch_start=live.recovery.epoch_start,
+            migrations=live.migration.times,
+            prefill=_prefill(live),
+            fidelity=survival.fidelity.name.lower(),
+            fidelity_because_of=survival.because_of,
         )
 
     async def _migrate(self, order: MigrationOrder, answer: Answer) -> None:
@@ -86,3 +93,12 @@ class FrontendAdmin:
         orders = [self._scheduler.order(live, order.destination, cold=order.cold) for live in chosen]
         results = await asyncio.gather(*orders)
         await answer.send(MigrationReport(tuple(results)))
+
+
+def _prefill(live: LiveRequest) -> str | None:
+    """Return how far the remote prefill of a request is, in words; None if its decode worker prefills."""
+    if live.prefill.job is not None:
+        return "a prefill worker computes the prompt" if live.prefill.job.granted else "its prefill job is queued"
+    if live.prefill.held is not None:
+        return "a prefill worker has the KV of the prompt"
+    return "a prefill job has ended" if live.prefill.jobs else None

@@ -102,7 +102,11 @@ class RouterAssigner:
         try:
             await self._bus.send(self._subjects.released, Released(request_id=request_id, frontend=self._frontend))
         except BusError as error:
-            _log.warning("the router could not be told that request %s has left its worker: %s", request_id, error)
+            _log.warning(
+                "the router was not told that request %s has left its worker (%s); the next report corrects its view",
+                request_id,
+                error,
+            )
 
     async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
         await self._fallback.reassign(request_id, worker, tokens)
@@ -119,7 +123,7 @@ class RouterAssigner:
         try:
             await self._bus.send(self._subjects.charges, charges)
         except BusError as error:
-            _log.warning("the charges could not be reported to the router: %s", error)
+            _log.warning("the router was not told which requests run where; the next report follows soon: %s", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

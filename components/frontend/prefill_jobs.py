@@ -159,7 +159,7 @@ class PrefillJobs:
             subject = self._subjects.cached(decode)
             return (await self._bus.ask(subject, question, CachedAnswer, timeout_s=_CACHED_TIMEOUT_S)).tokens
         except (BusError, DecodeError) as error:
-            _log.warning("how much of a prompt worker %s has cached is unknown: %s", decode, error)
+            _log.warning("worker %s does not say how much of a prompt it has cached: %s", decode, error)
             return None
 
     async def _waiting(self) -> int | None:

@@ -82,7 +82,7 @@ class RemotePrefill:
         try:
             await jobs.publish(request, job)
         except BusError as error:
-            _log.warning("request %s is not prefilled elsewhere: %s", live.request_id, error)
+            _log.warning("request %s is left to its own worker, without a prefill worker: %s", live.request_id, error)
             return not self._unpublished(live, job)
         return True
 
@@ -96,7 +96,9 @@ class RemotePrefill:
         job = live.prefill.job
         assert job is not None, "only a prefill worker that was granted the request sends tokens of it"
         if delta.finish == "error":
-            _log.warning("request %s is not prefilled elsewhere: %s", live.request_id, delta.error)
+            _log.warning(
+                "request %s is left to its own worker, without a prefill worker: %s", live.request_id, delta.error
+            )
             self._withdraw(job, "failed")
             return None
         if live.request.survival.fidelity is Fidelity.NONE:

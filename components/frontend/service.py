@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from components.dynamo_config import from_dynamo
 from components.frontend.assigner import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.http.gate import GateState, HttpGate, SettingNames
@@ -18,12 +19,14 @@ from components.frontend.prefill_jobs import PrefillJobs
 from components.planner import Planner
 from components.router import Router
 from components.workers import PrefillWorker, VllmWorker
+from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.live_settings import LiveSettingsWatch
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import ConfigError, PortInUseError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.live_settings import LiveSettings
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.migration import rebalancing
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -65,6 +68,7 @@ class FrontendSettings(AdmissionLimits):
     ),
     role="frontend",
     preload=VLLM_PRELOAD,
+    rewrite=from_dynamo,
 )
 class Frontend(Service):
     """The OpenAI API of the graph."""
@@ -122,9 +126,14 @@ class Frontend(Service):
         serving = await self._server.start(listener, progress)
         migrations = self._dispatcher.migrations.statistics
         migrations.subscribe(lambda counts: announcer.note(counts=Counts(migrations=counts)))
+        self._dispatcher.migrations.record = self._record
         expose(self._samples, {MIGRATION_GAP_SECONDS: migrations.gap_s, MIGRATION_GAP_STEPS: migrations.gap_steps})
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
+
+    def _record(self, event: Event) -> None:
+        context = self._context
+        context.tasks.spawn("event", publish_event(context.bus, context.subjects, event))
 
     @async_on_shutdown
     async def stop(self) -> None:

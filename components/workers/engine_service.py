@@ -114,9 +114,17 @@ class EngineService:
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
         left = self._outbox.running()
         if left:
-            _log.warning("%d requests were still under way after %g s", len(left), deadline_s)
+            _log.warning(
+                "%d requests were still under way after %g s of draining; their frontends continue them elsewhere",
+                len(left),
+                deadline_s,
+            )
         if held := self._outbox.held():
-            _log.warning("%d finished prefills had not been fetched after %g s", len(held), deadline_s)
+            _log.warning(
+                "%d finished prefills had not been fetched after %g s; their prompts are computed again",
+                len(held),
+                deadline_s,
+            )
         await self._drop(list(left))
         for request, frontend in left.items():
             await self._send_error(request, frontend, "the worker was shut down", refused=True)
@@ -231,7 +239,7 @@ class EngineService:
         """Drop the requests of a frontend that is gone. One that was only unheard asks for its tokens later, and is
         refused, so that it continues the requests elsewhere."""
         orphans = self._outbox.of_frontend(frontend)
-        _log.warning("%d requests of a frontend that is gone are dropped", len(orphans))
+        _log.warning("a frontend has ended or cannot be reached: its %d requests here are dropped", len(orphans))
         await self._drop(orphans)
         await self._migration_target.forget_frontend(frontend)
         self._sender.forget(frontend)

@@ -64,7 +64,9 @@ class KvPuller:
             # Concurrently: each of the two engines answers only when its step under way has ended.
             answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
             if answer.refused is not None:
-                _log.warning("worker %s pins no blocks for request %s: %s", source, request, answer.refused)
+                _log.warning(
+                    "worker %s lends no KV to request %s, whose prefix is computed: %s", source, request, answer.refused
+                )
             if answer.blocks > cached:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
@@ -102,4 +104,8 @@ class KvPuller:
         try:
             await self._context.bus.send(self._context.subjects.work(source), Unpin((pin,)))
         except BusError as error:
-            _log.warning("blocks stay pinned at worker %s until their time is over: %s", source, error)
+            _log.warning(
+                "worker %s was not told that its KV has been read, and keeps it until the pin expires: %s",
+                source,
+                error,
+            )

@@ -83,7 +83,9 @@ def make_engine(context: ServiceContext) -> Engine:
     if context.settings(WorkerSettings).engine == "mocker":
         from dynamo_local.engine.mocker.engine import MockerEngine
 
-        return MockerEngine(context.settings(MockerSettings), context.private_dir)
+        # As vLLM does: the first name under which the model is served, which `dynamo ls` and the start show.
+        names = context.config.get("served-model-name") or [context.config.get("model", "mocker")]
+        return MockerEngine(context.settings(MockerSettings), context.private_dir, model=names[0])
     from dynamo_local.engine.vllm.engine import VllmEngine
 
     settings = context.settings(WorkerSettings)

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dynamo_local.bus import without_websockets  # noqa: F401
+
+# isort: split
 import msgspec
 import nats.errors
 from nats.aio.msg import Msg
@@ -25,7 +28,7 @@ from nats.js.errors import (
 )
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.errors import BusError
+from dynamo_local.core.errors import BusDownError, BusError
 
 DONE, PROGRESS, AGAIN, NEVER = Msg.Ack.Ack, Msg.Ack.Progress, Msg.Ack.Nak, Msg.Ack.Term
 """Acknowledgements of a message: processed, still being processed, deliver it again, never deliver it again."""
@@ -227,7 +230,7 @@ class JetStream:
     @contextmanager
     def _errors_of(self, what: str) -> Iterator[None]:
         if not self._bus.connected:
-            raise BusError(f"{what} cannot be reached: the connection to NATS is down")
+            raise BusDownError(f"{what} cannot be reached: the connection to NATS is down")
         try:
             yield
         except (NotFoundError, BucketNotFoundError, NoStreamResponseError) as error:

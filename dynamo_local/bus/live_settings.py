@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dynamo_local.bus.jetstream import JetStream, StreamAbsentError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
-from dynamo_local.core.errors import BusError, UsageError
+from dynamo_local.core.errors import BusDownError, BusError, UsageError
 from dynamo_local.core.live_settings import SETTINGS, LiveSettings, setting
 from dynamo_local.core.names import Subjects
 from dynamo_local.log_once import LogOnce
@@ -71,6 +71,8 @@ class LiveSettingsWatch:
         except StreamAbsentError:
             self._log_once.warn("there are no live settings: the graph's configuration holds")
             self._adopt({})
+        except BusDownError:
+            return
         except BusError as error:
             self._log_once.warn(f"live settings cannot be read, those last read hold: {error}")
         else:

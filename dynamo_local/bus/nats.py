@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import UnionType
 from typing import TypeVar
-from urllib.parse import urlsplit
 
+from dynamo_local.bus import without_websockets  # noqa: F401
+
+# isort: split
 import msgspec
 import nats
 import nats.errors
@@ -23,9 +25,12 @@ from nats.aio.msg import Msg as NatsMsg
 from nats.js import JetStreamContext
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
+
+__all__ = ["Bus", "BusAddress"]
 
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")
@@ -33,35 +38,9 @@ _M = TypeVar("_M")
 _CONNECT_TIMEOUT_S = 2
 _RECONNECT_WAIT_S = 0.2
 _PING_INTERVAL_S = 5
+_CONNECTION_ERRORS = (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 _PENDING_BYTES = 32 * 1024 * 1024
 """Size of the buffer for publications while the connection is down."""
-
-
-class BusAddress(msgspec.Struct, frozen=True):
-    """URL and token of a NATS server. The token is a secret: keep it in files of mode 0600, never in argv or logs."""
-
-    url: str
-    token: str | None = None
-
-    @classmethod
-    def load(cls, path: Path) -> BusAddress:
-        """Read the address from the runtime directory. Raises BusError."""
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError) as error:
-            raise BusError(f"no bus address in {path}: {error}", "is the server running?") from error
-
-    @property
-    def shown(self) -> str:
-        """The URL without credentials, fit for logs and errors."""
-        try:
-            parts = urlsplit(self.url)
-        except ValueError:
-            return "an address that is not a URL"
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-    def __repr__(self) -> str:
-        return f"BusAddress({self.shown!r}, token={'***' if self.token else None})"
 
 
 class Bus:
@@ -71,6 +50,8 @@ class Bus:
         self._client = client
         self._name = name
         self._was_connected = False
+        self._lost_at: float | None = None
+        """Time at which the connection was lost (CLOCK_MONOTONIC, s); None while there is one."""
         self._closing = False
         self._ended = asyncio.Event()
 
@@ -221,13 +202,13 @@ class Bus:
         raise BusError(f"NATS ended the connection: {self._client.last_error or 'closed'}")
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Send bytes and wait for one answer. Raises BusError when nobody listens or nobody answers in time."""
+        """Send bytes and wait for one answer. Raises BusError when no process listens, or none answers in time."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
             return (await self._client.request(subject, data, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
-            raise BusError(f"nobody listens on {subject}") from error
+            raise BusError(f"no process listens on {subject}") from error
         except nats.errors.TimeoutError as error:
             raise BusError(f"no answer on {subject} within {timeout_s:g} s") from error
         except nats.errors.Error as error:
@@ -255,7 +236,7 @@ class Bus:
             try:
                 await self.flush(timeout_s=deadline_s)
             except BusError as error:
-                _log.warning("closing the bus: %s", error)
+                _log.warning("messages may be lost, since the connection to NATS closes: %s", error)
         try:
             await asyncio.wait_for(self._client.close(), deadline_s)
         except TimeoutError:
@@ -268,14 +249,21 @@ class Bus:
             # Raised to leave the client's loop of attempts: another attempt would be refused as well. (At this stage
             # the client has no exception class for it, only the server's text.)
             raise nats.errors.AuthorizationError from error
-        _log.warning("error of the NATS client: %s", str(error) or type(error).__name__)
+        # Until the first connection `connect` raises an error that says the same. Later the end of a connection is an
+        # error, and so is each failed attempt to reconnect: all are the one line of `_on_disconnect`.
+        of_connection = self._lost_at is not None or isinstance(error, _CONNECTION_ERRORS) or not self._was_connected
+        level = logging.DEBUG if of_connection else logging.WARNING
+        _log.log(level, "error of the NATS client: %s", str(error) or type(error).__name__)
 
     async def _on_disconnect(self) -> None:
-        if not self._closing:
-            _log.warning("bus: connection lost, reconnecting")
+        if not self._closing and self._lost_at is None:
+            self._lost_at = time.monotonic()
+            _log.warning("NATS connection lost; reconnecting")
 
     async def _on_reconnect(self) -> None:
-        _log.warning("bus: connected again")
+        lost_at, self._lost_at = self._lost_at, None
+        if lost_at is not None:
+            _log.warning("NATS reconnected after %.1f s", time.monotonic() - lost_at)
 
     async def _on_closed(self) -> None:
         if not self._closing:

@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dynamo_local.bus import without_websockets  # noqa: F401
+
+# isort: split
 from nats.js import api
 
 from dynamo_local.bus.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
@@ -23,7 +26,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMER, PrefillQueue
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
+from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.names import Subjects
 from dynamo_local.log_once import LogOnce
@@ -218,6 +221,8 @@ class PrefillConsumer:
             await self._queue.length()
         except QueueAbsentError:
             raise
+        except BusDownError:
+            return
         except BusError as error:
             self._log_once.warn(f"no prefill jobs can be taken: {error}")
 

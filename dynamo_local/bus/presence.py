@@ -81,7 +81,7 @@ class Announcer:
         try:
             await self._bus.send(self._subject, self._presence)
         except BusError as error:
-            _log.warning("the presence could not be published: %s", error)
+            _log.warning("this process could not announce itself on NATS, and will try again: %s", error)
 
     async def run(self) -> None:
         """Publish at every beat and change until cancelled."""
@@ -190,7 +190,7 @@ class FleetWatch:
         try:
             presence = codec.decode(message.data, Presence)
         except DecodeError as error:
-            _log.warning("a presence on %s is ignored: %s", message.subject, error)
+            _log.warning("the announcement of a process on %s cannot be read: %s", message.subject, error)
             return
         self._last[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Protocol, TypeVar
 
+from dynamo_local.bus import without_websockets  # noqa: F401
+
+# isort: split
 import msgspec
 import nats.errors
 from nats.aio.msg import Msg as NatsMsg

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 import click
+
+from dynamo_local.core.names import short_watcher
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,21 +19,48 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+_ERASE = "\r\033[K"
+"""Erases the line that a terminal's cursor is on."""
+
+
 class Console:
     """A report (supervisor.server.report.Report) on standard output, or on standard error if `err`. Steps show the
-    seconds since the console was made."""
+    seconds since the console was made, and watchers by their short names, as tables do."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, err: bool = False) -> None:
         self._clock = clock
         self._err = err
         self._started = clock()
+        self._is_terminal = (sys.stderr if err else sys.stdout).isatty()
+        self._pending = ""
+        self._awaited = ""
 
     def step(self, text: str) -> None:
-        self.say(f"[{self._clock() - self._started:6.1f}s] {text}")
+        # Reports begin a line about a watcher with its name and two spaces.
+        name, gap, rest = text.partition("  ")
+        self._awaited = ""
+        self.say(f"{self._stamp()} {short_watcher(name) if gap else name}{gap}{rest}")
+
+    def pending(self, text: str) -> None:
+        if not self._is_terminal:
+            repeated = text == self._awaited
+            self.step("still waiting" if repeated else text)
+            self._awaited = text
+            return
+        width = shutil.get_terminal_size().columns - 1
+        self._pending = _ERASE
+        self._write(f"{_ERASE}{self._stamp()} {text}"[: len(_ERASE) + width], end="")
 
     def say(self, text: str) -> None:
+        erase, self._pending = self._pending, ""
+        self._write(f"{erase}{text}", end="\n")
+
+    def _stamp(self) -> str:
+        return f"[{self._clock() - self._started:6.1f}s]"
+
+    def _write(self, text: str, *, end: str) -> None:
         try:
-            click.echo(text, err=self._err)
+            click.echo(f"{text}{end}", nl=False, err=self._err)
         except OSError:
             # The terminal or the reader of the pipe has gone. A server must still be able to end gracefully.
             return

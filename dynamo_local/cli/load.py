@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynamo_local.cli.command_group import CommandGroup
+from dynamo_local.cli.numbers import FiniteRange
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ BASE_URL_ENV = "OPENAI_BASE_URL"
 """Environment variable with the address of the server for `dynamo load`; --url takes precedence."""
 
 
-@click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
+@click.group(cls=CommandGroup, invoke_without_command=True, context_settings={"max_content_width": 110})
 @click.option(
     "--url",
     default="http://127.0.0.1:8000",
@@ -48,7 +50,7 @@ BASE_URL_ENV = "OPENAI_BASE_URL"
 @click.option("--output", metavar="LENGTH", help="Tokens in each answer; see LENGTH above.  [default: 128]")
 @click.option(
     "--prefix-share",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     metavar="FRACTION",
     help="Fraction of each prompt that is a prefix shared with other prompts, e.g. 0.5.",
 )
@@ -60,7 +62,7 @@ BASE_URL_ENV = "OPENAI_BASE_URL"
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="X",
     help="With --trace: replay the arrivals X times as fast.  [default: 1]",
 )
@@ -126,7 +128,7 @@ BASE_URL_ENV = "OPENAI_BASE_URL"
 )
 @click.pass_context
 def load(context: click.Context, /, json_file: Path | None, **options: Any) -> int:
-    """Send a load of requests to an OpenAI endpoint and measure it.
+    """Send requests to an OpenAI endpoint and measure the answers.
 
     \b
     dynamo load --rate 5                         5 requests per second for a minute

@@ -9,21 +9,9 @@ from collections.abc import Sequence
 import click
 
 from dynamo_local import __version__
-from dynamo_local.cli.load import load
-from dynamo_local.cli.requests.migrate import migrate
-from dynamo_local.cli.requests.queue import queue
-from dynamo_local.cli.requests.requests import requests
-from dynamo_local.cli.server.config import config
-from dynamo_local.cli.server.logs import logs
-from dynamo_local.cli.server.ps import ps
-from dynamo_local.cli.server.serve import serve
-from dynamo_local.cli.server.stop import stop
-from dynamo_local.cli.server.top import top
-from dynamo_local.cli.workers.drain import drain
-from dynamo_local.cli.workers.planner import planner
-from dynamo_local.cli.workers.restart import restart
-from dynamo_local.cli.workers.role import role
-from dynamo_local.cli.workers.scale import scale
+from dynamo_local.cli.command_group import LazyGroup
+from dynamo_local.cli.commands import EXAMPLES, GROUPS
+from dynamo_local.cli.usage_errors import in_words
 from dynamo_local.core.errors import DynamoError, UsageError
 
 INTERRUPTED = 130
@@ -34,35 +22,16 @@ EXIT_CODES = {
     DynamoError.exit_code: "The command failed. An error is one line on standard error, with its cause and a remedy.",
     UsageError.exit_code: "The command line or the configuration is wrong, or the server is not in the state that the "
     "command needs. Nothing was started or changed.",
-    INTERRUPTED: "The user interrupted the command (Ctrl-C). `serve`, `planner` and `top` end with 0 instead.",
+    INTERRUPTED: "The user interrupted the command (Ctrl-C). `planner` and `top` end with 0 instead, and so "
+    "does `serve` once it has been ready.",
 }
 """Exit codes of all commands, each with its meaning."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, groups=GROUPS, examples=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dynamo")
 def dynamo() -> None:
-    """Serve language models on one machine: a supervised graph of services behind an OpenAI API."""
-
-
-for _command in (
-    serve,
-    ps,
-    top,
-    logs,
-    stop,
-    requests,
-    migrate,
-    role,
-    scale,
-    drain,
-    restart,
-    planner,
-    queue,
-    config,
-    load,
-):
-    dynamo.add_command(_command)
+    """Serve language models on one machine: several vLLM workers behind one OpenAI API."""
 
 
 def main() -> None:
@@ -81,8 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx is not None else "dynamo"
-        return _refuse(f"{error.format_message().rstrip('.')}; see `{command} --help`", error.exit_code)
+        return _refuse(in_words(error), error.exit_code)
     except click.ClickException as error:
         return _refuse(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -52,6 +52,10 @@ class NotRunningError(UsageError):
     """No server is running in the namespace, or it has no such service."""
 
 
+class FetchError(DynamoError):
+    """A model could not be fetched: the network, the hub or the disk failed. Trying again may help."""
+
+
 class StateError(DynamoError):
     """The statefile cannot be read, written or understood."""
 
@@ -62,6 +66,10 @@ class SupervisorError(DynamoError):
 
 class BusError(DynamoError):
     """NATS cannot be reached, refused an operation, or did not answer in time."""
+
+
+class BusDownError(BusError):
+    """The connection to NATS is down. The bus logs that itself, and when it is there again."""
 
 
 class QueueAbsentError(BusError):

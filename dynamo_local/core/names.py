@@ -7,9 +7,10 @@ dot, so that a subject can be split.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.errors import ConfigError, UsageError
 
 DEFAULT_NAMESPACE = "dynamo"
 _NAMESPACE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}[A-Za-z0-9])?")
@@ -79,6 +80,35 @@ def parse_watcher(name: str) -> Watcher:
     if match is None:
         raise ConfigError(f"{name!r} is not a watcher's name", "expected NAMESPACE_Service or NAMESPACE_Service_N")
     return Watcher(match["namespace"], match["service"], int(match["index"] or 0))
+
+
+def short_watcher(name: str) -> str:
+    """A watcher's name without its namespace, as tables of one server show it. Any other text is returned as it is.
+
+    No name is both short and full: after a namespace comes a service, whose name begins with a capital; after a service
+    comes a number.
+    """
+    match = _WATCHER.fullmatch(name)
+    return name if match is None else name.removeprefix(f"{match['namespace']}_")
+
+
+def select_watcher(given: str, known: Iterable[str], what: str = "worker") -> str:
+    """Return the one of the `known` watchers, all of one namespace, that is given in full or without its namespace.
+
+    Raises UsageError, which lists the short names there are, or says that the name is one of another namespace.
+    """
+    names = {short_watcher(name): name for name in known}
+    namespaces = {parse_watcher(name).namespace for name in names.values()}
+    match = _WATCHER.fullmatch(given)
+    if match is not None and namespaces and match["namespace"] not in namespaces:
+        raise UsageError(
+            f"{given} belongs to namespace {match['namespace']}, not to {', '.join(namespaces)}",
+            f"add --namespace {match['namespace']}, or leave the namespace out of the name",
+        )
+    short = short_watcher(given)
+    if short not in names:
+        raise UsageError(f"there is no {what} {given!r}", f"there are: {', '.join(names) or 'none'}")
+    return names[short]
 
 
 @dataclass(frozen=True)
@@ -154,6 +184,11 @@ class Subjects:
     def planner(self) -> str:
         """The planner's reports."""
         return f"{self._root}.planner"
+
+    @property
+    def events(self) -> str:
+        """Events (core/messages/events.py) of processes other than the server, which writes them down."""
+        return f"{self._root}.events"
 
     def migrations(self, lease: str) -> str:
         """Tells a worker to prepare a migration to it (request and answer)."""

@@ -66,7 +66,7 @@ class Asked:
         if load.duration_s is not None and warmup_s >= load.duration_s:
             raise UsageError("nothing is left after the warm-up", "lengthen --duration or shorten --warmup")
         return Settings(
-            endpoint=parse_url(self.url, _key(self.api_key_file, environ)),
+            endpoint=parse_url(self.url, read_key(self.api_key_file, environ)),
             model=self.model,
             load=load,
             limits=LoadLimits(max(self.max_in_flight, load.streams or 0), parse_duration(self.timeout)),
@@ -151,9 +151,11 @@ class Asked:
                 raise UsageError(f"--{name.replace('_', '-')} does not go with this kind of load", why)
 
 
-def _key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """Read the API key from the file or the environment. There is no option for the key itself, since all users of a
-    machine can read command lines."""
+def read_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
+    """Read the API key from the file or the environment. Raises UsageError.
+
+    There is no option for the key itself, since all users of a machine can read command lines.
+    """
     if path is None:
         return environ.get(KEY_ENV, "").strip() or None
     try:

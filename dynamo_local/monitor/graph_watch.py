@@ -54,7 +54,8 @@ class GraphWatch:
         self._queue = PrefillQueue(bus, subjects)
         self._length: QueueLength | None = None
         self._report: tuple[float, PlannerReport] | None = None
-        self._decided_until: float | None = None
+        self._counted: dict[float, int] = {}
+        """Decisions counted so far, by the time of the first of each report."""
         self._starts: Counter[str] = Counter()
         self._decisions: Counter[bool] = Counter()
 
@@ -103,6 +104,5 @@ class GraphWatch:
     async def _on_report(self, report: PlannerReport) -> None:
         self._report = self._clock(), report
         for decision in report.decisions:
-            if self._decided_until is None or decision.time > self._decided_until:
-                self._decided_until = decision.time
-                self._decisions[bool(decision.outcomes)] += 1
+            self._decisions[bool(decision.outcomes)] += decision.times - self._counted.get(decision.began, 0)
+        self._counted = {decision.began: decision.times for decision in report.decisions}

@@ -11,16 +11,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
 from dynamo_local.core.messages.presence import MigrationCounts
+from dynamo_local.core.names import short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
-from dynamo_local.monitor.top_view import ProcessRow, TopView, WorkerRow
+from dynamo_local.monitor.top_columns import Column, lines_of, table_of
+from dynamo_local.monitor.top_view import EventRow, ProcessRow, TopView, WorkerRow
 
 Draw = Callable[[TopView], None]
 
 _BAR = 8
 _NAME, _DETAIL = 16, 14
-"""Widths of these columns, so that a line fits into 80 columns."""
+"""Maximum widths of these cells: the table of workers then fits into 80 columns."""
 _DECISIONS = 5
 _UNKNOWN = "-"
 _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "revoked": "yellow", "failed": "red"}
@@ -31,45 +33,54 @@ def live_screen() -> Iterator[Draw]:
     """Open a screen that is redrawn in place, and restore the terminal afterwards."""
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda view: live.update(drawn(view, ascii_only=console.options.ascii_only), refresh=True)
+        yield lambda view: live.update(_drawn_on(console, view), refresh=True)
 
 
 def print_once(view: TopView) -> None:
     """Print the view to standard output, in colour only on a terminal."""
     console = Console(highlight=False)
-    console.print(drawn(view, ascii_only=console.options.ascii_only))
+    console.print(_drawn_on(console, view))
 
 
-def drawn(view: TopView, *, ascii_only: bool = False) -> RenderableType:
-    """Return the view as a drawing that fits into 80 columns."""
-    parts: list[RenderableType] = [_head(view)]
+def _drawn_on(console: Console, view: TopView) -> RenderableType:
+    return drawn(view, console.width, ascii_only=console.options.ascii_only)
+
+
+def drawn(view: TopView, width: int, *, ascii_only: bool = False) -> RenderableType:
+    """Return the view as a drawing that fits into so many columns, without what has no room."""
+    parts: list[RenderableType] = [_head(view, width)]
     if view.workers:
-        parts += ["", _workers(view, ascii_only)]
+        parts += ["", _workers(view, width, ascii_only)]
     if view.processes:
-        parts += ["", _processes(view)]
+        parts += ["", _processes(view, width)]
     if view.planner is not None:
-        parts += ["", *_planner(view.planner)]
+        parts += ["", *_planner(view.planner, width)]
+    if view.events:
+        parts += ["", Text("events", style="bold"), _events(view.events)]
     return Group(*parts)
 
 
-def _head(view: TopView) -> Text:
+def _head(view: TopView, width: int) -> Text:
     parts = [view.namespace]
     if view.frontend is not None:
         parts += _figures(view.frontend)
-    head = Text("  ".join(parts), style="bold")
+    head = Text("\n".join(lines_of(parts, width)), style="bold")
+    more = []
+    if not view.connected:
+        more.append("NATS connection lost; reconnecting")
     if view.queue is not None:
-        head.append(f"\nprefill queue: {view.queue.waiting} waiting, {view.queue.in_hand} in hand")
+        more.append(f"prefill queue: {view.queue.waiting} waiting, {view.queue.in_hand} in hand")
     if view.migrations is not None:
-        head.append(f"\n{_migrations(view.migrations)}")
-    return head
+        more += lines_of(_migrations(view.migrations), width)
+    return head.append("".join(f"\n{line}" for line in more))
 
 
-def _migrations(counts: MigrationCounts) -> str:
-    words = f"migrations: {counts.completed} done, {counts.not_completed} not"
-    if counts.gap_s is None:
-        return words
-    steps = "" if counts.gap_steps is None else f" ({counts.gap_steps:.1f} steps)"
-    return f"{words}, last gap {_seconds(counts.gap_s)}{steps}"
+def _migrations(counts: MigrationCounts) -> list[str]:
+    words = [f"migrations: {counts.completed} done, {counts.not_completed} not"]
+    if counts.gap_s is not None:
+        steps = "" if counts.gap_steps is None else f" ({counts.gap_steps:.1f} steps)"
+        words.append(f"last gap {_seconds(counts.gap_s)}{steps}")
+    return words
 
 
 def _figures(figures: FrontendFigures) -> list[str]:
@@ -81,57 +92,79 @@ def _figures(figures: FrontendFigures) -> list[str]:
     ]
 
 
-def _workers(view: TopView, ascii_only: bool) -> Table:
-    table = _table(("WATCHER", "ROLE", "STATE"), ("RUN", "WAIT"), ("KV",), ("TOK/S", "AGE"))
-    for row in view.workers:
-        table.add_row(
-            _short(row.watcher, view),
-            row.role,
-            _state(row.state),
-            _number(row.running),
-            _number(row.waiting),
-            _kv(row, ascii_only),
-            _number(row.tokens_per_s, ".0f"),
-            _age(row.age_s),
-        )
-    return table
+def _workers(view: TopView, width: int, ascii_only: bool) -> Table:
+    rows = view.workers
+    columns = [
+        Column("WATCHER", tuple(_name(row.watcher) for row in rows)),
+        Column("ROLE", tuple(row.role for row in rows), leaves=1),
+        Column("STATE", tuple(_state(row.state) for row in rows), leaves=5),
+        Column("RUN", tuple(_number(row.running) for row in rows), right=True),
+        Column("WAIT", tuple(_number(row.waiting) for row in rows), right=True, leaves=4),
+        Column("KV", tuple(_kv(row, ascii_only) for row in rows), leaves=2, narrow=tuple(map(_kv_share, rows))),
+        Column("TOK/S", tuple(_number(row.tokens_per_s, ".0f") for row in rows), right=True, leaves=3),
+        Column("AGE", tuple(_age(row.age_s) for row in rows), right=True, leaves=0),
+    ]
+    return table_of(columns, width)
 
 
-def _processes(view: TopView) -> Table:
-    table = _table(("WATCHER", "ROLE", "STATE", ""), ("AGE",))
-    for row in view.processes:
-        table.add_row(*_process(row, view))
-    return table
+def _processes(view: TopView, width: int) -> Table:
+    rows: tuple[ProcessRow, ...] = view.processes
+    columns = [
+        Column("WATCHER", tuple(_name(row.watcher) for row in rows)),
+        Column("ROLE", tuple(row.role for row in rows), leaves=1),
+        Column("STATE", tuple(_state(row.state) for row in rows)),
+        Column(
+            "",
+            tuple(row.detail for row in rows),
+            leaves=2,
+            narrow=tuple(_cut(row.detail, _NAME) for row in rows),
+            then=3,
+        ),
+        Column("AGE", tuple(_age(row.age_s) for row in rows), right=True, leaves=0),
+    ]
+    return table_of(columns, width)
 
 
-def _process(row: ProcessRow, view: TopView) -> tuple[str | Text, ...]:
-    return _short(row.watcher, view), row.role, _state(row.state), row.detail, _age(row.age_s)
-
-
-def _planner(report: PlannerReport) -> list[RenderableType]:
-    devices = f"{_number(report.devices)} of {report.max_devices} devices"
-    words = [f"planner {report.policy}", devices, report.changing or ("" if report.acts else "only observes")]
-    parts: list[RenderableType] = [Text("  ".join(filter(None, words)), style="bold")]
+def _planner(report: PlannerReport, width: int) -> list[RenderableType]:
+    words = [
+        f"planner {report.policy}",
+        f"{_number(report.devices)} of {report.max_devices} devices",
+        "" if report.acts else "only observes",
+        "" if report.changing is None else f"now: {report.changing}",
+    ]
+    heading = "\n".join(lines_of(filter(None, words), width))
     decisions = Table.grid(padding=(0, 2))
     for decision in reversed(report.decisions[-_DECISIONS:]):
-        what = Text(decision.text)
-        for outcome in decision.outcomes:
-            what.append(f"\n{outcome}", style="dim")
-        decisions.add_row(f"{datetime.fromtimestamp(decision.time).astimezone():%H:%M:%S}", what)
+        decisions.add_row(_clock(decision.time), _decision(decision))
+    parts: list[RenderableType] = [Text(heading, style="bold")]
     return [*parts, decisions] if decisions.row_count else parts
 
 
-def _table(*groups: tuple[str, ...]) -> Table:
-    """Return a table whose groups of headers are, alternately, of text (left) and of numbers (right)."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, group in enumerate(groups):
-        for header in group:
-            table.add_column(header, justify="right" if index % 2 else "left", no_wrap=True, overflow="ellipsis")
+def _decision(decision: DecisionReport) -> Text:
+    text = Text(decision.text)
+    if decision.times > 1:
+        text.append(f", {decision.times} times since {_clock(decision.began)}", style="dim")
+    for outcome in decision.outcomes:
+        text.append(f"\n{outcome}", style="dim")
+    return text
+
+
+def _events(rows: tuple[EventRow, ...]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for row in reversed(rows):
+        what = Text(row.what)
+        if row.times > 1:
+            what.append(f", {row.times} times", style="dim")
+        table.add_row(_clock(row.time), _name(row.watcher) if row.watcher else _UNKNOWN, what)
     return table
 
 
-def _short(watcher: str, view: TopView) -> str:
-    return _cut(watcher.removeprefix(f"{view.namespace}_"), _NAME)
+def _clock(time: float) -> Text:
+    return Text(f"{datetime.fromtimestamp(time).astimezone():%H:%M:%S}", no_wrap=True)
+
+
+def _name(watcher: str) -> str:
+    return _cut(short_watcher(watcher), _NAME)
 
 
 def _cut(text: str, length: int) -> str:
@@ -148,6 +181,10 @@ def _kv(row: WorkerRow, ascii_only: bool) -> Text:
     full = round(min(max(row.kv_usage, 0.0), 1.0) * _BAR)
     used, free = ("#", ".") if ascii_only else ("█", "░")
     return Text(f"{used * full}{free * (_BAR - full)} {row.kv_usage:4.0%}")
+
+
+def _kv_share(row: WorkerRow) -> Text:
+    return Text(_UNKNOWN if row.kv_usage is None else f"{row.kv_usage:4.0%}")
 
 
 def _number(value: float | None, form: str = "d") -> str:

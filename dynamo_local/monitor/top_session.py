@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Subjects
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, FrontendReader
-from dynamo_local.monitor.top_view import TopView, note_counts, view_of
+from dynamo_local.monitor.top_view import TopView, note_counts, recent, view_of
 from dynamo_local.tasks import TaskGuard
 
 REFRESH_S = 1.0
 FIRST_LOOK_S = 2.2
 """Time before a view that is shown only once, in seconds: rates need two readings of a counter."""
+
+_KEPT_EVENTS = 200
+"""Events in memory. Repeated ones are counted among these."""
 
 _FRONTEND_ROLE = "frontend"
 
@@ -25,8 +31,12 @@ _FRONTEND_ROLE = "frontend"
 class TopSession:
     """Follows one server from `start` to `close`."""
 
-    def __init__(self, bus: Bus, namespace: str) -> None:
+    def __init__(self, bus: Bus, namespace: str, events: Callable[[], Iterable[Event]] = tuple) -> None:
+        """`events` returns the events since its last call."""
         subjects = Subjects(namespace)
+        self._bus = bus
+        self._new_events = events
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._namespace = namespace
         self._fleet = FleetWatch(bus, subjects)
         self._graph = GraphWatch(bus, subjects, self._fleet)
@@ -59,7 +69,9 @@ class TopSession:
 
     def view(self) -> TopView:
         """Return the view of the present moment."""
-        return view_of(self._namespace, self._graph.snapshot(), self._rates, self._figures)
+        self._events.extend(self._new_events())
+        snapshot, events = self._graph.snapshot(), recent(self._events)
+        return view_of(self._namespace, snapshot, self._rates, self._figures, events, connected=self._bus.connected)
 
     def _on_change(self, change: Change) -> None:
         if change.what is Happened.LEFT:

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.planning.actions import Action, ActionOutcome, Actuator, DeviceLimits, roles_of
+from dynamo_local.core.planning.actions import Action, ActionOutcome, Actuator, AddWorker, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
-from dynamo_local.core.planning.decision import Decision
+from dynamo_local.core.planning.decision import Decision, describe, event_of
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.recording import Recorder
-from dynamo_local.core.planning.window import History, aggregate, remember
+from dynamo_local.core.planning.window import History, Window, aggregate, remember
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class PlannerLoop:
         self._clock = clock
         self._history: History = ()
         self._reconciled_at: float | None = None
+        self._gist: tuple[str, ...] = ()
+        """The gist of the last decision."""
 
     async def run(self) -> None:
         """Plan until cancelled. Raises NotRunningError when the server has ended."""
@@ -63,7 +65,7 @@ class PlannerLoop:
         """Watch for one adjustment interval, then decide and act."""
         window = aggregate(await self._watch_for_an_interval())
         decision = decide(window, self._history, self._options, self._clock())
-        _log.log(logging.INFO if decision.actions else logging.DEBUG, "%s", decision.text)
+        self._log_decision(decision)
         outcomes: list[ActionOutcome] = []
         try:
             if not self._options.no_operation:
@@ -72,9 +74,16 @@ class PlannerLoop:
             # Also if the planner is stopped meanwhile: actions that have begun must be on record.
             for recorder in self._recorders:
                 recorder.decided(decision, outcomes)
-        failed = frozenset(role for outcome in outcomes if not outcome.done for role in roles_of(outcome.action))
-        self._history = remember(self._history, replace(window, failed=failed), self._options)
+        self._history = remember(self._history, _with_outcomes(window, outcomes), self._options)
         return decision
+
+    def _log_decision(self, decision: Decision) -> None:
+        """Log a decision with actions. A planner that only observes would repeat it at each interval."""
+        repeats, self._gist = decision.gist == self._gist, decision.gist
+        if decision.actions and (decision.acts or not repeats):
+            _log.info("%s", decision.text)
+        elif not decision.actions:
+            _log.debug("%s", decision.text)
 
     async def _watch_for_an_interval(self) -> list[Observation]:
         """Pull until the interval is over. The last pull is made at its end."""
@@ -108,7 +117,9 @@ class PlannerLoop:
         except DynamoError as error:
             # Recorded like an action that was undone. The next pull shows whether the server still runs.
             outcome = ActionOutcome(action, False, None, str(error), self._clock() - begun)
-        _log.log(logging.INFO if outcome.done else logging.WARNING, "%s: %s", outcome.watcher or "-", outcome.note)
+        event = event_of(outcome, "")
+        level = logging.INFO if outcome.done else logging.WARNING
+        _log.log(level, "%s: %s", event.watcher or describe(action), event.what)
         return outcome
 
     async def _reconcile_if_due(self) -> None:
@@ -120,7 +131,19 @@ class PlannerLoop:
         try:
             notes = await self._actuator.reconcile()
         except DynamoError as error:
-            _log.warning("the server cannot be reconciled now: %s", error)
+            _log.warning(
+                "a change of workers that was left unfinished cannot be finished now; next try in %g s: %s",
+                RECONCILE_EVERY_S,
+                error,
+            )
             return
         for note in notes:
             _log.info("%s", note)
+
+
+def _with_outcomes(window: Window, outcomes: Sequence[ActionOutcome]) -> Window:
+    failed = frozenset(role for outcome in outcomes if not outcome.done for role in roles_of(outcome.action))
+    added = frozenset(
+        outcome.action.role for outcome in outcomes if outcome.done and isinstance(outcome.action, AddWorker)
+    )
+    return replace(window, failed=failed, added=added)

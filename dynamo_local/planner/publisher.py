@@ -1,4 +1,5 @@
-"""A recorder (core/planning/recording.py) that publishes the planner's reports, for `dynamo top` and metrics."""
+"""A recorder (core/planning/recording.py) that publishes the planner's reports, for `dynamo top` and metrics, and its
+changes as events."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome
-from dynamo_local.core.planning.decision import Decision, describe
+from dynamo_local.core.planning.decision import Decision, describe, event_of
 from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import mean
+from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +44,16 @@ class PlannerPublisher:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._bus = bus
-        self._subject = subjects.planner
+        self._subjects = subjects
         self._options = options
         self._watcher = watcher
         self._wall_clock = wall_clock
         self._observation: Observation | None = None
         self._decisions: deque[DecisionReport] = deque(maxlen=KEPT_DECISIONS)
+        self._gist: tuple[str, ...] = ()
+        self._events: list[Event] = []
+        """Events that are not published yet."""
+        self._failure = LogOnce(_log)
         self._acting: str | None = None
         self._news = asyncio.Event()
 
@@ -56,8 +64,18 @@ class PlannerPublisher:
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
         """Publish the decision and its outcomes soon."""
+        now = self._wall_clock()
         told = tuple(f"{'done' if outcome.done else 'not done'}: {outcome.note}" for outcome in outcomes)
-        self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
+        repeats = not told and decision.gist == self._gist
+        if repeats and self._decisions:
+            last = self._decisions.pop()
+            self._decisions.append(DecisionReport(now, decision.text, (), last.times + 1, last.began))
+        else:
+            self._decisions.append(DecisionReport(now, decision.text, told))
+        self._events += [event_of(outcome, f"planner: {decision.reasons}") for outcome in outcomes]
+        if decision.actions and not decision.acts and not repeats:
+            self._events.append(Event("planner", decision.change, decision.reasons, self._watcher))
+        self._gist = () if told else decision.gist
         self._news.set()
 
     def acting(self, action: Action | None) -> None:
@@ -72,12 +90,19 @@ class PlannerPublisher:
         """Publish until cancelled: each new report at once, and the last one again every `EVERY_S`."""
         while True:
             self._news.clear()
+            await self.publish_events()
             if self._observation is not None:
                 await self._publish(self.report(self._observation))
             try:
                 await asyncio.wait_for(self._news.wait(), EVERY_S)
             except TimeoutError:
                 continue
+
+    async def publish_events(self) -> None:
+        """Publish the events of the decisions since the last call."""
+        events, self._events = self._events, []
+        for event in events:
+            await publish_event(self._bus, self._subjects, event)
 
     def report(self, observation: Observation) -> PlannerReport:
         """Return the report of this observation and the last decisions."""
@@ -100,9 +125,11 @@ class PlannerPublisher:
 
     async def _publish(self, report: PlannerReport) -> None:
         try:
-            await self._bus.send(self._subject, report)
+            await self._bus.send(self._subjects.planner, report)
         except BusError as error:
-            _log.warning("the planner's report is not published: %s", error)
+            self._failure.warn(f"the planner's report is not published: {error}")
+        else:
+            self._failure.clear()
 
 
 def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:

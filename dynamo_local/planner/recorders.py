@@ -22,5 +22,5 @@ def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, 
 
     folder = Path(options.log_dir).expanduser()
     return DecisionLog(folder / paths.decisions_file.name, about), TensorBoardRecorder(
-        folder, max_bytes=options.event_files_max_mib << 20
+        folder, max_bytes=options.event_files_max_mib << 20, dynamo_tags=options.dynamo_tags
     )

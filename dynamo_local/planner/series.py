@@ -12,6 +12,7 @@ from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision, Verdict, describe
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
+from dynamo_local.core.planning.policies.dynamo import kv_load
 
 STANDINGS = ("routable", "starting", "retiring")
 
@@ -36,6 +37,28 @@ def of_observation(observation: Observation) -> dict[str, float]:
     return found
 
 
+def of_observation_as_dynamo(observation: Observation) -> dict[str, float]:
+    """Return the numbers of a pull by the names of NVIDIA Dynamo's planner.
+
+    Source: https://github.com/ai-dynamo/dynamo, examples/llm/components/planner.py. Its documentation calls
+    `total_queued_requests` by another name, num_queued_request.
+    """
+    found: dict[str, float] = {}
+    if observation.queue is not None:
+        found["prefill_queue_size"] = observation.queue.waiting
+    if observation.workers is None:
+        return found
+    routable = [worker for worker in observation.workers if worker.standing == "routable"]
+    prefill = sum(worker.role == PREFILL_ROLE for worker in routable)
+    found["num_prefill_workers"], found["num_decode_workers"] = prefill, len(routable) - prefill
+    found["num_gpu"] = sum(worker.devices for worker in routable)
+    loads = [worker.reading for worker in routable if worker.role != PREFILL_ROLE and worker.reading is not None]
+    if loads:
+        found["average_kv_load"] = sum(kv_load(load.kv_usage, load.waiting) for load in loads) / len(loads)
+        found["total_queued_requests"] = sum(load.waiting for load in loads)
+    return found
+
+
 def of_decision(decision: Decision) -> dict[str, float]:
     """Return the figures that a decision was made from, and each role's wanted change (1, 0 or -1), by name."""
     found: dict[str, float] = {"devices/budget": decision.max_devices}
@@ -49,9 +72,8 @@ def of_decision(decision: Decision) -> dict[str, float]:
 
 def text_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> str:
     """Return a decision in Markdown: its actions, their outcomes, and the reasons with all figures."""
-    actions = ", ".join(map(describe, decision.actions)) or "no action"
     devices = "unknown" if decision.devices is None else str(decision.devices)
-    lines = [f"**{actions}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
+    lines = [f"**{decision.change}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
     lines += [f"- {_became(outcome)}" for outcome in outcomes]
     lines += [line for verdict in decision.verdicts for line in _why(verdict)]
     return "\n".join(lines)

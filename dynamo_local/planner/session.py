@@ -71,15 +71,24 @@ class PlannerSession:
         planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
         try:
             async with self._only_one():
+                _log.info("%s", self._introduced())
                 await planner.run()
         finally:
             for recorder in recorders:
                 recorder.close()
 
+    def _introduced(self) -> str:
+        options = self.options
+        acts = "observing only, nothing will be changed" if options.no_operation else "adding and removing workers"
+        return (
+            f"planning for namespace {self.paths.namespace} by policy {options.policy}, "
+            f"a decision every {options.adjustment_interval:g} s: {acts}"
+        )
+
     async def _blueprint(self) -> Blueprint:
         while True:
             try:
-                return await asyncio.to_thread(Blueprint.read, self.paths.blueprint_file)
+                return await asyncio.to_thread(Blueprint.read, self.paths)
             except SupervisorError:
                 if not self.watcher:
                     raise
@@ -100,7 +109,7 @@ class PlannerSession:
                     "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
                 ) from error
             if first:
-                _log.warning("%s is the planner already: waiting until it ends", who)
+                _log.warning("%s is the planner of this namespace already; this one waits until it ends", who)
 
         async with hold_lock(self.paths.planner_lock, _LOOK_EVERY_S, busy):
             yield
@@ -140,6 +149,9 @@ class LoggedReport:
         _log.info("%s", text)
 
     def say(self, text: str) -> None:
+        _log.info("%s", text)
+
+    def pending(self, text: str) -> None:
         _log.info("%s", text)
 
 

@@ -16,7 +16,7 @@ from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.planner.event_folder import RUN_FORMAT, EventFolder
-from dynamo_local.planner.series import of_decision, of_observation, text_of
+from dynamo_local.planner.series import of_decision, of_observation, of_observation_as_dynamo, text_of
 from dynamo_local.planner.thinned import Thinned
 
 try:
@@ -40,7 +40,8 @@ class TensorBoardRecorder:
     """Writes to a new folder in `log_dir`, so that each life of a planner is one run in TensorBoard.
 
     `max_bytes` bounds the event files of all runs together: the oldest are removed. Steps are seconds since the
-    planner's first pull. A disk error ends the recording, not the planner.
+    planner's first pull. A disk error ends the recording, not the planner. `dynamo_tags`: numbers of pulls are also
+    written under the names of Dynamo's planner.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class TensorBoardRecorder:
         log_dir: Path,
         *,
         max_bytes: int = MAX_BYTES,
+        dynamo_tags: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Raises ConfigError if the folder cannot be written to."""
+        self._dynamo_tags = dynamo_tags
         self._clock = clock
         self._wall_clock = wall_clock
         self._first_at: float | None = None
@@ -65,7 +68,10 @@ class TensorBoardRecorder:
 
     def observed(self, observation: Observation) -> None:
         """Write the numbers of a pull that have changed."""
-        self._write_curves(self._curves.take(observation.at, of_observation(observation)))
+        numbers = of_observation(observation)
+        if self._dynamo_tags:
+            numbers |= of_observation_as_dynamo(observation)
+        self._write_curves(self._curves.take(observation.at, numbers))
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
         """Write a decision: its numbers as curves, all of it as text."""

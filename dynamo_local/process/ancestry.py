@@ -27,13 +27,13 @@ PARENT_PID_ENV = "DYN_PARENT_PID"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have the kernel send SIGKILL to this process when its parent dies.
+def die_with_parent(parent_pid: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send a signal to this process when its parent dies.
 
     `parent_pid`: the parent's pid as the parent knows it. If that process is not the parent any more, it died before
     the request was made, and this process ends here, with status 1.
     """
-    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, number)
     if parent_pid is not None and os.getppid() != parent_pid:
         os._exit(1)
 
@@ -49,6 +49,13 @@ def die_as_environment_says(*, across_exec: bool = False) -> None:
         die_with_holder(pipe, across_exec=across_exec)
     else:
         die_with_parent(int(parent) if parent else None)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies, which $DYN_PARENT_PID names, also once this
+    process has become another program. Removes the variable, which is not for its children."""
+    parent = os.environ.pop(PARENT_PID_ENV, None)
+    die_with_parent(int(parent) if parent else None, signal.SIGTERM)
 
 
 def adopt_orphans() -> None:

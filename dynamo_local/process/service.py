@@ -209,11 +209,11 @@ class ServiceProcess:
             # The server has removed the statefile already.
             return
         except StateError as error:
-            _log.warning("the lease stays in the statefile: %s", error)
+            _log.warning("the statefile still lists this process after its end: %s", error)
 
     async def _on_revoked(self, revoked: LeaseRevoked) -> None:
         if revoked.lease == self._lease:
-            _log.info("the lease was revoked")
+            _log.info("the server has taken this process out of service (its lease was revoked): it ends")
             self._told_to_end.set()
 
     def _first_presence(self) -> Presence:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -14,6 +16,8 @@ from types import MappingProxyType, ModuleType
 from dynamo_local.core.errors import GraphError
 from dynamo_local.sdk.links import links_of
 from dynamo_local.sdk.service import ServiceSpec, is_service, spec_of
+
+_EXAMPLES = "examples.llm"
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,26 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
-            raise GraphError(f"there is no module {missing}", _siblings(missing)) from error
-        raise GraphError(f"module {name} needs {missing}, which is not installed") from error
-    except Exception as error:
+            raise GraphError(f"there is no module {missing}", _full_name(name) or _siblings(missing)) from error
+        raise GraphError(
+            f"module {name} needs {missing}, which is not installed", "install it in the Python environment of `dynamo`"
+        ) from error
+    except (Exception, SystemExit) as error:
         # The module is the user's and may raise anything. The error message names it, without our traceback.
         cause = " ".join(str(error).split())
-        raise GraphError(f"module {name} cannot be imported: {type(error).__name__}: {cause}") from error
+        raise GraphError(
+            f"module {name} cannot be imported: {type(error).__name__}: {cause}",
+            f"`python -c 'import {name}'` shows where",
+        ) from error
+
+
+def _full_name(name: str) -> str | None:
+    """A remedy if the module is one of the examples, named as from their folder, as Dynamo's documentation does."""
+    for package in (_EXAMPLES, f"{_EXAMPLES}.graphs"):
+        with suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(f"{package}.{name}") is not None:
+                return f"did you mean {package}.{name}?"
+    return None
 
 
 def _siblings(missing: str) -> str:

@@ -40,6 +40,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 Devices = Callable[[Mapping[str, Any]], DeviceUse]
 Preload = Callable[[Mapping[str, Any]], str | None]
+Rewrite = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], tuple[str, ...]]]
 
 _ENDPOINT = "__dynamo_endpoint__"
 _HOOK = "__dynamo_hook__"
@@ -80,6 +81,8 @@ class ServiceSpec:
     """Service classes by attribute name."""
     on_start: tuple[str, ...]
     on_shutdown: tuple[str, ...]
+    rewrite: Rewrite | None = None
+    """Rewrites configurations of graphs of which this service is the root; None: they are taken as they are."""
 
 
 class Dependency:
@@ -168,6 +171,7 @@ def service(
     role: str = DEFAULT_ROLE,
     role_beside: Mapping[str, str] | None = None,
     preload: str | Preload | None = None,
+    rewrite: Rewrite | None = None,
 ) -> Callable[[type[_C]], type[_C]]:
     """Make a class a service of the same name. Configuration may override `workers` and `resources`.
 
@@ -178,6 +182,9 @@ def service(
     (process/forkserver). A function is called with the service's configuration.
 
     `devices` is called with the service's configuration, and returns the use of a worker's devices.
+
+    `rewrite` is called with each configuration (sections by name, not checked yet) of a graph whose root this service
+    is. It returns the configuration to use, and notes for the user. So a service can take keys of another project.
 
     `config` declares the keys of the service: a dataclass, a ConfigSchema, or None for no keys. Raises GraphError.
     """
@@ -198,6 +205,7 @@ def service(
                 dependencies=MappingProxyType({name: item.target for name, item in _members(cls, Dependency)}),
                 on_start=_hooks(cls, "start"),
                 on_shutdown=_hooks(cls, "shutdown"),
+                rewrite=rewrite,
             )
         except (ConfigError, ValueError) as error:
             raise GraphError(f"service {cls.__name__}: {error}") from error

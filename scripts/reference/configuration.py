@@ -46,8 +46,7 @@ _VLLM = """
 Frontend and workers take vLLM's arguments as keys. The name of a key is the name of the argument of `vllm serve`
 without its dashes, so `max-num-seqs: 64` stands for `--max-num-seqs 64`. `true` and `false` switch a flag on and off
 (`--enforce-eager` and `--no-enforce-eager`), `null` leaves vLLM's default. Arguments with several values are lists, and
-arguments in JSON are mappings. `python -m vllm.entrypoints.launchers.api_server.entry --help` lists all arguments. The
-following ones are refused:
+arguments in JSON are mappings. `dynamo serve --help-engine` lists all arguments. The following ones are refused:
 """
 _LIVE = """
 `dynamo config set` changes these settings until the server ends. At the start of the server, the keys of the frontend

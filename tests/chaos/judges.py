@@ -1,6 +1,6 @@
 """Questions of clients of the OpenAI API on vLLM, and judges of their answers.
 
-With the quick start's model in float32, an answer is right if it is the same as before the first fault. A real model in
+With the model `random` in float32, an answer is right if it is the same as before the first fault. A real model in
 bfloat16 does not repeat its answers exactly (tests/real_model/oracle.py): there each token must be the greedy one,
 given its prefix.
 """
@@ -81,7 +81,7 @@ class Judge(Protocol):
 class SameTokens:
     """Judges answers by those before the first fault."""
 
-    model = "quickstart"
+    model = "random"
 
     def __init__(self, seed: int) -> None:
         self._questions = _questions(seed, SAMPLINGS)

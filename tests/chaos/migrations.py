@@ -82,7 +82,7 @@ class RandomMigrations:
     @property
     def done(self) -> int:
         """Number of requests that migrated as ordered."""
-        return self.orders[MigrationOutcome.MOVED]
+        return self.orders[MigrationOutcome.MIGRATED]
 
     def start(self) -> None:
         """Order migrations until the tasks are closed."""
@@ -131,7 +131,7 @@ class RandomMigrations:
         result = report.results[0] if report.results else None
         # A migration that was refused has no destination.
         outcome = REFUSED if result is None or result.destination is None else result.outcome
-        if outcome != MigrationOutcome.MOVED:
+        if outcome != MigrationOutcome.MIGRATED:
             # Cut before the subject, which would make every reason unique.
             why = "the request is over" if result is None else result.why.partition(" on dyn.")[0]
             self.whys[f"{outcome}: {why}"] += 1

@@ -17,7 +17,7 @@ from state.paths import Sockets
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM
 from tests.chaos.http_clients import HttpClients
 from tests.chaos.injector import ALL_ROLES, FIRST_WORKER, ROUTER, Injector, Rules
-from tests.chaos.judges import PROMPTS, GreedyTokens
+from tests.chaos.judges import PROMPTS, GreedyTokens, SameTokens
 from tests.chaos.leftovers import SharedMemoryWatch, files_left
 from tests.chaos.machinery import Machinery, clock_for, machinery_of
 from tests.chaos.memory import EVERY_S, MemoryWatch
@@ -28,7 +28,6 @@ from tests.chaos.run import WITHOUT_SERVER_S
 from tests.chaos.settings import NAMESPACE, ChaosSettings
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.integration.server_process import eventually
-from tests.real_model.model import real_model
 
 ON_VLLM: dict[str, Any] = {
     "workers": 2,
@@ -96,9 +95,9 @@ def _options(settings: ChaosSettings) -> list[str]:
 
 def _model_options(settings: ChaosSettings) -> list[str]:
     if settings.real_model:
-        return [f"--model={real_model()}", f"--Frontend.served-model-name=[{GreedyTokens.model}]"]
+        return [f"--model={GreedyTokens.model}"]
     workers = ("VllmWorker", "PrefillWorker") if settings.graph == "disagg" else ("VllmWorker",)
-    return [f"--{worker}.dtype=float32" for worker in workers]
+    return [f"--model={SameTokens.model}", *(f"--{worker}.dtype=float32" for worker in workers)]
 
 
 def _served(server: LlmServer) -> bool:

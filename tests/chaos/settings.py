@@ -19,7 +19,7 @@ class ChaosSettings:
     seed: int = 1
     graph: Literal["agg", "disagg"] = "agg"
     real_model: bool = False
-    """With vLLM: use SmolLM2 in bfloat16 instead of the quick start's model in float32."""
+    """With vLLM: use SmolLM2 in bfloat16 instead of the model `random` in float32."""
     workers: int = 8
     """Number of workers that decode."""
     prefill_workers: int = 0

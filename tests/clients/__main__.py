@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.quickstart import default_cache_root
+from dynamo_local.model.cache import default_cache_root
 from tests.clients import page
 from tests.clients.environments import Environment, make
 from tests.clients.recipes import CLIENTS, Client

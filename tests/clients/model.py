@@ -1,4 +1,4 @@
-"""Copies of the quick start's model for tests of clients: the same answers each time, JSON that ends, thinking."""
+"""Copies of the model `random` for tests of clients: the same answers each time, JSON that ends, thinking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 
 THINK = {254: "<think>", 255: "</think>"}
 """Token id -> what it becomes. As bytes these are in no UTF-8 text."""
@@ -16,6 +16,11 @@ _AS_BYTES = {254: "þ", 255: "ÿ"}
 _ANSWER = "<|assistant|>"
 _THINKING = "{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}"
 """Like the templates of models that think, whose parsers expect it."""
+_TOOLS = (
+    "{% if tools %}<|system|>Answer, or call one of these as <tool_call>{name, arguments}</tool_call>:"
+    "{% for tool in tools %} {{ tool.function.name }}{% endfor %}{{ eos_token }}{% endif %}"
+)
+"""Like the templates of models that call tools, by which `dynamo serve` chooses the parser: hermes."""
 _SPACES, _STRUCTURE = b" \t\r\n", b'"{}[]:,<'
 _PULL = 20.0
 """Weight with which a space makes a structural character of JSON the next token. Without it, this model would write
@@ -24,7 +29,7 @@ spaces without end where a JSON grammar allows them."""
 
 def steady_model(folder: Path, **generation: object) -> Path:
     """Make a model that is greedy by default and ends its JSON. `generation`: more defaults of requests."""
-    shutil.copytree(quickstart_model(), folder)
+    shutil.copytree(random_model(), folder)
     _end_runs_of_spaces(folder / "model.safetensors")
     settings = json.loads((folder / "generation_config.json").read_text())
     # Greedy, so that tests repeat their results also with clients that cannot set a temperature.
@@ -60,4 +65,6 @@ def _add_tokens(folder: Path) -> None:
     template = settings["chat_template"]
     settings["chat_template"] = template.replace(f"%}}{_ANSWER}{{%", f"%}}{_ANSWER}{_THINKING}{{%")
     assert settings["chat_template"] != template
+    settings["chat_template"] = settings["chat_template"].replace("{{ bos_token }}", "{{ bos_token }}" + _TOOLS, 1)
+    assert _TOOLS in settings["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

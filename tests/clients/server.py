@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynamo_local.quickstart import QUICKSTART
+from dynamo_local.model.named.names import QUICKSTART
 from tests.clients.model import thinking_model
 from tests.clients.page import server_options
 from tests.e2e.llm_server import PATIENCE_S, LlmServer

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.quickstart import default_cache_root
+from dynamo_local.model.cache import default_cache_root
 from tests.clients.model import steady_model
 from tests.conformance import expectations, suite
 from tests.conformance.expectations import Expectation, Side, Verdict

@@ -49,6 +49,7 @@ def served(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmS
     options = [
         "examples.llm.graphs.agg_router:Frontend",
         "--file=examples/llm/configs/agg_router.yaml",
+        "--model=random",
         f"--Frontend.api-key-file={keys}",
         "--Frontend.max-requests=24",
         "--Frontend.max-body-bytes=200000",
@@ -90,6 +91,7 @@ def pair(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
     options = [
         "examples.llm.graphs.agg_router:Frontend",
         "--file=examples/llm/configs/agg_router.yaml",
+        "--model=random",
         "--VllmWorker.dtype=float32",
         "--VllmWorker.kv-transfer=true",
         "--VllmWorker.max-model-len=8192",
@@ -113,6 +115,7 @@ def ranks(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSe
     options = [
         "examples.llm.graphs.agg_router:Frontend",
         "--file=examples/llm/configs/agg_router.yaml",
+        "--model=random",
         "--cpu-slots=4",
         "--Frontend.common-configs=[model, max-model-len, tensor-parallel-size]",
         "--VllmWorker.common-configs=[model, max-model-len, tensor-parallel-size]",
@@ -142,6 +145,7 @@ def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
     options = [
         "examples.llm.graphs.disagg:Frontend",
         "--file=examples/llm/configs/disagg.yaml",
+        "--model=random",
         "--Common.enable-lora=true",
         f"--Common.lora-modules=[{', '.join(named)}]",
         f"--Common.max-lora-rank={RANK}",

@@ -20,7 +20,7 @@ from tests.e2e.llm_server import PATIENCE_S, LlmServer
 
 T = TypeVar("T")
 
-MODEL = "quickstart"
+MODEL = "random"
 SEED = 20261121
 WORKERS = ("pair_VllmWorker", "pair_VllmWorker_1")
 TAIL = 64

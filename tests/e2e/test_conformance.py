@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.quickstart import default_cache_root
+from dynamo_local.model.cache import default_cache_root
 from tests.conformance.__main__ import main
 from tests.conformance.sdist import FetchError, fetch_tests
 

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-MODEL = "quickstart"
+MODEL = "random"
 HELLO = [{"role": "user", "content": "hello"}]
 
 

@@ -1,6 +1,6 @@
 """Tiny models with random weights, one of each family of caches that vLLM knows. Nothing is downloaded.
 
-All have the vocabulary and the tokenizer of the quick start's model, and are made by transformers.
+All have the vocabulary and the tokenizer of the model `random`, and are made by transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 
 WINDOW = 64
 """Of sliding-window attention, in tokens."""
@@ -170,9 +170,9 @@ def make_model(family: Family, folder: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shutil.copytree(quickstart_model(), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shutil.copytree(random_model(), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     tokens = json.loads((folder / "generation_config.json").read_text())
-    vocabulary = json.loads((quickstart_model() / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((random_model() / "config.json").read_text())["vocab_size"]
     config = AutoConfig.for_model(
         family.model_type,
         **family.settings,

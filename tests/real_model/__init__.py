@@ -1,1 +1,1 @@
-"""SmolLM2-135M-Instruct, a real language model that comes in a Python package, and how its answers are judged."""
+"""How answers of a real language model (`smollm2`) are judged."""

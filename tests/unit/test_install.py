@@ -386,3 +386,17 @@ def test_failures_say_in_one_line_what_to_do(
         bootstrap.install_packages(root / ".venv", root, "cpu")
     assert "\n" not in str(failure.value)
     assert capfd.readouterr().err in ("torch is not there\n", "no such index\n")
+
+
+def test_the_environment_of_another_checkout_is_not_cleared(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    (theirs / ".venv" / "bin").mkdir(parents=True)
+    (theirs / ".venv" / "bin" / "python").touch()
+    ours.mkdir()
+    (ours / ".venv").symlink_to(theirs / ".venv")
+    bootstrap.write_stamp(theirs / ".venv", bootstrap.Stamp("cpu", "3.11", str(theirs), "lock", "project"))
+    shutil.copytree(ROOT / "requirements", ours / "requirements")
+    shutil.copy(ROOT / "pyproject.toml", ours)
+    with pytest.raises(uv.SetupError, match=f"environment of {theirs}"):
+        bootstrap.set_up(ours, "cpu", keep_python=True)
+    assert (theirs / ".venv" / "setup.json").exists()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.real_model.model import in_halves
 from tests.real_model.oracle import NEARLY_NAT, judge
 
 Entry = dict[str, dict[str, float]]
@@ -64,8 +61,3 @@ def test_a_damaged_answer_is_noticed_where_it_is_damaged(damaged: list[int]) -> 
 def test_a_prompt_without_anything_before_the_answer_is_refused() -> None:
     with pytest.raises(ValueError, match="60 positions for 60 tokens"):
         judge(logprobs_of(RIGHT), RIGHT)
-
-
-def test_rotary_pairs_come_to_stand_in_the_halves_of_their_head() -> None:
-    rows: Any = np.arange(8, dtype=np.float32).reshape(8, 1)
-    assert in_halves(rows, 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

@@ -31,8 +31,8 @@ COMMANDS = list(walk(context_of(dynamo, "dynamo")))
 SERVICES = [spec for _, spec in specs()]
 SENTENCE = re.compile(r"[A-Z`].*[^.\s]\.", re.DOTALL)
 NOTES = re.compile(r"\s*\[(default|env): [^]]*\]")
-ORDINARY = {"HOME"}
-"""Read as every program reads it."""
+ORDINARY = {"HOME", "HF_ENDPOINT", "NO_PROXY", "no_proxy"}
+"""Read as every program reads it, or as the library that it is for does."""
 
 
 def is_described(help: str | None) -> bool:

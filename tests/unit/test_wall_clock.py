@@ -11,6 +11,8 @@ ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|
 KNOWN = {
     "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
     "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
+    "dynamo_local/cli/server/events.py": "which day it is: events of other days are shown with their date",
+    "dynamo_local/doctor/kernel.py": "whether the clock is years behind: shown, never waited for",
     "dynamo_local/supervisor/circus/circusd.py": "where circusd's own clock begins",
 }
 

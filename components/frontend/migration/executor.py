@@ -106,7 +106,7 @@ class MigrationExecutor:
         try:
             await self._table.placer.send(live, current, state.destination)
         except BusError as error:
-            _log.warning("request %s could not be handed over: %s", live.request_id, error)
+            _log.warning("request %s could not be given to the worker that it migrates to: %s", live.request_id, error)
             await self._table.lose(live, current.epoch)
         await self._link.cancel(source, old)
         if self._table.requests.is_live(live) and live.log.current == current:

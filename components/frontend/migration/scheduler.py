@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from components.frontend.migration.events import migration_event
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.state import MigrationState
 from components.frontend.migration.statistics import MigrationStatistics
@@ -22,6 +24,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.freeness import freest
 from dynamo_local.core.fleet.view import PREFILL_ROLE, TTL_S, Change
 from dynamo_local.core.messages.admin import MigrationResult
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.migration.in_flight import InFlightMigration, InFlightMigrations
 from dynamo_local.core.migration.protocol import MigrationOutcome
@@ -76,6 +79,8 @@ class MigrationScheduler:
         self._unanswered_at: dict[str, float] = {}
         """When workers were last asked without answering (CLOCK_MONOTONIC), by lease."""
         self.stopped = False
+        self.record: Callable[[Event], None] = lambda _: None
+        """Called with the event of each migration that has ended."""
 
     @property
     def requests(self) -> LiveRequests:
@@ -155,7 +160,9 @@ class MigrationScheduler:
         live.migration.begin(state)
         # Counted here, because the task begins later.
         entry = self.in_flight.begin(source, destination.lease, live.tokens, time.monotonic())
-        return self._tasks.spawn(f"migrate {live.request_id}", self._migrate(live, state, entry))
+        leaving = self._fleet.view.get(source)
+        watchers = (source if leaving is None else leaving.watcher, destination.watcher)
+        return self._tasks.spawn(f"migrate {live.request_id}", self._migrate(live, state, entry, watchers))
 
     async def _run(self) -> None:
         while True:
@@ -251,7 +258,9 @@ class MigrationScheduler:
         changes = {worker.lease: self.in_flight.change(worker) for worker in candidates}
         return freest(candidates, changes, now, live.migration.refused_by)
 
-    async def _migrate(self, live: LiveRequest, state: MigrationState, entry: InFlightMigration) -> MigrationResult:
+    async def _migrate(
+        self, live: LiveRequest, state: MigrationState, entry: InFlightMigration, watchers: tuple[str, str]
+    ) -> MigrationResult:
         try:
             result = await self.executor.carry_out(live, state)
         except Exception:  # noqa: BLE001
@@ -263,9 +272,10 @@ class MigrationScheduler:
             self._unanswered_at[state.destination] = now
         live.migration.end(state, now, stayed=result.outcome == MigrationOutcome.STAYED)
         self.in_flight.end(entry, now, moved=state.cut_at is not None)
-        if result.outcome != MigrationOutcome.MOVED:
+        if result.outcome != MigrationOutcome.MIGRATED:
             _log.info("request %s was not migrated: %s (%s)", result.request_id, result.why, result.outcome)
         self.statistics.ended(result, state.reason)
+        self.record(migration_event(result, state.reason, *watchers))
         self._begin_due(now)
         return result
 

@@ -53,6 +53,8 @@ class MigrationRecord:
     """The migrations of one request: the one in progress, and what is remembered of those that have ended."""
 
     current: MigrationState | None = None
+    times: int = 0
+    """Number of times that the request was cut over to another worker."""
     stayed: int = 0
     """Migrations in a row that left the request where it was."""
     not_before: float = 0.0
@@ -73,6 +75,7 @@ class MigrationRecord:
         self.not_before = now + again_after_s(self.stayed)
         self.refused_by = state.destination if stayed else None
         self.migrated_at = state.cut_at or self.migrated_at
+        self.times += state.cut_at is not None
 
     def accept(self, now: float) -> None:
         """Note that tokens of the request were accepted."""

@@ -67,7 +67,9 @@ class Admission:
             return await self._engine.grow(work, warm)
         except Exception:  # noqa: BLE001
             # Warm requests save time; no request depends on them.
-            _log.exception("request %s does not grow from its warm request, and is computed", work.request_id)
+            _log.exception(
+                "the KV transferred for request %s cannot be used; its tokens are computed again", work.request_id
+            )
             return False
 
     async def _pull_and_submit(self, request: RequestEpoch, work: Submit, source: str) -> None:

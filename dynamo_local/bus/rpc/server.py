@@ -110,7 +110,7 @@ class CallServer:
             for call in list(self._calls.values()):
                 call.silent_beats += 1
                 if call.silent_beats > SILENT_BEATS:
-                    _log.warning("a call of %s is ended: its caller is silent", call.name)
+                    _log.warning("a call of %s is ended: its caller has ended, or does not answer", call.name)
                     call.hang_up()
                 else:
                     await call.caller.send(Alive(call.sent))
@@ -124,7 +124,7 @@ class CallServer:
         try:
             await asyncio.wait_for(self._idle.wait(), deadline_s)
         except TimeoutError:
-            _log.warning("%d calls were still under way after %g s", len(self._calls), deadline_s)
+            _log.warning("%d calls were still under way after %g s, and are cancelled", len(self._calls), deadline_s)
         tasks = [call.task for call in self._calls.values() if call.task is not None]
         for task in tasks:
             task.cancel()

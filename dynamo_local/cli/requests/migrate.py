@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.requests import MigrationLine
@@ -17,9 +19,15 @@ _HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 
 
 @click.command()
-@click.argument("request", required=False)
+@click.argument("request", required=False, shell_complete=completion_values.requests)
 @namespace_option
-@click.option("--from", "source", metavar="WATCHER", help="Migrate all requests of this worker.")
+@click.option(
+    "--from",
+    "source",
+    metavar="WATCHER",
+    shell_complete=completion_values.workers,
+    help="Migrate all requests of this worker.",
+)
 @click.option(
     "--to",
     "destination",
@@ -33,10 +41,14 @@ def migrate(
 ) -> None:
     """Migrate running requests to another worker.
 
-    The KV cache migrates with a request, and the answers to clients are not interrupted.
+    The KV cache migrates with a request, and its client receives every token once.
 
     REQUEST is the id that the client received, as `dynamo requests` shows it, or its first characters. Give either
     REQUEST or --from.
+
+    \b
+    dynamo migrate cmpl-92fe
+    dynamo migrate --from VllmWorker_1 --to VllmWorker
     """
     import asyncio
 
@@ -58,4 +70,4 @@ def migrate(
 def _cells(line: MigrationLine) -> tuple[str, ...]:
     gap = "-" if line.gap_s is None else f"{line.gap_s * 1e3:.0f}ms"
     steps = "-" if line.gap_steps is None else f"{line.gap_steps:.1f}"
-    return line.request, line.outcome, line.worker or "-", gap, steps, line.why
+    return line.request, line.outcome, short_watcher(line.worker or "-"), gap, steps, line.why

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.queue import JobRow, QueueView
 
 DEFAULT_JOBS = 100
-_HEADERS = ("REQUEST", "TOKENS", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
+_HEADERS = ("REQUEST", "PROMPT", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def queue() -> None:
-    """Show or empty the prefill queue of a running server."""
+    """List or drop the jobs of the prefill queue.
+
+    \b
+    dynamo queue ls -n 20
+    dynamo queue purge
+    """
 
 
 @queue.command()
@@ -33,7 +39,7 @@ def queue() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ls(namespace: str, limit: int, as_json: bool) -> None:
-    """Show the prefill jobs that wait and those that a worker has taken."""
+    """List the prefill jobs that wait and those that a worker has taken."""
     import asyncio
 
     import msgspec

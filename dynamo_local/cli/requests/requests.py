@@ -8,6 +8,7 @@ import click
 
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.requests import RequestLine
@@ -25,13 +26,18 @@ _HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
     show_default=True,
     help="Maximum number of requests to show of each frontend, oldest first.",
 )
+@click.option("--worker", metavar="WATCHER", help="Show the requests of this worker only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-def requests(namespace: str, limit: int, as_json: bool) -> None:
-    """Show the requests in flight.
+def requests(namespace: str, limit: int, worker: str | None, as_json: bool) -> None:
+    """List the requests in flight, with their workers.
 
     The table has the worker, epoch, tokens and age of each request, and whether it can migrate. The epoch counts the
     request's assignments to workers. It is above 1 if the request has migrated, was recovered from a lost worker, or
     had its prompt prefilled by another worker.
+
+    \b
+    dynamo requests
+    dynamo requests --json -n 1000
     """
     import asyncio
 
@@ -39,7 +45,7 @@ def requests(namespace: str, limit: int, as_json: bool) -> None:
 
     from dynamo_local.supervisor.admin.requests import list_requests
 
-    view = asyncio.run(list_requests(paths_of(namespace), limit))
+    view = asyncio.run(list_requests(paths_of(namespace), limit, worker))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
         return
@@ -49,6 +55,8 @@ def requests(namespace: str, limit: int, as_json: bool) -> None:
 
 
 def _cells(line: RequestLine) -> tuple[str, ...]:
-    migrates = f"to {line.moving_to}" if line.moving_to is not None else f"no: {line.stays}" if line.stays else "yes"
+    migrates = f"no: {line.stays}" if line.stays else "yes"
+    if line.moving_to is not None:
+        migrates = f"to {short_watcher(line.moving_to)}"
     counts = (str(line.epoch), str(line.prompt_tokens), str(line.tokens))
-    return line.request, line.worker or "-", *counts, f"{line.age_s:.1f}s", migrates
+    return line.request, short_watcher(line.worker or "-"), *counts, f"{line.age_s:.1f}s", migrates

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynamo_local.cli import completion_values
+from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 
@@ -15,13 +17,18 @@ if TYPE_CHECKING:
 _HEADERS = ("KEY", "VALUE", "SOURCE", "MEANING")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
-    """Show or change the live settings of a running server."""
+    """Show or change the live settings of a server.
+
+    \b
+    dynamo config get
+    dynamo config set max-prefill-queue-size 8
+    """
 
 
 @config.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=completion_values.settings)
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def get(key: str | None, namespace: str, as_json: bool) -> None:
@@ -46,7 +53,7 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 
 
 @config.command(name="set", context_settings={"ignore_unknown_options": True})
-@click.argument("key")
+@click.argument("key", shell_complete=completion_values.settings)
 @click.argument("value")
 @namespace_option
 def set_(key: str, value: str, namespace: str) -> None:

@@ -14,7 +14,7 @@ from dynamo_local.sdk.config.redaction import redact, shown
 if TYPE_CHECKING:
     from dynamo_local.sdk.config.resolved import ResolvedService
     from dynamo_local.supervisor.server.launch import Launch
-    from dynamo_local.supervisor.server.plan import WatcherPlan
+    from dynamo_local.supervisor.server.templates import WatcherPlan
 
 
 def as_json(launch: Launch) -> str:

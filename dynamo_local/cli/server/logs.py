@@ -3,55 +3,105 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.options import namespace_option, paths_of
+from dynamo_local.cli import completion_values
+from dynamo_local.cli.age import cutoff_of, since_option
+from dynamo_local.cli.log_lines import LEVELS, Repeats, Selection, level_of
+from dynamo_local.cli.options import namespace_option, paths_of_logs
+from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.server.logs import Follower
     from state.paths import StatePaths
 
 DEFAULT_LINES = 100
+_MOST_LINES = 1_000_000
 _LOOK_EVERY_S = 0.2
+_COLOURS = {2: "yellow", 3: "red"}
+"""Colours of levels, on a terminal only."""
 
 
 @click.command()
-@click.argument("service", required=False)
+@click.argument("service", required=False, shell_complete=completion_values.logs)
 @namespace_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends.")
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(min=0),
-    default=DEFAULT_LINES,
-    show_default=True,
-    help="Number of last lines to show of each log.",
+    help=f"Number of last lines to show of each log.  [default: {DEFAULT_LINES}, or all with --since]",
 )
-def logs(service: str | None, namespace: str, follow: bool, lines: int) -> None:
-    """Show the logs of all services, or of SERVICE.
+@since_option
+@click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above.")
+def logs(
+    service: str | None, namespace: str, follow: bool, lines: int | None, since: str | None, level: str | None
+) -> None:
+    """Print the logs of all services, or of one SERVICE.
 
-    SERVICE is the name of a service or watcher, Nats or circusd. Logs are kept after the server has ended.
+    SERVICE is the name of a service or watcher, Nats or circusd. Logs are kept after the server has ended. With -f, a
+    line that is repeated is shown once, with a number.
+
+    \b
+    dynamo logs -f                  follow all logs
+    dynamo logs VllmWorker -n 20    the last 20 lines of each worker
     """
     from dynamo_local.core.errors import NotRunningError
     from dynamo_local.supervisor.server.logs import Follower, select
     from state.locks import server_pid
 
-    paths = paths_of(namespace)
+    cutoff, paths = cutoff_of(since), paths_of_logs(namespace)
     names = select(paths.logs_dir, service)
     if not names and server_pid(paths) is None:
-        raise NotRunningError(f"there are no logs in namespace {namespace}", "start a server with `dynamo serve`")
-    followers = {name: Follower(paths.log_file(name)) for name in names}
+        raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
     prefixed = service is None or len(names) > 1
-    for name, follower in followers.items():
-        _print(name, follower.last_lines(lines), prefixed)
+
+    def log_of(name: str) -> _Log:
+        return _Log(name, Follower(paths.log_file(name)), Selection(cutoff, level), Repeats(), prefixed)
+
+    if lines is None:
+        lines = DEFAULT_LINES if since is None else _MOST_LINES
+    shown = {name: log_of(name) for name in names}
+    for log in shown.values():
+        log.show_last(lines, everything=since is not None or level is not None)
     if follow:
-        _follow(paths, service, followers, prefixed)
+        _follow(paths, service, shown, log_of)
 
 
-def _follow(paths: StatePaths, service: str | None, followers: dict[str, Follower], prefixed: bool) -> None:
-    from dynamo_local.supervisor.server.logs import Follower, select
+@dataclass(frozen=True)
+class _Log:
+    """One log, as it is shown."""
+
+    name: str
+    follower: Follower
+    selection: Selection
+    repeats: Repeats
+    prefixed: bool
+
+    def show_last(self, lines: int, *, everything: bool) -> None:
+        """Show the last lines. `everything`: the whole log is to be searched for them."""
+        found = self.selection.of(self.follower.last_lines(_MOST_LINES if everything else lines))
+        self._print(found[max(0, len(found) - lines) :])
+
+    def show_new(self) -> None:
+        self._print(self.repeats.of(self.selection.of(self.follower.new_lines())))
+
+    def show_end(self) -> None:
+        self._print(self.repeats.end())
+
+    def _print(self, lines: list[str]) -> None:
+        for line in lines:
+            text = click.style(line, fg=_COLOURS.get(level_of(line) or 0))
+            # click leaves colours out where the output is no terminal.
+            click.echo(f"{click.style(short_watcher(self.name), fg='cyan')} | {text}" if self.prefixed else text)
+
+
+def _follow(paths: StatePaths, service: str | None, shown: dict[str, _Log], log_of: Callable[[str], _Log]) -> None:
+    from dynamo_local.supervisor.server.logs import select
     from state.locks import server_pid
 
     running = True
@@ -59,11 +109,9 @@ def _follow(paths: StatePaths, service: str | None, followers: dict[str, Followe
         # Before the logs are read, so that the last lines of a server that ends meanwhile are read too.
         running = server_pid(paths) is not None
         for name in select(paths.logs_dir, service):
-            follower = followers.setdefault(name, Follower(paths.log_file(name)))
-            _print(name, follower.new_lines(), prefixed)
+            if name not in shown:
+                shown[name] = log_of(name)
+            shown[name].show_new()
         time.sleep(_LOOK_EVERY_S if running else 0)
-
-
-def _print(name: str, lines: list[str], prefixed: bool) -> None:
-    for line in lines:
-        click.echo(f"{name} | {line}" if prefixed else line)
+    for log in shown.values():
+        log.show_end()

@@ -8,6 +8,7 @@ import click
 
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.status import Row
@@ -19,9 +20,14 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ps(namespace: str, as_json: bool) -> None:
-    """Show the processes of a running server.
+    """List the processes of a server, with their states and devices.
 
-    The table has pids, roles, devices, states and load. Below it are the devices that other servers hold.
+    The table has the pid, role, devices, state and load of each process. Below it are the devices that other servers
+    hold.
+
+    \b
+    dynamo ps
+    dynamo ps --json | jq '.[].watcher'
     """
     import asyncio
 
@@ -41,7 +47,7 @@ def ps(namespace: str, as_json: bool) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        row.watcher,
+        short_watcher(row.watcher),
         row.component,
         row.role,
         "-" if row.pid is None else str(row.pid),

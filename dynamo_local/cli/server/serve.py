@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import Console
+from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.server.dynamo_spelling import checked, join_values, port_in
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
+
+if TYPE_CHECKING:
+    from dynamo_local.cli.serving.serving import Mode
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -19,15 +27,49 @@ DEFAULT_DRAIN_TIMEOUT_S = 30.0
 DEFAULT_RESTART_DELAY_MAX_S = 30.0
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="MODULE:SERVICE [--SERVICE.KEY=VALUE]...")
+class _ServeCommand(click.Command):
+    """Takes vLLM's options beside its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Spell out the one short option of vLLM's in which click would see its own -h."""
+        return super().parse_args(ctx, ["--data-parallel-hybrid-lb" if word == "-dph" else word for word in args])
+
+
+@click.command(cls=_ServeCommand, context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "arguments",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="MODEL|GRAPH [VLLM_OPTION]...",
+    shell_complete=completion_values.targets,
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Number of workers, each with a copy of the model.")
+@click.option("--disagg", is_flag=True, help="Compute long prompts on prefill workers, beside the others.")
+@click.option("--prefill-workers", type=click.IntRange(min=1), help="Number of prefill workers. Implies --disagg.")
+@click.option("--planner", is_flag=True, help="Let the planner add and remove workers; otherwise it only observes.")
+@click.option(
+    "--auto-parsers/--no-auto-parsers",
+    default=True,
+    show_default=True,
+    help="Choose parsers of tool calls and of reasoning by the model's family and chat template.",
+)
+@click.option(
+    "--explain", is_flag=True, help="Print each setting that would be chosen, with its reason, and start nothing."
+)
+@click.option(
+    "--help-engine",
+    is_flag=False,
+    flag_value="",
+    metavar="[GROUP|WORD]",
+    help="Print vLLM's options: all, those of a group, or those with a word in their name or help.",
+)
 @click.option(
     "-f", "--file", "config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file (YAML)."
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print the processes and settings that would be started, and start nothing."
 )
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="With --explain or --dry-run: print the result as JSON.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address that the API listens on.")
 @click.option(
     "--port",
@@ -42,7 +84,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
     show_envvar=True,
     help="Namespace of the server. It tells the servers of one machine apart.  [default: the graph's own]",
 )
-@click.option("--model", help='Model to serve: a Hugging Face id, a folder, or "quickstart".')
+@click.option("--model", help="Model to serve: a folder, a Hugging Face id, or one of smollm2, random, quickstart.")
 @click.option("--nats-url", help="NATS server to use instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
 @click.option(
     "--cpu-slots",
@@ -58,7 +100,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 )
 @click.option(
     "--ready-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=DEFAULT_READY_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
@@ -66,7 +108,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 )
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=DEFAULT_DRAIN_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
@@ -74,7 +116,7 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 )
 @click.option(
     "--restart-backoff-max",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=DEFAULT_RESTART_DELAY_MAX_S,
     show_default=True,
     metavar="SECONDS",
@@ -83,8 +125,6 @@ DEFAULT_RESTART_DELAY_MAX_S = 30.0
 def serve(
     arguments: tuple[str, ...],
     config: Path | None,
-    dry_run: bool,
-    as_json: bool,
     host: str,
     port: int,
     namespace: str | None,
@@ -92,59 +132,63 @@ def serve(
     nats_url: str | None,
     cpu_slots: int | None,
     forkserver: bool,
-    ready_timeout: float,
-    drain_timeout: float,
-    restart_backoff_max: float,
+    **options: Any,
 ) -> None:
-    """Start a server for the graph MODULE:SERVICE.
+    """Serve MODEL with workers, a router and the OpenAI API.
 
-    MODULE:SERVICE names the root service of the graph. The server runs until interrupted.
+    MODEL is a folder, a Hugging Face id, or a name: smollm2, random or quickstart. The settings fit this machine
+    (--explain shows them). A VLLM_OPTION is an option of `vllm serve` (--help-engine lists them). The server runs until
+    interrupted.
 
-    Every configuration key of a service can be given as --SERVICE.KEY=VALUE, for example --VllmWorker.max-num-seqs=64
-    or --VllmWorker.ServiceArgs.workers=2. It takes precedence over the configuration file.
+    GRAPH (package.module:Service) starts a graph of your own instead. Every configuration key of a service can be given
+    as --SERVICE.KEY=VALUE, for example --VllmWorker.max-num-seqs=64. It takes precedence over the configuration file.
+
+    \b
+    dynamo serve quickstart
+    dynamo serve Qwen/Qwen3-0.6B --workers 2 --max-model-len 8192
+    dynamo serve ./my-model --disagg --planner --explain
+    dynamo serve examples.llm.graphs.agg_router:Frontend -f agg_router.yaml
     """
-    from dynamo_local.cli.server.dry_run import as_json as dry_run_json
-    from dynamo_local.cli.server.dry_run import as_text as dry_run_text
-    from dynamo_local.supervisor.server.launch import ServeRequest, prepare
-    from dynamo_local.supervisor.server.listening import claim_address
-    from dynamo_local.supervisor.server.plan import HttpAddress
-    from dynamo_local.supervisor.server.serve import serve as run_server
+    from dynamo_local.cli.serving.serving import Mode, Serving
+    from dynamo_local.cli.serving.wishes import Wishes
+    from dynamo_local.cli.working_folder import leave_unusable_folder
+    from dynamo_local.engine.vllm.command_line import parse
     from dynamo_local.supervisor.server.server import ServerSettings
-    from dynamo_local.supervisor.upkeep.devices import beside
-    from state.holding import held_elsewhere
 
-    if as_json and not dry_run:
-        raise UsageError("--json goes with --dry-run only", "add --dry-run")
-    target, overrides = _split(arguments)
-    request = ServeRequest(target, config, overrides, namespace, model, nats_url, cpu_slots, forkserver)
-    if dry_run:
-        planned = prepare(request, HttpAddress(host, port), os.environ)
-        planned = beside(planned, held_elsewhere(planned.inventory, os.getpid()))
-        click.echo(dry_run_json(planned) if as_json else dry_run_text(planned))
+    left = leave_unusable_folder()
+    if left is not None:
+        click.echo(left, err=True)
+    if options["help_engine"] is not None:
+        from dynamo_local.cli.serving.engine_help import engine_help
+
+        click.echo(engine_help(options["help_engine"]))
         return
-    launch = prepare(request, claim_address(host, port), os.environ, _quickstart_model)
-    settings = ServerSettings(
-        ready_deadline_s=ready_timeout, drain_deadline_s=drain_timeout, restart_delay_max_s=restart_backoff_max
+    mode = _mode(Mode, options)
+    wishes = Wishes(
+        options["workers"], options["prefill_workers"], options["disagg"], options["planner"], options["auto_parsers"]
     )
-    run_server(launch, settings, Console())
+    line = parse(join_values(checked(arguments)))
+    if click.get_current_context().get_parameter_source("port") is ParameterSource.DEFAULT:
+        given = port_in(config, line.overrides)
+        port = port if given is None else given
+    serving = Serving.of(line, wishes, model)
+    serving = replace(
+        serving, config=config, namespace=namespace, nats_url=nats_url, cpu_slots=cpu_slots, forkserver=forkserver
+    )
+    if mode is not Mode.START:
+        click.echo(serving.described(host, port, mode, as_json=options["as_json"]))
+        return
+    settings = ServerSettings(
+        ready_deadline_s=options["ready_timeout"],
+        drain_deadline_s=options["drain_timeout"],
+        restart_delay_max_s=options["restart_backoff_max"],
+    )
+    serving.run(host, port, settings, Console())
 
 
-def _split(arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Split the arguments into the target and the options of services, in any order. Raises UsageError."""
-    overrides = tuple(argument for argument in arguments if argument.startswith("-"))
-    targets = [argument for argument in arguments if not argument.startswith("-")]
-    if not targets:
-        raise UsageError("no graph named", "write `dynamo serve MODULE:SERVICE`")
-    if len(targets) > 1:
-        raise UsageError(f"{targets[1]!r} is one argument too many", "write values as --Service.key=value")
-    for option in overrides:
-        name = option.partition("=")[0]
-        if not option.startswith("--") or "." not in name:
-            raise UsageError(f"there is no option {name}", "see `dynamo serve --help`")
-    return targets[0], overrides
-
-
-def _quickstart_model() -> Path:
-    from dynamo_local.quickstart import quickstart_model
-
-    return quickstart_model()
+def _mode(modes: type[Mode], options: Mapping[str, Any]) -> Mode:
+    if options["as_json"] and not (options["dry_run"] or options["explain"]):
+        raise UsageError("--json goes with --explain and --dry-run only", "add --explain or --dry-run")
+    if options["explain"] and options["dry_run"]:
+        raise UsageError("--explain and --dry-run print different things", "give one of the two")
+    return modes.EXPLAIN if options["explain"] else modes.DRY_RUN if options["dry_run"] else modes.START

@@ -5,21 +5,29 @@ from __future__ import annotations
 import click
 
 from dynamo_local.cli.console import Console
-from dynamo_local.cli.options import namespace_option, paths_of
+from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.options import namespace_option, paths_to_stop
 
 
 @click.command()
 @namespace_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait until the server has ended.",
 )
 def stop(namespace: str, timeout: float) -> None:
-    """Stop the running server, or clean up after a crashed one."""
+    """Stop a running server, or clean up after a crash.
+
+    Requests in flight are finished first, for as long as the server's --drain-timeout allows.
+
+    \b
+    dynamo stop
+    dynamo stop --namespace second
+    """
     from dynamo_local.supervisor.admin.stop import stop as stop_server
 
-    stop_server(paths_of(namespace), timeout, Console())
+    stop_server(paths_to_stop(namespace), timeout, Console())

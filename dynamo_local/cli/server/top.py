@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the present state once, as JSON.")
 def top(namespace: str, once: bool, as_json: bool) -> None:
-    """Watch a running server.
+    """Show workers, requests and planner of a server live.
 
-    The screen shows workers and their load, requests, the prefill queue and the planner. Press q to end.
+    The screen has workers and their load, requests, the prefill queue and the planner. Press q to end.
+
+    \b
+    dynamo top
+    dynamo top --once    the present state as text
     """
     import asyncio
     import sys
@@ -60,6 +65,7 @@ async def _look(paths: StatePaths) -> TopView:
 async def _watch(paths: StatePaths) -> None:
     """Redraw the screen until q is pressed; raise NotRunningError when the server ends."""
     import asyncio
+    import signal
 
     from dynamo_local.core.errors import NotRunningError
     from dynamo_local.monitor.top_screen import live_screen
@@ -69,6 +75,7 @@ async def _watch(paths: StatePaths) -> None:
     async with _session(paths) as session:
         enough = asyncio.Event()
         with _keys(enough), live_screen() as draw:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: draw(session.view()))
             while not enough.is_set():
                 if await asyncio.to_thread(server_pid, paths) is None:
                     raise NotRunningError(f"the server in namespace {paths.namespace} has ended")
@@ -80,9 +87,12 @@ async def _watch(paths: StatePaths) -> None:
 async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
     from dynamo_local.monitor.top_session import TopSession
     from dynamo_local.supervisor.admin.connect import bus_of
+    from dynamo_local.supervisor.server.event_log import EventReader
 
+    # Warnings of the bus would be printed into the screen, which shows a lost connection itself.
+    logging.getLogger().addHandler(logging.NullHandler())
     async with bus_of(paths, "top") as bus:
-        session = TopSession(bus, paths.namespace)
+        session = TopSession(bus, paths.namespace, EventReader(paths.events_file).new)
         try:
             await session.start()
             yield session

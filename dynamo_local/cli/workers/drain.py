@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.workers.scale import FORCE_HELP, check_done, outcome_fields
 
 
 @click.command()
-@click.argument("watcher")
+@click.argument("watcher", shell_complete=completion_values.workers)
 @namespace_option
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
-    """Remove one worker of a running server.
+    """Drain and stop one worker.
 
-    The worker takes no new requests, its requests migrate or finish, and it ends and frees its devices.
+    The worker gets no new requests. Its requests migrate or finish; then its process ends, and its devices are free.
 
     WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again.
+
+    \b
+    dynamo drain VllmWorker_1
     """
     import asyncio
 

@@ -43,10 +43,14 @@ def _option(spec: KeySpec) -> click.Option:
 @click.command(cls=PlannerCommand)
 @namespace_option
 def planner(namespace: str, **given: Any) -> None:
-    """Add and remove workers of a running server by its load.
+    """Add and remove workers with the load, until interrupted.
 
-    The planner runs until interrupted. The graphs of examples/llm include a planner service. It only observes, unless
-    no-operation is set to false for it.
+    The graphs of examples/llm have a planner of their own. That one only observes, unless its key no-operation is set
+    to false. Only one planner of a server may change workers.
+
+    \b
+    dynamo planner --no-operation         print what would be done
+    dynamo planner --max-gpu-budget 4     use at most four devices
     """
     import asyncio
 

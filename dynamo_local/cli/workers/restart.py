@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.workers.scale import check_done, outcome_fields, ready_timeout_option
 
 
 @click.command()
-@click.argument("name", metavar="SERVICE|WATCHER")
+@click.argument("name", metavar="SERVICE|WATCHER", shell_complete=completion_values.services_and_watchers)
 @namespace_option
 @click.option("--force", is_flag=True, help="Proceed even if no worker answers requests meanwhile.")
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def restart(name: str, namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Replace the processes of SERVICE, or of one WATCHER.
+    """Restart a service or one worker with no failed requests.
 
-    Workers are restarted one at a time, without failing a request. If a device is free, a new worker (for example
-    VllmWorker_1) starts first; then the old worker's requests migrate to other workers, and it ends. If no device is
-    free, the old worker's requests migrate first, and its new process takes over its name and devices. The command ends
-    at the first worker that does not become ready; workers not yet restarted keep running.
+    SERVICE restarts all workers of a service, one at a time; WATCHER restarts one worker. If a device is free, a new
+    worker (for example VllmWorker_1) starts first; then the requests of the old one migrate to other workers, and it
+    ends. If no device is free, the requests of the old worker migrate first, and its new process takes over its name
+    and devices. The command ends at the first worker that does not become ready; workers not yet restarted keep
+    running.
 
-    Other services are stopped and started again under their names. The service that clients connect to cannot be
-    restarted.
+    Services that are not workers are stopped and started again under their names. The service that clients connect to
+    cannot be restarted.
 
     Settings stay as they were when the server started: a changed configuration file is not read.
 
     \b
     dynamo restart VllmWorker           all workers of the service, one after the other
-    dynamo restart dynamo_VllmWorker_1  one worker
+    dynamo restart VllmWorker_1         one worker
     """
     import asyncio
 

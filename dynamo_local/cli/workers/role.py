@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import UsageError
 
 
 @click.command()
-@click.argument("watcher")
-@click.argument("role", type=click.Choice(["prefill", "decode"]))
+@click.argument("watcher", shell_complete=completion_values.workers)
+@click.argument("role", metavar="ROLE", type=click.Choice(["prefill", "decode"]))
 @namespace_option
 @click.option("--force", is_flag=True, help="Proceed even if no worker is left that decodes.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) -> None:
-    """Change the ROLE of a running worker to prefill or decode.
+    """Change the ROLE of a worker to prefill or decode.
 
-    WATCHER is the worker's name as `dynamo ps` shows it. The worker does not load its model again. It finishes what it
-    has begun. It keeps the new role when it is restarted.
+    WATCHER is the worker's name as `dynamo ps` shows it. The worker does not load its model again. It finishes the
+    requests that it has. It keeps the new role when it is restarted.
+
+    \b
+    dynamo role VllmWorker_1 prefill
     """
     import asyncio
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.role import change_role
+    from dynamo_local.supervisor.admin.role import change_role_by_hand
 
-    answer = asyncio.run(change_role(paths_of(namespace), watcher, role, even_the_last=force))
+    answer = asyncio.run(change_role_by_hand(paths_of(namespace), watcher, role, even_the_last=force))
     if answer.refused is not None:
         raise UsageError(f"{watcher} stays in the role {answer.role}: {answer.refused}")
     if as_json:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import Console
+from dynamo_local.cli.numbers import FiniteRange
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import SupervisorError
 
@@ -17,25 +19,31 @@ FORCE_HELP = "Proceed even if no worker is left to answer requests."
 
 ready_timeout_option = click.option(
     "--ready-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     help="How long each new worker may take to become ready. After that it is removed.  [default: the server's own]",
 )
 
 
 @click.command()
-@click.argument("targets", nargs=-1, required=True, metavar="SERVICE=NUMBER...")
+@click.argument(
+    "targets", nargs=-1, required=True, metavar="SERVICE=NUMBER...", shell_complete=completion_values.worker_numbers
+)
 @namespace_option
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Set the number of workers of services.
+    """Set the number of workers of a service.
 
-    SERVICE=NUMBER names a service and its number of workers, for example VllmWorker=3.
+    SERVICE=NUMBER names a service of the graph and its number of workers. Several services can be given.
 
     Workers are added or removed one at a time. The command waits until a new worker is ready, and until the requests of
     a worker to be removed have migrated or finished.
+
+    \b
+    dynamo scale VllmWorker=3
+    dynamo scale VllmWorker=2 PrefillWorker=1
     """
     import asyncio
 

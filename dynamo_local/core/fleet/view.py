@@ -23,7 +23,10 @@ TTL_S = 2.0
 _QUIET_TTL_S = TTL_S + QUIET_BEAT_S - BEAT_S
 """The same for a quiet process: as long after the missed beat."""
 
-WORKER_ROLES = frozenset({"aggregated", "decode"})
+AGGREGATED_ROLE = "aggregated"
+"""Role of workers that serve whole requests, prompt and answer."""
+
+WORKER_ROLES = frozenset({AGGREGATED_ROLE, "decode"})
 """Roles of workers to which the router assigns requests."""
 
 PREFILL_ROLE = "prefill"

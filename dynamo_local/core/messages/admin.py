@@ -56,6 +56,18 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Lease of the destination, while the request is being migrated."""
     stays: str | None = None
     """Why the request cannot be migrated; None if it can."""
+    epoch_age_s: float | None = None
+    """Time since the current epoch began; None if the request had none yet."""
+    epoch_start: int = 0
+    """Number of output tokens when the current epoch began."""
+    migrations: int = 0
+    """Number of times that the request was cut over to another worker."""
+    prefill: str | None = None
+    """State of the remote prefill, in words; None if the decode worker prefills."""
+    fidelity: str = "exact"
+    """What becomes of the output elsewhere: a `Fidelity` (core/request/fidelity.py) in lower case."""
+    fidelity_because_of: str | None = None
+    """Sampling parameter that decides the fidelity."""
 
 
 class RequestsAnswer(msgspec.Struct, frozen=True):

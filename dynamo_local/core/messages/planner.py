@@ -20,11 +20,23 @@ class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A decision, and the outcomes of its actions. `time` is Unix time, in seconds."""
+    """A decision, and the outcomes of its actions. `time` and `since` are Unix time, in seconds.
+
+    Decisions in a row without an outcome that differ in their figures alone are one report: the last of them, made at
+    `time`, with their number and the time of the first.
+    """
 
     time: float
     text: str
     outcomes: tuple[str, ...] = ()
+    times: int = 1
+    since: float | None = None
+    """Time of the first of several decisions; None if there is only one."""
+
+    @property
+    def began(self) -> float:
+        """Time of the first decision."""
+        return self.time if self.since is None else self.since
 
 
 class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -65,7 +65,7 @@ class MigrationCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def completed(self) -> int:
         """Number of migrations that were completed."""
-        return sum(each.number for each in self.ended if each.outcome == "moved")
+        return sum(each.number for each in self.ended if each.outcome == "migrated")
 
     @property
     def not_completed(self) -> int:

@@ -33,7 +33,7 @@ class MigrationPhase(StrEnum):
 class MigrationOutcome(StrEnum):
     """How a migration has ended. The words are labels of metrics."""
 
-    MOVED = "moved"
+    MIGRATED = "migrated"
     """The destination has sent a token."""
     STAYED = "stayed"
     """The request is still at its source."""
@@ -184,7 +184,7 @@ class Migration:
         cut = self.phase is MigrationPhase.CUT
         epoch, owner = (self._epoch + 1, self._destination) if cut else (self._epoch, self._source)
         if cut and seen.epoch == epoch and seen.tokens > self._tokens:
-            return MigrationOutcome.MOVED, "its first token has come"
+            return MigrationOutcome.MIGRATED, "its first token has come"
         if not seen.live:
             return MigrationOutcome.ENDED, "the request is over"
         # The request may have lost its worker between the decision to migrate it and the migration's beginning.
@@ -252,7 +252,7 @@ class Migration:
 
     def _end(self, outcome: MigrationOutcome, why: str) -> Finished:
         # A migrated request uses the room; room that was not asked for needs not be given back.
-        self._over = Finished(outcome, why, gives_back=self._asked and outcome is not MigrationOutcome.MOVED)
+        self._over = Finished(outcome, why, gives_back=self._asked and outcome is not MigrationOutcome.MIGRATED)
         self.phase = MigrationPhase.OVER
         return self._over
 

@@ -6,21 +6,25 @@ switches its role, which takes no device and no start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.names import short_watcher
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decision import Decision, Verdict
+from dynamo_local.core.planning.devices import devices_of_one_more, held_by_all
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies import concurrency, freeness, load
+from dynamo_local.core.planning.policies.dynamo import decide_as_dynamo
 from dynamo_local.core.planning.proposals import Policy, Proposal
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {"load": load.propose, "freeness": freeness.propose, "concurrency": concurrency.propose}
 )
+"""Policies that propose for each role. Policy `dynamo` is none of them: it makes the whole decision."""
 
 STARTING_INTERVALS = 3
 """Intervals for which a role with a starting worker is left alone. No longer, since a worker may die at each start."""
@@ -39,8 +43,10 @@ def decide(window: Window, history: History, options: PlannerOptions, now: float
     assert max_devices is not None, "the options have a maximum"
     if window.roles is None:
         why = Verdict("all", 0, "hold: statefile or bus cannot be read")
-        return Decision(now, options.policy, (why,), (), None, max_devices)
-    devices = sum(_devices(role, options) for role in window.roles.values())
+        return Decision(now, options.policy, (why,), (), None, max_devices, not options.no_operation)
+    if options.policy == "dynamo":
+        return decide_as_dynamo(tuple(window.roles.values()), window, history, options, now)
+    devices = sum(held_by_all(role.workers, options) for role in window.roles.values())
     policy = POLICIES[options.policy]
     proposals = [
         _RoleProposal(role, _restrained(role, policy(role, window, history, options), history, options))
@@ -52,7 +58,8 @@ def decide(window: Window, history: History, options: PlannerOptions, now: float
         Verdict(each.role.role, each.proposal.wanted, each.proposal.reason, each.proposal.figures)
         for each in allocation.settled
     )
-    return Decision(now, options.policy, verdicts, tuple(allocation.actions), devices, max_devices)
+    actions = tuple(allocation.actions)
+    return Decision(now, options.policy, verdicts, actions, devices, max_devices, not options.no_operation)
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,12 @@ class _Allocation:
     def _switch(self, short: _RoleProposal, giver: _RoleProposal) -> None:
         watcher = _victim(giver)
         self.actions.append(SwitchRole(watcher, giver.role.role, short.role.role))
-        self.settled += [short.because(f"{watcher} switches to it"), giver.because("one switches its role")]
+        switches = f"{short_watcher(watcher)} {'would switch' if self.options.no_operation else 'switches'}"
+        self.settled += [short.because(f"{switches} to it"), giver.because(f"{switches} its role")]
 
     def _add(self, short: _RoleProposal) -> None:
         role = short.role
-        cost = _engine_devices(role, self.options)
+        cost = devices_of_one_more(role, self.options)
         if cost > self.free:
             self.settled.append(short.because(f"the budget has {max(self.free, 0)} devices left, {cost} needed"))
             return
@@ -113,21 +121,35 @@ class _Allocation:
 
 def _restrained(role: RoleWindow, proposal: Proposal, history: History, options: PlannerOptions) -> Proposal:
     """Return the proposal as far as the role's minimum, its starting workers and its last action allow it."""
-    staying, minimum = role.staying, options.min_gpu_budget
-    held = sum(_held(worker.devices, role, options) for worker in staying)
-    if held < minimum and proposal.wanted <= 0:
-        proposal = replace(proposal, wanted=1, reason=f"{held} devices, minimum {minimum} ({proposal.reason})")
+    staying = role.staying
+    if proposal.wanted <= 0 and (below := _below_minimum(staying, options)) is not None:
+        proposal = replace(proposal, wanted=1, reason=f"{below} ({proposal.reason})")
     if proposal.wanted and role.starting and not _starts_for_long(role, history):
-        names = ", ".join(worker.watcher for worker in role.starting)
+        names = ", ".join(short_watcher(worker.watcher) for worker in role.starting)
         return replace(proposal, wanted=0, reason=f"{proposal.reason}, but {names} is starting")
     if proposal.wanted and any(role.role in window.failed for window in history[-FAILED_INTERVALS:]):
         return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the last action failed")
     if proposal.wanted < 0:
         leaving = next((worker for worker in staying if worker.watcher == proposal.victim), None) or _last(role)
-        if leaving is None or held - _held(leaving.devices, role, options) < minimum:
+        if leaving is None or _below_minimum(_without(leaving, staying), options) is not None:
+            minimum = max(options.min_gpu_budget, options.min_endpoint)
             return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the minimum is {minimum}")
         return replace(proposal, victim=leaving.watcher)
     return proposal
+
+
+def _below_minimum(workers: Collection[WorkerWindow], options: PlannerOptions) -> str | None:
+    """Return which minimum the workers of a role fall short of, or None."""
+    held = held_by_all(workers, options)
+    if held < options.min_gpu_budget:
+        return f"{held} devices, minimum {options.min_gpu_budget}"
+    if len(workers) < options.min_endpoint:
+        return f"{len(workers)} workers, minimum {options.min_endpoint}"
+    return None
+
+
+def _without(leaving: WorkerWindow, workers: Collection[WorkerWindow]) -> list[WorkerWindow]:
+    return [worker for worker in workers if worker is not leaving]
 
 
 def _last(role: RoleWindow) -> WorkerWindow | None:
@@ -142,18 +164,3 @@ def _victim(spare: _RoleProposal) -> str:
 def _starts_for_long(role: RoleWindow, history: History) -> bool:
     before = [window.role(role.role) for window in history[-STARTING_INTERVALS:]]
     return len(before) == STARTING_INTERVALS and all(then is not None and bool(then.starting) for then in before)
-
-
-def _devices(role: RoleWindow, options: PlannerOptions) -> int:
-    return sum(_held(worker.devices, role, options) for worker in role.workers)
-
-
-def _held(devices: int, role: RoleWindow, options: PlannerOptions) -> int:
-    """Return the devices that a worker counts for. One without devices (a mocker, say) counts like any engine of its
-    role: otherwise the budget would not limit the number of such workers."""
-    return devices or options.devices_of_engine(role.role)
-
-
-def _engine_devices(role: RoleWindow, options: PlannerOptions) -> int:
-    """Return the devices that one more worker takes. Running workers that hold more than the options say are right."""
-    return max([options.devices_of_engine(role.role), *(worker.devices for worker in role.workers)])

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, Restart, SwitchRole
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import short_watcher
+from dynamo_local.core.planning.actions import (
+    Action,
+    ActionOutcome,
+    AddWorker,
+    RemoveWorker,
+    Restart,
+    SwitchRole,
+)
+
+_IN_PLACE = "in place of "
+"""Begins the note of an outcome that names a replaced worker."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -23,7 +38,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Decision:
     """The verdicts of all roles and the actions that follow. `at` is CLOCK_MONOTONIC, in seconds. `devices`: held by
-    all workers together before the actions (None: unknown), of at most `max_devices`."""
+    all workers together before the actions (None: unknown), of at most `max_devices`. `acts`: whether the actions are
+    applied; a planner that only observes would apply them."""
 
     at: float
     policy: str
@@ -31,12 +47,31 @@ class Decision:
     actions: tuple[Action, ...]
     devices: int | None
     max_devices: int
+    acts: bool = True
+
+    @property
+    def change(self) -> str:
+        """The actions in words: "add a decode worker", or "would add a decode worker" if the planner only observes."""
+        return ", ".join(self.described(action) for action in self.actions) or "no change"
+
+    @property
+    def reasons(self) -> str:
+        """The reasons for each role in one line."""
+        return "; ".join(f"{verdict.role}: {verdict.reason}" for verdict in self.verdicts)
 
     @property
     def text(self) -> str:
         """Actions and reasons in one line."""
-        actions = ", ".join(map(describe, self.actions)) or "no action"
-        return f"{actions} ({'; '.join(f'{verdict.role}: {verdict.reason}' for verdict in self.verdicts)})"
+        return f"{self.change} ({self.reasons})"
+
+    @property
+    def gist(self) -> tuple[str, ...]:
+        """The decision without the numbers in its reasons, by which a repeated decision is recognised."""
+        return self.change, *(f"{each.role} {each.wanted} {_NUMBER.sub('#', each.reason)}" for each in self.verdicts)
+
+    def described(self, action: Action) -> str:
+        """Return an action of this decision in words."""
+        return describe(action) if self.acts else f"would {describe(action)}"
 
 
 def describe(action: Action) -> str:
@@ -46,8 +81,33 @@ def describe(action: Action) -> str:
             article = "an" if role[0] in "aeiou" else "a"
             return f"add {article} {role} worker"
         case RemoveWorker(watcher=watcher):
-            return f"remove {watcher}"
+            return f"remove {short_watcher(watcher)}"
         case SwitchRole(watcher=watcher, to=to):
-            return f"switch {watcher} to {to}"
+            return f"switch {short_watcher(watcher)} to {to}"
         case Restart(watcher=watcher):
-            return f"restart {watcher}"
+            return f"restart {short_watcher(watcher)}"
+
+
+def event_of(outcome: ActionOutcome, why: str) -> Event:
+    """Return the event of an action that is over. `why`: the command that asked for it, or the planner's reasons."""
+    done, watcher = _in_the_past(outcome.action)
+    if outcome.done:
+        replaced = outcome.note.removeprefix(_IN_PLACE)
+        in_place = "" if replaced == outcome.note else f" {_IN_PLACE}{short_watcher(replaced)}"
+        what = f"{done}{in_place} in {outcome.took_s:.1f} s"
+    else:
+        what = f"not {done}: {outcome.note}"
+    return Event("scale", what, why, outcome.watcher or watcher)
+
+
+def _in_the_past(action: Action) -> tuple[str, str]:
+    """What was done once the action is over, and the watcher that it names."""
+    match action:
+        case AddWorker():
+            return "added", ""
+        case RemoveWorker(watcher=watcher):
+            return "removed", watcher
+        case SwitchRole(watcher=watcher, to=to):
+            return f"switched to {to}", watcher
+        case Restart(watcher=watcher):
+            return "restarted", watcher

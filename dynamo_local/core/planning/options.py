@@ -31,6 +31,9 @@ class PlannerOptions:
         "Folder for decisions.jsonl and TensorBoard event files. Without it, decisions.jsonl is among the logs, "
         "and no event files are written.",
     )
+    dynamo_tags: bool = _option(
+        False, "Also write TensorBoard series under the names of Dynamo's planner, such as average_kv_load."
+    )
     event_files_max_mib: int = _option(
         64, "Maximum size of all event files in log-dir, in MiB; the oldest are removed.", at_least=1
     )
@@ -46,6 +49,7 @@ class PlannerOptions:
         at_least=1,
     )
     min_gpu_budget: int = _option(1, "Minimum number of devices of the workers of each role.", at_least=1)
+    min_endpoint: int = _option(1, "Minimum number of workers of each role.", at_least=1)
     decode_kv_scale_up_threshold: float = _option(
         0.9, "Mean KV cache usage above which a decode or aggregated worker is added.", above=0, at_most=1
     )
@@ -63,10 +67,11 @@ class PlannerOptions:
     decode_engine_num_gpu: int = _option(1, "Devices of a decode or aggregated worker.", at_least=1)
     prefill_engine_num_gpu: int = _option(1, "Devices of a prefill worker.", at_least=1)
     environment: Literal["local"] = _option("local", "Where the workers run: on this machine.")
-    policy: Literal["load", "freeness", "concurrency"] = _option(
+    policy: Literal["load", "freeness", "concurrency", "dynamo"] = _option(
         "load",
         "Policy that decides the number of workers: by KV cache usage and queue length (load), by freeness, "
-        "or by requests in flight (concurrency).",
+        "by requests in flight (concurrency), or by the rules of Dynamo's planner alone, without switches of roles "
+        "(dynamo).",
     )
     freeness_scale_up_threshold: float = _option(
         50.0, "Policy freeness: mean freeness (steps until the KV cache is full) below which a worker is added."

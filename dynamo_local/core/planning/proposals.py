@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from dynamo_local.core.names import short_watcher
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import History, RoleWindow, Window
 
@@ -34,7 +35,7 @@ def unread(role: RoleWindow) -> str | None:
     if not role.routable:
         return "no worker is ready"
     if role.unread:
-        return f"no reading from {', '.join(worker.watcher for worker in role.unread)}"
+        return f"no reading from {', '.join(short_watcher(worker.watcher) for worker in role.unread)}"
     return None
 
 

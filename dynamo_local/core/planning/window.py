@@ -48,11 +48,13 @@ class WorkerWindow:
 
 @dataclass(frozen=True)
 class RoleWindow:
-    """The workers of one role, ordered by watcher. `template`: the service that new workers of the role copy."""
+    """The workers of one role, ordered by watcher. `template`: the service that new workers of the role copy.
+    `began_with`: number of routable workers at the first pull; None if the workers were unknown then."""
 
     role: str
     template: str
     workers: tuple[WorkerWindow, ...] = ()
+    began_with: int | None = None
 
     def _standing(self, standing: Standing) -> tuple[WorkerWindow, ...]:
         return tuple(worker for worker in self.workers if worker.standing == standing)
@@ -121,7 +123,7 @@ class Window:
 
     `roles`: the roles of the graph; None if statefile or bus could not be read at the last pull. `queue`: None if the
     queue could not be read then, or the graph has none. `inventory`: number of devices. `failed`: roles whose action at
-    the end of the interval failed.
+    the end of the interval failed. `added`: roles to which a worker was added then.
     """
 
     started: float
@@ -131,6 +133,7 @@ class Window:
     queue: QueueWindow | None = None
     inventory: int | None = None
     failed: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
 
     def role(self, name: str) -> RoleWindow | None:
         return None if self.roles is None else self.roles.get(name)
@@ -165,12 +168,13 @@ def aggregate(pulls: Sequence[Observation]) -> Window:
 
 
 def _roles(pulls: Sequence[Observation]) -> dict[str, RoleWindow]:
-    last = pulls[-1]
+    first, last = pulls[0], pulls[-1]
     return {
         role: RoleWindow(
             role,
             template,
             tuple(sorted((_worker(seen, pulls) for seen in last.of_role(role)), key=lambda worker: worker.watcher)),
+            None if first.workers is None else sum(seen.standing == "routable" for seen in first.of_role(role)),
         )
         for role, template in sorted(last.templates.items())
     }

@@ -45,6 +45,8 @@ class Recovery:
     """The worker has been told to forget the tokens below this position."""
     epoch_start: int = 0
     """Position at which the current epoch began."""
+    epoch_began_at: float | None = None
+    """Time at which the current epoch began; None before the first."""
     fruitless: int = 0
     """Epochs in a row that brought no token."""
     avoid: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class Recovery:
     def begin_epoch(self, position: int, now: float) -> None:
         """Note that a worker is given the request from this position on."""
         self.epoch_start = position
+        self.epoch_began_at = now
         self.heard_at = now
 
     def hear(self, now: float) -> None:

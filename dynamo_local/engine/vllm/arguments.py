@@ -88,10 +88,19 @@ SPLIT = frozenset(
 """Arguments that say among which processes a model is split."""
 
 
+class VllmKey(KeySpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A key that is an argument of vLLM's."""
+
+    group: str = ""
+    """Heading under which `vllm serve --help` lists the argument, such as "ModelConfig"."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings of the option, with their dashes: "-tp"."""
+
+
 class _Described(msgspec.Struct, frozen=True):
     vllm: str
-    engine: list[KeySpec]
-    server: list[KeySpec]
+    engine: list[VllmKey]
+    server: list[VllmKey]
 
 
 @cache
@@ -115,7 +124,18 @@ def adapter_schema() -> SchemaTable:
     return SchemaTable({_ADAPTERS.name: _ADAPTERS}, (AdapterSettings,))
 
 
-def _table(specs: list[KeySpec]) -> SchemaTable:
+def every_argument() -> dict[str, VllmKey]:
+    """All arguments of `vllm serve` by name, those that are not keys here included."""
+    described = _described()
+    return {spec.name: spec for spec in (*described.engine, *described.server)}
+
+
+def described_vllm() -> str:
+    """The version of vLLM whose arguments these are."""
+    return _described().vllm
+
+
+def _table(specs: list[VllmKey]) -> SchemaTable:
     keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
     return replace(keys, fixed=MANAGED, agreed=AGREED)
 

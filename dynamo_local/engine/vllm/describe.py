@@ -12,7 +12,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import __version__  # type: ignore[attr-defined]
 
-from dynamo_local.sdk.config.schema import KeySpec, Kind
+from dynamo_local.engine.vllm.arguments import VllmKey
+from dynamo_local.sdk.config.schema import Kind
 
 TARGET = Path(__file__).with_name("arguments.json")
 
@@ -42,16 +43,17 @@ def describe() -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def _keys(parser: argparse.ArgumentParser) -> dict[str, KeySpec]:
-    specs = (_spec(action) for action in parser._actions if action.option_strings)
+def _keys(parser: argparse.ArgumentParser) -> dict[str, VllmKey]:
+    groups = [(group.title or "", action) for group in parser._action_groups for action in group._group_actions]
+    specs = (_spec(action, group) for group, action in groups if action.option_strings)
     return {spec.name: spec for spec in specs if spec.name not in ("help", "h")}
 
 
-def _spec(action: argparse.Action) -> KeySpec:
+def _spec(action: argparse.Action, group: str) -> VllmKey:
     name = next(option for option in action.option_strings if option.startswith("--")).removeprefix("--")
     choices = tuple(choice for choice in action.choices or () if choice is not None)
     kind = _kind(action)
-    return KeySpec(
+    return VllmKey(
         name=name.replace("_", "-"),
         kind=kind,
         # Choices of a list bound its items, which the engine checks itself.
@@ -59,6 +61,8 @@ def _spec(action: argparse.Action) -> KeySpec:
         optional=True,
         default=_plain(action.default),
         help=_first_sentence(action.help),
+        group=group,
+        aliases=tuple(option for option in action.option_strings if option not in (f"--{name}", f"--no-{name}")),
     )
 
 

@@ -50,7 +50,7 @@ class Endpoint:
         lines = [
             f"{method} {self.path}{path} HTTP/1.1",
             f"Host: {host}:{self.port}",
-            "User-Agent: dynamo-load",
+            "User-Agent: dynamo-local",
             "Accept: */*",
             *([f"Authorization: Bearer {self.key}"] if self.key else []),
             *([f"Content-Type: application/json\r\nContent-Length: {len(body)}"] if method == "POST" else []),

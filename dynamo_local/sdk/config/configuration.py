@@ -7,7 +7,8 @@
       ServiceArgs: {workers: 2, resources: {gpu: 1}, envs: {OMP_NUM_THREADS: "1"}}
 
 Each layer is checked by itself, so that an error names its source. A later layer wins:
-decorator, Common in the file, the service in the file, `--model` and `--Common.key=`, `--Service.key=`.
+decorator, what was chosen for the model, Common in the file, the service in the file, `--model` and `--Common.key=`,
+flags without a service, `--Service.key=`.
 In the file, a service's own key replaces the one from Common; an option merges deeply into what is there.
 Some keys apply to all services, whichever service they were given to (agreement.py).
 """
@@ -17,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_namespace
 from dynamo_local.sdk.config.agreement import agree
+from dynamo_local.sdk.config.flags import Flag, overrides_of
 from dynamo_local.sdk.config.overrides import Override, parse_override
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.schema import SchemaTable, build_settings, settings_of
@@ -30,17 +33,19 @@ from dynamo_local.sdk.config.suggestions import suggest
 from dynamo_local.sdk.config.yaml_source import read_yaml
 from dynamo_local.sdk.graph import Graph, target_of
 from dynamo_local.sdk.resources import DeviceUse, Resources
-from dynamo_local.sdk.service import ServiceSpec, spec_of
+from dynamo_local.sdk.service import Rewrite, ServiceSpec, spec_of
 
 _MODEL = "model"
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The values of one source: Common (value and origin by key), and a section for each service of the graph."""
+    """The values of one source: Common (value and origin by key), and a section for each service of the graph. `notes`
+    are those of the root's `rewrite`."""
 
     common: Mapping[str, tuple[Any, str]]
     sections: Mapping[str, Section]
+    notes: tuple[str, ...] = ()
 
     def common_for(self, spec: ServiceSpec, takes: Iterable[str]) -> dict[str, Any]:
         """Return the keys of Common that the service takes, checked against its schema. Raises ConfigError."""
@@ -54,21 +59,27 @@ def resolve(
     overrides: Sequence[str] = (),
     namespace: str | None = None,
     model: str | None = None,
+    *,
+    flags: Sequence[Flag] = (),
+    chosen: Mapping[str, Section] = MappingProxyType({}),
 ) -> ResolvedGraph:
     """Resolve a graph. Raises ConfigError.
 
-    `overrides`: options such as `--VllmWorker.max-num-seqs=64`. `model` is given to the services that take it from
-    Common or, if none does, to all services with a key `model`.
+    `overrides`: options such as `--VllmWorker.max-num-seqs=64`. `flags`: options that name no service; an override of
+    the same key wins. `model` is given to the services that take it from Common or, if none does, to all services with
+    a key `model`. `chosen`: by service, values that hold where nobody gives another one.
     """
     specs = graph.specs
-    filed = _file_layer(specs, config_path)
-    typed = _option_layer(specs, [parse_override(option) for option in overrides])
+    rewrite = spec_of(graph.root).rewrite or _unchanged
+    filed = _file_layer(specs, config_path, rewrite)
+    typed = _option_layer(specs, [*overrides_of(specs, flags), *map(parse_override, overrides)], rewrite)
     takes = {spec.name: (*filed.sections[spec.name].takes, *typed.sections[spec.name].takes) for spec in specs}
     _check_common_is_taken(takes, filed, typed)
     if model is not None:
         takes = _give_model(specs, takes)
         typed = replace(typed, common={**typed.common, _MODEL: (model, "--model")})
     sections = agree(specs, {spec.name: _section(spec, takes, filed, typed) for spec in specs})
+    sections = {name: chosen.get(name, Section()).under(section) for name, section in sections.items()}
     services = tuple(
         _resolved(
             cls,
@@ -78,41 +89,56 @@ def resolve(
         )
         for cls in graph.services
     )
-    chosen = spec_of(graph.root).namespace if namespace is None else namespace
-    return ResolvedGraph(graph.target, check_namespace(chosen), services)
+    named = spec_of(graph.root).namespace if namespace is None else namespace
+    notes = tuple(dict.fromkeys((*filed.notes, *typed.notes)))
+    return ResolvedGraph(graph.target, check_namespace(named), services, notes=notes)
 
 
-def _file_layer(specs: Sequence[ServiceSpec], path: Path | None) -> _Layer:
+def _unchanged(tree: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    return tree, ()
+
+
+def _file_layer(specs: Sequence[ServiceSpec], path: Path | None, rewrite: Rewrite) -> _Layer:
     origin = str(path)
     tree = {} if path is None else read_yaml(path)
     if tree is None:
         tree = {}
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{origin}: not a mapping of services", "write `Service:` with `key: value` lines under it")
+    tree, notes = rewrite(tree)
     for name in tree:
         _check_section(str(name), specs, origin)
     return _Layer(
         common={name: (value, origin) for name, value in read_keys(tree.get(COMMON), COMMON, origin)},
         sections={spec.name: read_section(spec, tree.get(spec.name), origin) for spec in specs},
+        notes=notes,
     )
 
 
-def _option_layer(specs: Sequence[ServiceSpec], options: Sequence[Override]) -> _Layer:
+def _option_layer(specs: Sequence[ServiceSpec], options: Sequence[Override], rewrite: Rewrite) -> _Layer:
     sections = {spec.name: Section() for spec in specs}
     by_name = {spec.name: spec for spec in specs}
     everything = SchemaTable({name: key for spec in specs for name, key in spec.schema.keys().items()})
     common: dict[str, tuple[Any, str]] = {}
+    notes: list[str] = []
     for option in options:
-        _check_section(option.section, specs, option.origin)
-        if option.section == COMMON:
-            for name, value in read_keys(option.tree(everything), COMMON, option.origin):
-                earlier = {name: common[name][0]} if name in common else {}
-                common[name] = (merge(earlier, {name: value})[name], option.origin)
-        else:
-            spec = by_name[option.section]
-            section = read_section(spec, option.tree(spec.schema), option.origin)
-            sections[spec.name] = sections[spec.name].under(section)
-    return _Layer(common, sections)
+        schema = by_name[option.section].schema if option.section in by_name else everything
+        tree, more = rewrite({option.section: option.tree(schema)})
+        notes.extend(more)
+        for section, values in tree.items():
+            _check_section(section, specs, option.origin)
+            if section == COMMON:
+                _put_common(common, values, option.origin)
+            else:
+                read = read_section(by_name[section], values, option.origin)
+                sections[section] = sections[section].under(read)
+    return _Layer(common, sections, tuple(notes))
+
+
+def _put_common(common: dict[str, tuple[Any, str]], values: Any, origin: str) -> None:
+    for name, value in read_keys(values, COMMON, origin):
+        earlier = {name: common[name][0]} if name in common else {}
+        common[name] = (merge(earlier, {name: value})[name], origin)
 
 
 def _check_section(name: str, specs: Sequence[ServiceSpec], origin: str) -> None:

@@ -16,16 +16,20 @@ from dynamo_local.sdk.config.yaml_source import parse_yaml
 
 @dataclass(frozen=True)
 class Override:
-    """A command-line option, split into its parts. `text` is None without `=`."""
+    """A command-line option, split into its parts. `text` is None without `=`.
+
+    `typed`: the option as the user typed it, without its value, where that is another spelling (flags.py).
+    """
 
     section: str
     path: tuple[str, ...]
     text: str | None
+    typed: str | None = None
 
     @property
     def origin(self) -> str:
         """The option without its value, which may be a secret."""
-        return f"--{'.'.join((self.section, *self.path))}"
+        return self.typed or f"--{'.'.join((self.section, *self.path))}"
 
     def tree(self, schema: ConfigSchema) -> dict[str, Any]:
         """Return the option as nested mappings, like a section of a file. Raises ConfigError."""

@@ -39,12 +39,14 @@ class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph as it is started. `services` are ordered by dependency: the root is the last."""
+    """A graph as it is started. `services` are ordered by dependency: the root is the last. `notes` tell the user which
+    keys were replaced or ignored."""
 
     target: str
     namespace: str
     services: tuple[ResolvedService, ...]
     schema_version: int = SCHEMA_VERSION
+    notes: tuple[str, ...] = ()
 
     @property
     def root(self) -> ResolvedService:

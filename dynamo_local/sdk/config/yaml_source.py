@@ -61,7 +61,7 @@ def parse_yaml(text: str, origin: str) -> Any:
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{origin}:{where} is not YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{origin}: is not YAML") from error
+        raise ConfigError(f"{origin} is not YAML", "write `Service:` with `key: value` lines under it") from error
 
 
 def read_yaml(path: Path) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from dynamo_local.core.errors import ConfigError, NotRunningError, UsageError
+from dynamo_local.core.errors import ConfigError, NotRunningError, SupervisorError, UsageError
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.planning.actions import (
     Action,
@@ -32,7 +32,7 @@ from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
-from dynamo_local.supervisor.server.blueprint import Blueprint, only_starting_or_ending
+from dynamo_local.supervisor.server.blueprint import Blueprint
 from state.model import State
 from state.reconcile import reconcile, unclaimed
 from state.transitions import in_phase
@@ -61,7 +61,7 @@ class LocalActuator:
                 result = await self._make(change, limits)
                 took_s = self._ports.clock() - started
         except NotRunningError as error:
-            raise only_starting_or_ending() from error
+            raise _ended_meanwhile() from error
         return ActionOutcome(change, result.done, result.watcher, result.note, took_s)
 
     async def reconcile(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class LocalActuator:
             async with self._ports.change_lock():
                 return await self._reconcile()
         except NotRunningError as error:
-            raise only_starting_or_ending() from error
+            raise _ended_meanwhile() from error
 
     async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:
@@ -134,3 +134,7 @@ def _is_ours(state: State, name: str) -> bool:
         return parse_watcher(name).namespace == state.namespace
     except ConfigError:
         return False
+
+
+def _ended_meanwhile() -> SupervisorError:
+    return SupervisorError("the server has ended meanwhile", "`dynamo ls` shows the servers that run")

@@ -14,7 +14,8 @@ from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.logs import last_error, size, tail
-from dynamo_local.supervisor.server.plan import ServiceTemplate, WatcherPlan, plan_watcher
+from dynamo_local.supervisor.server.plan import plan_watcher
+from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
 from state.devices import allocate, held_by, noun
 from state.model import State
 from state.transitions import claim, in_phase, next_watcher, settle, taken

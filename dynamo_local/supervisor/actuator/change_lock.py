@@ -23,7 +23,7 @@ async def change_lock(
     """Be the only process that changes what runs in the namespace.
 
     Raises LockTimeoutError when another process holds the lock for longer than `wait_s`, SupervisorError when the
-    server is only starting, or is ending.
+    server is only starting, or is stopping.
     """
     check_changeable(paths)
     give_up_at = clock() + wait_s

@@ -7,19 +7,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from dynamo_local.bus.events import publish_event
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.names import Subjects, select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
+from dynamo_local.core.planning.decision import event_of
 from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.upkeep.devices import held_by_others
+from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices import held_by, noun
 from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
 from state.transitions import entries, taken
 
+_OF_WATCHER = re.compile(r"(?:[A-Za-z0-9-]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?")
 _TARGET = re.compile(r"(?P<component>[A-Za-z0-9]+)=(?P<number>[0-9]{1,4})")
 
 
@@ -29,11 +34,26 @@ def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
     for argument in arguments:
         match = _TARGET.fullmatch(argument)
         if match is None:
-            raise UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
+            raise _no_target(argument)
         if match["component"] in targets:
             raise UsageError(f"{match['component']} is given twice", "give each service once")
         targets[match["component"]] = int(match["number"])
     return targets
+
+
+def _no_target(argument: str) -> UsageError:
+    """The error for an argument that is not SERVICE=NUMBER. Many write a watcher's name for its service."""
+    name, _, number = argument.partition("=")
+    watcher = _OF_WATCHER.fullmatch(name)
+    if watcher is None or not number.isdigit():
+        return UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
+    service = watcher["service"]
+    if name == service:
+        return UsageError(f"{number} is more {service}s than a server can have", "ask for fewer workers")
+    return UsageError(
+        f"{name} is the name of one process; the number of processes is set for its service, {service}",
+        f"write {service}={number}",
+    )
 
 
 def plan_scaling(
@@ -79,10 +99,18 @@ def plan_scaling(
 
 def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
     """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
-    change = RemoveWorker(watcher, worker_of(state, watcher).role)
+    worker = worker_of(state, watcher)
+    change = RemoveWorker(worker.watcher_name, worker.role)
     if not even_the_last:
         _check_answered(state, (change,))
     return change
+
+
+def _restartable(state: State, blueprint: Blueprint, name: str) -> str:
+    """The full name of a watcher. Raises UsageError, which lists services and watchers."""
+    services = [template.service for template in blueprint.templates]
+    known = [watcher for watcher, component in state.components.items() if component.component in services]
+    return select_watcher(name, known, "service or watcher")
 
 
 def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Action, ...]:
@@ -91,7 +119,9 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     Raises UsageError for what cannot be restarted. Whether other workers answer requests meanwhile is checked by the
     actuator, when their turn comes.
     """
-    watcher = state.components.get(name)
+    services = {template.service for template in blueprint.templates}
+    # The short name of a service's first watcher is the service's own: all its watchers are meant.
+    watcher = None if name in services else state.components[_restartable(state, blueprint, name)]
     service = name if watcher is None else watcher.component
     template = blueprint.restartable(service)
     found = entries(state, service) if watcher is None else (watcher,)
@@ -116,7 +146,7 @@ async def scale(
         elsewhere = held_by_others(blueprint, state)
         return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
 
-    return await _make_changes(paths, report, plan, ready_deadline_s)
+    return await _make_changes(paths, report, plan, "`dynamo scale`", ready_deadline_s)
 
 
 async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
@@ -125,7 +155,7 @@ async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_las
     def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
         return (plan_drain(state, watcher, even_the_last=even_the_last),)
 
-    (outcome,) = await _make_changes(paths, report, plan)
+    (outcome,) = await _make_changes(paths, report, plan, "`dynamo drain`")
     return outcome
 
 
@@ -143,27 +173,33 @@ async def restart(
     def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         return plan_restart(state, blueprint, name, even_the_last=even_the_last)
 
-    return await _make_changes(paths, report, plan, ready_deadline_s)
+    return await _make_changes(paths, report, plan, "`dynamo restart`", ready_deadline_s)
 
 
 async def _make_changes(
     paths: StatePaths,
     report: Report,
     plan: Callable[[State, Blueprint], tuple[Action, ...]],
+    command: str,
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
     outcomes: list[ActionOutcome] = []
-    async with open_actuator(paths, report, ready_deadline_s=ready_deadline_s) as actuator:
+    async with (
+        open_actuator(paths, report, ready_deadline_s=ready_deadline_s) as actuator,
+        bus_of(paths, "events") as bus,
+    ):
         for note in await actuator.reconcile():
             report.step(note)
-        blueprint = await asyncio.to_thread(Blueprint.read, paths.blueprint_file)
+        blueprint = await asyncio.to_thread(Blueprint.read, paths)
         state = await asyncio.to_thread(StateStore(paths).read)
         for change in await asyncio.to_thread(plan, state, blueprint):
             outcome = await actuator.apply(change, DeviceLimits())
             outcomes.append(outcome)
+            await publish_event(bus, Subjects(paths.namespace), event_of(outcome, command))
             if not outcome.done:
                 break
-            report.step(f"{outcome.watcher}  {outcome.note} after {outcome.took_s:.1f} s")
+            note = " ".join(map(short_watcher, outcome.note.split(" ")))
+            report.step(f"{outcome.watcher}  {note} after {outcome.took_s:.1f} s")
     return outcomes
 
 

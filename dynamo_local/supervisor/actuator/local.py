@@ -26,8 +26,8 @@ from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.blueprint import Blueprint, check_reachable
-from dynamo_local.supervisor.server.plan import WatcherPlan
 from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from dynamo_local.supervisor.upkeep.devices import ask_to_hold
 from dynamo_local.tasks import TaskGuard
 from state.devices import Inventory
@@ -47,10 +47,10 @@ async def open_actuator(
 
     `ready_deadline_s`: for a worker that is added; the server's own by default. `lock_wait_s`: how long to wait while
     another process changes what runs; by default as long as any one change may take. Raises NotRunningError when no
-    server runs, SupervisorError when it is only starting or is ending.
+    server runs, SupervisorError when it is only starting or is stopping.
     """
     async with bus_of(paths, "actuator") as bus:
-        blueprint = await asyncio.to_thread(Blueprint.read, paths.blueprint_file)
+        blueprint = await asyncio.to_thread(Blueprint.read, paths)
         if lock_wait_s is None:
             lock_wait_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
         store = StateStore(paths)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from dynamo_local.core.messages.admin import RoleAnswer
-from dynamo_local.supervisor.server.plan import WatcherPlan
 from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from state.model import State
 
 

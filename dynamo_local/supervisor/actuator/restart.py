@@ -22,7 +22,8 @@ from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.logs import size
-from dynamo_local.supervisor.server.plan import WatcherPlan, plan_watcher
+from dynamo_local.supervisor.server.plan import plan_watcher
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from state.model import Component, State
 from state.transitions import claim, restart
 

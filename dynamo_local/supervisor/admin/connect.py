@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.errors import NotRunningError
+import msgspec
+
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.core.errors import BusError, NotRunningError
+from dynamo_local.core.names import short_watcher
+from dynamo_local.core.server_choice import START_REMEDY
 from dynamo_local.supervisor.server.blueprint import check_reachable, why_absent
-from state.locks import server_pid
 from state.model import State
+from state.namespaces import Found, find_servers, is_running
 from state.paths import StatePaths
 from state.store import StateStore
+
+if TYPE_CHECKING:
+    from dynamo_local.bus.nats import Bus
+
+_M = TypeVar("_M")
 
 _CONNECT_WITHIN_S = 2.0
 
@@ -21,13 +31,13 @@ _CONNECT_WITHIN_S = 2.0
 async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
     """Connect to the bus of the namespace's server, as a client called `name`.
 
-    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is ending, BusError when the
-    bus does not answer.
+    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is stopping, BusError when
+    the bus does not answer.
     """
-    await asyncio.to_thread(_check_running, paths)
-    if not await asyncio.to_thread(paths.bus_file.exists):
-        raise why_absent(paths)
-    address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
+    # Here, since commands that ask no process are faster without the NATS client.
+    from dynamo_local.bus.nats import Bus
+
+    address = await address_of(paths)
     bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S)
     try:
         yield bus
@@ -35,10 +45,32 @@ async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
         await bus.close()
 
 
+async def address_of(paths: StatePaths) -> BusAddress:
+    """The address of the bus of the namespace's server. Raises NotRunningError, SupervisorError as `bus_of`."""
+    await asyncio.to_thread(_check_running, paths)
+    if not await asyncio.to_thread(paths.bus_file.exists):
+        raise why_absent(paths)
+    return await asyncio.to_thread(BusAddress.load, paths.bus_file)
+
+
+async def ask(
+    bus: Bus, watcher: str, subject: str, question: msgspec.Struct, reply: type[_M], *, timeout_s: float
+) -> _M:
+    """Ask the process of a watcher, which listens on `subject`. Raises BusError that names the watcher, and DecodeError
+    if the answer is something else."""
+    try:
+        return await bus.ask(subject, question, reply, timeout_s=timeout_s)
+    except BusError as error:
+        name = short_watcher(watcher)
+        raise BusError(
+            f"{name} does not answer", f"it may have ended or be overloaded: see `dynamo ps` and `dynamo logs {name}`"
+        ) from error
+
+
 async def state_of(paths: StatePaths) -> State:
     """Read the statefile of the namespace's server, whose circusd can be asked.
 
-    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is ending, StateError when
+    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is stopping, StateError when
     the file cannot be read.
     """
     return await asyncio.to_thread(_read_state, paths)
@@ -55,10 +87,17 @@ def _read_state(paths: StatePaths) -> State:
 
 
 def _check_running(paths: StatePaths) -> None:
-    if server_pid(paths) is not None:
+    if is_running(paths):
         return
-    crashed = paths.statefile.exists()
-    raise NotRunningError(
-        f"no server runs in namespace {paths.namespace}{' (one that crashed left a statefile)' if crashed else ''}",
-        "`dynamo stop` removes what it left" if crashed else "start one with `dynamo serve`",
-    )
+    raise absent_server(paths.namespace, find_servers(paths.root))
+
+
+def absent_server(namespace: str, found: Found) -> NotRunningError:
+    """The error for a namespace in which no server runs. `found`: the servers of the same state root. Pure."""
+    cause = f"no server runs in namespace {namespace}"
+    if namespace in found.crashed:
+        return NotRunningError(
+            f"{cause} (one that crashed left files)", f"`dynamo stop --namespace {namespace}` removes them"
+        )
+    running = f"servers run in: {', '.join(found.running)}"
+    return NotRunningError(cause, running if found.running else START_REMEDY)

@@ -11,7 +11,7 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
     MigrationOrder,
     MigrationReport,
@@ -20,8 +20,8 @@ from dynamo_local.core.messages.admin import (
     RequestsAnswer,
     RequestsQuestion,
 )
-from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.core.names import Subjects, select_watcher, short_watcher
+from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths
 
@@ -37,7 +37,8 @@ of a client's request has an id of its own."""
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A request under way. Workers are named by their watchers. `stays`: why the request cannot be migrated."""
+    """A request under way. Workers are named by their watchers. `stays`: why the request cannot be migrated. The last
+    fields are those of RequestRow (core/messages/admin.py)."""
 
     request: str
     worker: str | None
@@ -48,6 +49,12 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     moving_to: str | None
     stays: str | None
     frontend: str
+    epoch_age_s: float | None = None
+    epoch_start: int = 0
+    migrations: int = 0
+    prefill: str | None = None
+    fidelity: str = "exact"
+    fidelity_because_of: str | None = None
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,21 +100,31 @@ class _Server:
     async def requests(self, lease: str, limit: int) -> RequestsAnswer:
         """Ask a frontend for its oldest requests. Raises BusError, DecodeError."""
         subject, question = self.subjects.requests(lease), RequestsQuestion(limit)
-        return await self.bus.ask(subject, question, RequestsAnswer, timeout_s=_ANSWER_WITHIN_S)
+        return await ask(self.bus, self.names[lease], subject, question, RequestsAnswer, timeout_s=_ANSWER_WITHIN_S)
 
     async def migrate(self, lease: str, order: MigrationOrder) -> tuple[MigrationResult, ...]:
         """Have a frontend migrate requests of its own. Raises BusError, DecodeError."""
         subject = self.subjects.requests(lease)
-        return (await self.bus.ask(subject, order, MigrationReport, timeout_s=_MIGRATED_WITHIN_S)).results
+        report = await ask(self.bus, self.names[lease], subject, order, MigrationReport, timeout_s=_MIGRATED_WITHIN_S)
+        return report.results
 
 
-async def list_requests(paths: StatePaths, limit: int) -> RequestsView:
-    """List the `limit` oldest requests of each frontend. Raises NotRunningError, BusError."""
+async def list_requests(paths: StatePaths, limit: int, worker: str | None = None) -> RequestsView:
+    """List the `limit` oldest requests of each frontend, or of one worker among them.
+
+    Raises UsageError for what is no worker, NotRunningError, BusError.
+    """
     found = await list_watchers(paths)
+    workers = [row.watcher for row in found if row.role in ENGINE_ROLES]
+    only = None if worker is None else select_watcher(worker, workers)
     async with bus_of(paths, "requests") as bus:
         server = _Server(bus, Subjects(paths.namespace), found)
-        answers = [(watcher, await server.requests(lease, limit)) for watcher, lease in server.frontends]
+        wanted = limit if only is None else _ALL
+        answers = [(watcher, await server.requests(lease, wanted)) for watcher, lease in server.frontends]
     lines = tuple(_line(row, watcher, server.names) for watcher, answer in answers for row in answer.requests)
+    if only is not None:
+        mine = tuple(line for line in lines if line.worker == only)
+        return RequestsView(requests=mine[:limit], left_out=len(mine[limit:]))
     return RequestsView(requests=lines, left_out=sum(answer.left_out for _, answer in answers))
 
 
@@ -139,13 +156,13 @@ async def migrate(
 
 
 def lease_of(found: Sequence[Row], watcher: str, *, ready: bool) -> str:
-    """The lease of a worker. `ready`: it must be ready to take requests. Pure. Raises UsageError."""
-    workers = [row for row in found if row.role in WORKER_ROLES or (not ready and row.role == PREFILL_ROLE)]
-    row = next((row for row in workers if row.watcher == watcher), None)
-    if row is None:
-        prefills = any(row.watcher == watcher and row.role == PREFILL_ROLE for row in found)
-        cause = f"{watcher} prefills, and decodes nothing" if prefills else f"there is no worker {watcher!r}"
-        raise UsageError(cause, f"there are {', '.join(row.watcher for row in workers) or 'none'}")
+    """The lease of a worker, named as `select_watcher` takes it. `ready`: it must be ready to take requests. Pure.
+    Raises UsageError."""
+    workers = {row.watcher: row for row in found if row.role in ENGINE_ROLES}
+    row = workers[select_watcher(watcher, workers)]
+    if ready and row.role == PREFILL_ROLE:
+        others = [short_watcher(name) for name, other in workers.items() if other.role in WORKER_ROLES]
+        raise UsageError(f"{watcher} prefills, and decodes nothing", f"there are: {', '.join(others) or 'none'}")
     if row.lease is None or (ready and row.state != "ready"):
         raise UsageError(f"{watcher} is not ready but {row.state}", "wait until `dynamo ps` shows it ready")
     return row.lease
@@ -188,6 +205,12 @@ def _line(row: RequestRow, frontend: str, names: Mapping[str, str]) -> RequestLi
         moving_to=_named(row.destination, names),
         stays=row.stays,
         frontend=frontend,
+        epoch_age_s=row.epoch_age_s,
+        epoch_start=row.epoch_start,
+        migrations=row.migrations,
+        prefill=row.prefill,
+        fidelity=row.fidelity,
+        fidelity_because_of=row.fidelity_because_of,
     )
 
 

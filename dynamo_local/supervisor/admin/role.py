@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynamo_local.bus.events import publish_event
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
-from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import Subjects, select_watcher
+from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths
 
@@ -24,7 +26,16 @@ async def change_role(paths: StatePaths, watcher: str, role: str, *, even_the_la
     lease = lease_to_ask(await list_watchers(paths), watcher, role, even_the_last=even_the_last)
     async with bus_of(paths, "role") as bus:
         subject = Subjects(paths.namespace).role(lease)
-        return await bus.ask(subject, RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
+        return await ask(bus, watcher, subject, RoleQuestion(role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
+
+
+async def change_role_by_hand(paths: StatePaths, watcher: str, role: str, *, even_the_last: bool = False) -> RoleAnswer:
+    """Change a role as `change_role` does, and record that by an event."""
+    answer = await change_role(paths, watcher, role, even_the_last=even_the_last)
+    what = f"switched to {role}" if answer.refused is None else f"not switched to {role}: {answer.refused}"
+    async with bus_of(paths, "events") as bus:
+        await publish_event(bus, Subjects(paths.namespace), Event("scale", what, "`dynamo role`", watcher))
+    return answer
 
 
 def lease_to_ask(found: Sequence[Row], watcher: str, role: str, *, even_the_last: bool = False) -> str:
@@ -33,15 +44,13 @@ def lease_to_ask(found: Sequence[Row], watcher: str, role: str, *, even_the_last
     Raises UsageError for what is no ready worker and, unless `even_the_last`, for the last worker that answers requests
     if it is to prefill.
     """
-    workers = [row for row in found if row.role in ROLES]
+    workers = {row.watcher: row for row in found if row.role in ROLES}
     if not workers:
         raise UsageError("this graph has no prefill workers, and so no roles to choose from", "serve a graph that has")
-    row = next((row for row in workers if row.watcher == watcher), None)
-    if row is None:
-        raise UsageError(f"there is no worker {watcher!r}", f"there are {', '.join(row.watcher for row in workers)}")
+    row = workers[select_watcher(watcher, workers)]
     if row.state != "ready" or row.lease is None:
         raise UsageError(f"{watcher} is not ready but {row.state}", "wait until `dynamo ps` shows it ready")
-    ready = {other.watcher: other.role for other in workers if other.state == "ready"}
-    if role not in WORKER_ROLES and not even_the_last and last_answering(ready, {watcher}):
+    ready = {other.watcher: other.role for other in workers.values() if other.state == "ready"}
+    if role not in WORKER_ROLES and not even_the_last and last_answering(ready, {row.watcher}):
         raise UsageError(f"{watcher} is the only one that decodes", "start another one first, or use --force")
     return row.lease

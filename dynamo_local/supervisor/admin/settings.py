@@ -6,10 +6,12 @@ import asyncio
 
 import msgspec
 
+from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.jetstream import StreamAbsentError
 from dynamo_local.bus.live_settings import read_settings, write_setting
 from dynamo_local.core.errors import DecodeError, NotRunningError
 from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.connect import bus_of
@@ -47,6 +49,8 @@ async def set_value(paths: StatePaths, key: str, text: str) -> SettingRow:
     try:
         async with bus_of(paths, "config") as bus:
             await write_setting(bus, Subjects(paths.namespace), key, value)
+            event = Event("setting", f"{known.name} is {value}", "`dynamo config set`")
+            await publish_event(bus, Subjects(paths.namespace), event)
     except StreamAbsentError as error:
         raise NotRunningError(
             f"the server in namespace {paths.namespace} has no live settings",

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 
 import msgspec
 
-from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.bus.probing import probe, speaks_plainly
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import TTL_S, Change
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import BUS_SERVICE, FORKSERVER_SERVICE, MACHINERY, Subjects, parse_watcher
-from dynamo_local.supervisor.admin.connect import bus_of, state_of
+from dynamo_local.supervisor.admin.connect import address_of, bus_of, state_of
 from dynamo_local.supervisor.circus.client import ACTIVE, CircusClient
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.progress import described
-from dynamo_local.supervisor.upkeep.devices import held_by_others
+from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices import holder_lines
 from state.model import Component
 from state.paths import StatePaths
@@ -70,7 +70,7 @@ async def devices_of_others(paths: StatePaths) -> list[str]:
     """Describe the devices of this machine that others hold, in a line each. Empty while the server starts or ends."""
 
     def read() -> list[str]:
-        blueprint = Blueprint.read(paths.blueprint_file)
+        blueprint = Blueprint.read(paths)
         return holder_lines(blueprint.inventory.kind, held_by_others(blueprint, StateStore(paths).read()))
 
     try:
@@ -138,6 +138,20 @@ async def presences(paths: StatePaths, expected: list[str]) -> tuple[Mapping[str
     waited for.
     """
     awaited = {name for name in expected if parse_watcher(name).service not in MACHINERY}
+    try:
+        address = await address_of(paths)
+        if speaks_plainly(address):
+            return await probe(address, Subjects(paths.namespace), awaited, _ANSWER_WITHIN_S), True
+        return await _presences_by_client(paths, awaited), True
+    except (BusError, SupervisorError, NotRunningError):
+        # A server that starts has no bus yet: its watchers are shown without presences.
+        return {}, False
+
+
+async def _presences_by_client(paths: StatePaths, awaited: Set[str]) -> dict[str, Presence]:
+    """As `probe`, over a connection of the NATS client, for servers with TLS or users. Raises as `bus_of`."""
+    from dynamo_local.bus.presence import FleetWatch
+
     heard: dict[str, Presence] = {}
     complete = asyncio.Event()
 
@@ -146,16 +160,12 @@ async def presences(paths: StatePaths, expected: list[str]) -> tuple[Mapping[str
         if awaited <= heard.keys():
             complete.set()
 
-    try:
-        async with bus_of(paths, "ps") as bus:
-            watch = FleetWatch(bus, Subjects(paths.namespace))
-            watch.subscribe(on_change)
-            await watch.start()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ANSWER_WITHIN_S):
-                    if awaited:
-                        await complete.wait()
-    except (BusError, SupervisorError, NotRunningError):
-        # A server that starts has no bus yet: its watchers are shown without presences.
-        return heard, False
-    return heard, True
+    async with bus_of(paths, "ps") as bus:
+        watch = FleetWatch(bus, Subjects(paths.namespace))
+        watch.subscribe(on_change)
+        await watch.start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                if awaited:
+                    await complete.wait()
+    return heard

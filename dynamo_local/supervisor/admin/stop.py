@@ -10,6 +10,7 @@ from contextlib import suppress
 from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
 from dynamo_local.supervisor.server.report import Report
 from state.locks import ServerLock, server_pid
+from state.namespaces import find_servers
 from state.paths import StatePaths
 from state.processes import ProcFs, alive
 from state.reconcile import clear_leftovers, leftovers
@@ -71,7 +72,7 @@ def _await_end(paths: StatePaths, pid: int, timeout_s: float, report: Report) ->
         if now - started >= timeout_s:
             raise SupervisorError(
                 f"the server (pid {pid}) still runs after {timeout_s:g} s",
-                "run `dynamo stop` again to hurry it",
+                "run `dynamo stop` again to force it",
             )
         if now - reported >= _REPORT_EVERY_S:
             reported = now
@@ -93,6 +94,10 @@ def _clear(paths: StatePaths, report: Report) -> None:
         with ServerLock(paths) as lock:
             notes = clear_leftovers(lock)
     if not notes:
-        raise NotRunningError(f"no server runs in namespace {paths.namespace}")
+        running = find_servers(paths.root).running
+        raise NotRunningError(
+            f"no server runs in namespace {paths.namespace}",
+            f"servers run in: {', '.join(running)}" if running else None,
+        )
     for note in notes:
         report.step(note)

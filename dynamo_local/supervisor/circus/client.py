@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class CircusClient(CircusSocket):
                 await asyncio.sleep(_CONFLICT_PAUSE_S)
 
     async def _exchange(self, command: str, properties: dict[str, Any], give_up_at: float) -> _Reply:
-        call_id = uuid.uuid4().hex
+        call_id = os.urandom(16).hex()
         message = msgspec.json.encode({"id": call_id, "command": command, "properties": properties})
         try:
             reply = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.core.process.restarts import CircusLimits, CircusRecord, GiveUp, circusd_died
 from dynamo_local.supervisor.circus.client import CircusClient
@@ -30,7 +31,7 @@ class CircusRestarts:
     """Runs, replaces and ends the circusd of one server.
 
     `takeover`: tells a replacement of the watchers. While it is None, as during start-up, the death of circusd ends the
-    server.
+    server. `record` is called with the event of each death of circusd.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class CircusRestarts:
         self._deadlines = deadlines
         self._in_place = True
         self.takeover: CircusTakeover | None = None
+        self.record: Callable[[Event], None] = lambda _: None
         self._silence = CircusSilence(report, deadlines, lambda: self._circusd.kill())
 
     @classmethod
@@ -80,6 +82,9 @@ class CircusRestarts:
             if isinstance(decision, GiveUp):
                 raise self._ended(f"{decision.reason} ({how})")
             self._report.step(f"circusd  ended: {how}; its processes run on")
+            self.record(
+                Event("death", f"ended: {how}", "its processes run on; another circusd takes over", CIRCUSD_LOG)
+            )
             self._in_place = False
             await asyncio.sleep(decision.delay_s)
             with system_errors("cannot start another circusd"):

@@ -11,7 +11,8 @@ from dynamo_local.supervisor.circus.adopted import stands_in
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.plan import WatcherPlan, plan_watcher
+from dynamo_local.supervisor.server.plan import plan_watcher
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from dynamo_local.supervisor.upkeep.orphans import Orphans
 from state.model import Component, State
 from state.processes import Process, ProcFs, alive

@@ -10,7 +10,7 @@ from typing import Any
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.death_pipe import DEATH_PIPE_ENV
 from dynamo_local.supervisor.circus.adopted import adoption
-from dynamo_local.supervisor.server.plan import WatcherPlan
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from state.paths import StatePaths
 from state.processes import Process
 

@@ -12,12 +12,15 @@ import msgspec
 
 from dynamo_local.core.errors import DecodeError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.names import HTTP_PORT_ENV
-from dynamo_local.supervisor.server.plan import ServiceTemplate
+from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher
+from dynamo_local.supervisor.server.templates import ServiceTemplate
 from state.devices import Inventory
 from state.files import replace_file, system_errors
 from state.model import Component, State
 from state.paths import Sockets, StatePaths
+from state.record import read_record
+
+_WAIT = "`dynamo wait` waits until it is ready"
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,10 +81,11 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         replace_file(path, msgspec.json.encode(self))
 
     @classmethod
-    def read(cls, path: Path) -> Blueprint:
+    def read(cls, paths: StatePaths) -> Blueprint:
         """Raises SupervisorError when there is none, StateError or DecodeError when it cannot be read."""
+        path = paths.blueprint_file
         if not path.exists():
-            raise only_starting_or_ending()
+            raise why_absent(paths)
         with system_errors(f"cannot read {path}"):
             data = path.read_bytes()
         try:
@@ -90,18 +94,25 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise DecodeError(f"not a blueprint: {path}: {error}") from error
 
 
-def only_starting_or_ending() -> SupervisorError:
-    """The error for a server that cannot be changed now."""
-    return SupervisorError("the server is only starting, or ending", "try again in a moment")
-
-
 def why_absent(paths: StatePaths) -> SupervisorError:
-    """The error for a file that is missing from a server's run directory: it was removed, or is not there yet."""
-    if paths.blueprint_file.exists() or (paths.statefile.exists() and not paths.run_dir.exists()):
+    """The error for a file that is missing from the run directory of a server that runs."""
+    namespace = paths.namespace
+    record = read_record(paths)
+    if record is None and not paths.statefile.exists():
+        return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
+    if not paths.run_dir.exists():
+        return _removed(paths.run_dir)
+    if record is None or record.phase == "running" or paths.blueprint_file.exists():
+        return _removed(f"a file in {paths.run_dir}")
+    if record.phase == "stopping":
         return SupervisorError(
-            f"{paths.run_dir} was removed: the server goes on, and makes it again", "try again in a moment"
+            f"the server in namespace {namespace} is stopping", "`dynamo ls` shows whether it has ended"
         )
-    return only_starting_or_ending()
+    return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
+
+
+def _removed(what: object) -> SupervisorError:
+    return SupervisorError(f"{what} was removed: the server goes on, and makes it again", "try again in a moment")
 
 
 def check_reachable(paths: StatePaths, state: State) -> None:
@@ -111,11 +122,9 @@ def check_reachable(paths: StatePaths, state: State) -> None:
 
 
 def worker_of(state: State, watcher: str) -> Component:
-    """The entry of a worker that is not a mere template. Raises UsageError, which names the workers there are."""
+    """The entry of a worker that is not a mere template; `watcher` as `select_watcher` takes it. Raises UsageError."""
     workers = {c.watcher_name: c for c in state.components.values() if c.holds and is_worker(c)}
-    if watcher not in workers:
-        raise UsageError(f"there is no worker {watcher!r}", f"there are: {', '.join(workers) or 'none'}")
-    return workers[watcher]
+    return workers[select_watcher(watcher, workers)]
 
 
 def is_worker(component: Component) -> bool:

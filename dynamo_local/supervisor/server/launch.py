@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import UsageError
-from dynamo_local.quickstart import QUICKSTART
+from dynamo_local.model.named.names import NAMES, NamedModel
 from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
-from dynamo_local.supervisor.server.plan import (
-    HttpAddress,
-    ServiceTemplate,
-    WatcherPlan,
-    plan_forkserver,
-    plan_services,
-    service_templates,
-)
-from state.devices import Inventory
+from dynamo_local.supervisor.server.models import Obtain, with_models, without_downloads_for_mockers
+from dynamo_local.supervisor.server.plan import HttpAddress, plan_forkserver, plan_services, service_templates
+from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
+from state.devices import Inventory, cpu_slots
 from state.inventory import probe
 from state.paths import StatePaths
 
@@ -37,6 +35,10 @@ NATS_TOKEN_ENV = "NATS_TOKEN"
 _MODEL = "model"
 _SERVED_NAME = "served-model-name"
 _DTYPE = "dtype"
+
+
+NamedModels = Callable[[str], NamedModel]
+"""Gives the model of one of `model.names.NAMES`, and makes or fetches it if need be."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,20 @@ class ServeRequest:
     cpu_slots: int | None = None
     forkserver: bool = True
     """Whether services may be forked from a fork server (process/forkserver)."""
+    flags: tuple[Flag, ...] = ()
+    """Options that name no service, such as "--max-model-len"."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen where the user gives nothing: by service, and the number of CPU slots (None: as it is)."""
+
+    sections: Mapping[str, Section] = field(default_factory=lambda: MappingProxyType({}))
+    slots: int | None = None
+
+
+Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]
+"""Chooses for the graph as the user configures it, and for these devices. Raises UsageError."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +84,73 @@ class Launch:
     services: tuple[WatcherPlan, ...]
     forkserver: WatcherPlan | None = None
 
+    @property
+    def importing(self) -> dict[str, str]:
+        """What the processes of each watcher import before they start, for those that are forked from the fork server:
+        the package of the module that it preloads, such as "vllm"."""
+        if self.forkserver is None:
+            return {}
+        preloads = {service.name: service.preload for service in self.graph.services}
+        found = {plan.name: preloads[plan.watcher.service] for plan in self.services}
+        return {watcher: _package(module) for watcher, module in found.items() if module is not None}
+
 
 def prepare(
     request: ServeRequest,
     http: HttpAddress,
     environ: Mapping[str, str],
-    quickstart_model: Callable[[], Path] | None = None,
+    named_models: NamedModels | None = None,
+    obtain: Obtain | None = None,
+    choose: Chooser | None = None,
 ) -> Launch:
     """Decide what is to be started. Raises UsageError for what cannot be done as asked.
 
-    `quickstart_model` makes the quick start's model and returns its path; without it the model's name is left as it is.
+    `named_models` is asked for models that are given by name, such as `random`, and `obtain` checks and fetches the
+    other models of workers; without them models are left as they are. `choose` chooses for the model what the user
+    gives neither on the command line nor in the file.
     """
     graph = load_graph(request.target)
-    resolved = resolve(graph, request.config, request.overrides, request.namespace, request.model)
-    if not request.forkserver:
-        resolved = without_preloads(resolved)
+    resolved = _resolve(graph, request)
     paths = StatePaths.of(resolved.namespace, environ)
     inventory = probe(request.cpu_slots, environ)
-    # Planned before the model is made, which takes time: this may fail.
+    # Planned before a model is made or fetched, which takes time: this may fail.
     templates = service_templates(resolved, paths.root, http)
     services = plan_services(resolved.namespace, templates, inventory)
-    if quickstart_model is not None and uses_quickstart(resolved):
-        resolved = with_quickstart(graph, resolved, quickstart_model())
+    if choose is not None:
+        chosen = choose(graph, resolved, inventory)
+        resolved = _resolve(graph, request, chosen.sections)
+        inventory = divided(inventory, chosen.slots)
+        templates = service_templates(resolved, paths.root, http)
+        services = plan_services(resolved.namespace, templates, inventory)
+    if named_models is not None:
+        resolved = with_named_models(graph, resolved, named_models)
+    if obtain is not None:
+        resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
     forkserver = plan_forkserver(resolved, inventory, paths.root)
     bus = external_bus(request.nats_url, environ)
     return Launch(resolved, inventory, paths, bus, http, templates, services, forkserver)
+
+
+def _resolve(graph: Graph, request: ServeRequest, chosen: Mapping[str, Section] | None = None) -> ResolvedGraph:
+    resolved = resolve(
+        graph,
+        request.config,
+        request.overrides,
+        request.namespace,
+        request.model,
+        flags=request.flags,
+        chosen=chosen or {},
+    )
+    resolved = without_downloads_for_mockers(graph, resolved)
+    return resolved if request.forkserver else without_preloads(resolved)
+
+
+def divided(inventory: Inventory, slots: int | None) -> Inventory:
+    """The inventory with its cores divided into so many CPU slots, which are held as before; None: as it is."""
+    if slots is None or inventory.kind == "gpu":
+        return inventory
+    cores = [core for device in inventory.devices for core in device.cores]
+    return cpu_slots(cores, slots, exclusive=inventory.exclusive)
 
 
 def without_preloads(graph: ResolvedGraph) -> ResolvedGraph:
@@ -101,21 +159,20 @@ def without_preloads(graph: ResolvedGraph) -> ResolvedGraph:
     return msgspec.structs.replace(graph, services=services)
 
 
-def uses_quickstart(graph: ResolvedGraph) -> bool:
-    return any(service.config.get(_MODEL) == QUICKSTART for service in graph.services)
-
-
-def with_quickstart(graph: Graph, resolved: ResolvedGraph, model: Path) -> ResolvedGraph:
-    """The graph with the path of the quick start's model in place of its name. The model is still served under that
-    name, and in float32, as it was made: a small model suffers most from less precision."""
+def with_named_models(graph: Graph, resolved: ResolvedGraph, named_models: NamedModels) -> ResolvedGraph:
+    """The graph with the paths of models in place of their names. Each is served under its name, and loaded in the
+    dtype that it needs, unless the configuration says otherwise."""
+    wanted = {service.config.get(_MODEL) for service in resolved.services}
+    found = {name: named_models(name) for name in NAMES if name in wanted}
     keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
 
     def replaced(service: ResolvedService) -> ResolvedService:
-        if service.config.get(_MODEL) != QUICKSTART:
+        model = found.get(str(service.config.get(_MODEL)))
+        if model is None:
             return service
-        config = service.config | {_MODEL: str(model)}
-        for key, value in ((_SERVED_NAME, [QUICKSTART]), (_DTYPE, "float32")):
-            if key in keys[service.name]:
+        config = service.config | {_MODEL: str(model.folder)}
+        for key, value in ((_SERVED_NAME, [model.served_name]), (_DTYPE, model.dtype)):
+            if key in keys[service.name] and value is not None:
                 config.setdefault(key, value)
         return msgspec.structs.replace(service, config=config)
 
@@ -150,3 +207,7 @@ def shown_url(address: BusAddress) -> str:
     """The URL without user and password, for logs."""
     parts = urlsplit(address.url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _package(module: str) -> str:
+    return module.rpartition(".")[0].rpartition(".")[2] or module

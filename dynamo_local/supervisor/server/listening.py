@@ -7,6 +7,7 @@ import socket
 
 from dynamo_local.core.errors import PortInUseError, UsageError
 from dynamo_local.supervisor.server.plan import HttpAddress
+from state.listeners import Listener, listener_on
 
 _PROBE_TIMEOUT_S = 1.0
 
@@ -27,7 +28,7 @@ def claim_address(host: str, port: int) -> HttpAddress:
             probe.bind(target)
             probe.listen(1)
         except OSError as error:
-            raise _refusal(host, port, error) from error
+            raise _refusal(host, target[0], port, error) from error
         return HttpAddress(host, probe.getsockname()[1])
 
 
@@ -41,7 +42,19 @@ def answers(address: HttpAddress) -> bool:
         return False
 
 
-def _refusal(host: str, port: int, error: OSError) -> UsageError:
+def _refusal(host: str, address: object, port: int, error: OSError) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        return PortInUseError(f"port {port} on {host} is in use", "pass another --port, or 0 for any free one")
+        return _in_use(host, port, listener_on(str(address), port))
+    if error.errno == errno.EACCES:
+        return UsageError(f"only root may listen on port {port}", "pass a --port from 1024 on")
     return UsageError(f"cannot listen on {host}:{port}: {error.strerror}", "pass another --host or --port")
+
+
+def _in_use(host: str, port: int, listener: Listener | None) -> PortInUseError:
+    cause = f"port {port} on {host} is in use"
+    another = "pass another --port, or 0 for any free one"
+    if listener is None:
+        return PortInUseError(cause, another)
+    if listener.namespace is not None:
+        another = f"stop it by `dynamo stop --namespace {listener.namespace}`, or {another}"
+    return PortInUseError(f"{cause} by {listener}", another)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError, NotRunningError
-from dynamo_local.core.names import MACHINERY, parse_watcher
+from dynamo_local.core.names import MACHINERY, parse_watcher, short_watcher
+from state.files import system_errors
 
 MAX_BYTES = 20 * 1024 * 1024
 BACKUPS = 3
@@ -31,13 +32,25 @@ def start_afresh(directory: Path) -> None:
 
 
 def rotate_large(directory: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Copy and empty the logs that are larger than `max_bytes`."""
+    """Copy and empty the logs that are larger than `max_bytes`. Raises DiskError; the logs are then as they were."""
     for path in directory.glob(f"*{_SUFFIX}"):
-        if path.stat().st_size > max_bytes:
-            _shift_backups(path)
-            shutil.copyfile(path, _backup(path, 1))
-            _backup(path, 1).chmod(0o600)
-            os.truncate(path, 0)
+        with system_errors(f"cannot rotate {path}"):
+            if path.stat().st_size > max_bytes:
+                _rotate(path)
+
+
+def _rotate(path: Path) -> None:
+    copy = _backup(path, 0)
+    try:
+        copy.touch(0o600)
+        shutil.copyfile(path, copy)
+    except OSError:
+        # On a full disk, what was copied would take the room that the server waits for.
+        copy.unlink(missing_ok=True)
+        raise
+    _shift_backups(path)
+    copy.replace(_backup(path, 1))
+    os.truncate(path, 0)
 
 
 def _backup(path: Path, index: int) -> Path:
@@ -97,9 +110,10 @@ def select(directory: Path, selector: str | None) -> tuple[str, ...]:
     services = {name: service for name in _names(directory) if (service := _service(name)) is not None}
     if selector is None:
         return tuple(name for name, service in services.items() if service not in {CIRCUSD_LOG, *MACHINERY})
-    chosen = tuple(name for name, service in services.items() if selector in (name, service))
+    chosen = tuple(name for name, service in services.items() if selector in (name, service, short_watcher(name)))
     if not chosen:
-        raise NotRunningError(f"no log of {selector!r}", f"there are {', '.join(services) or 'none'}")
+        listed = ", ".join(map(short_watcher, services)) or "none"
+        raise NotRunningError(f"no log of {selector!r}", f"there are: {listed}")
     return chosen
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-
-import msgspec
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import (
@@ -21,6 +19,7 @@ from dynamo_local.core.names import (
     Watcher,
 )
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
 from state.devices import DEVICES_VARIABLE, Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE
 
@@ -39,37 +38,6 @@ class HttpAddress:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
-
-
-@dataclass(frozen=True)
-class WatcherPlan:
-    """A process to be started. `environment` is added to that of the server, and overrides it."""
-
-    watcher: Watcher
-    role: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    devices: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return str(self.watcher)
-
-
-class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The properties that all processes of a service share.
-
-    `environment` may hold secrets. `devices`: number of devices of each process. `workers`: number of processes at
-    start-up. `virtual`: the processes compute nothing, and share devices with others.
-    """
-
-    service: str
-    role: str
-    argv: tuple[str, ...]
-    environment: dict[str, str]
-    devices: int
-    workers: int
-    virtual: bool = False
 
 
 def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:

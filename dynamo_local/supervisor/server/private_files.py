@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from state.files import system_errors
+
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600. Not atomic: for files that have no reader yet."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    """Write a file of mode 0600. Not atomic: for files that have no reader yet. Raises DiskError."""
+    with (
+        system_errors(f"cannot write {path}"),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+    ):
         file.write(data)
 
 

@@ -17,6 +17,10 @@ class Report(Protocol):
         """Show a line as it is."""
         ...
 
+    def pending(self, text: str) -> None:
+        """Show what the work waits for, with the time passed. On a terminal it replaces the last such line."""
+        ...
+
 
 class ReportOnce:
     """Reports a lasting failure once, for a loop that meets it in each round."""

@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server import logs
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.nats_server import NatsServer
-from dynamo_local.supervisor.server.plan import WatcherPlan
 from dynamo_local.supervisor.server.private_files import write_private
 from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from state.files import make_run_directory, make_sockets
 from state.locks import ServerLock
 from state.model import recorded_environment
 from state.paths import STATE_DIR_VARIABLE, Sockets
 from state.processes import ProcFs, this_process
 from state.reconcile import leftovers
+from state.record import ServerRecord, write_record
 from state.remains import remove_remains
 from state.store import StateStore
 from state.transitions import claim, new_state
@@ -49,6 +51,7 @@ class RunDirectory:
         stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self._paths))
         await asyncio.to_thread(make_run_directory, self._paths)
         await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
+        await asyncio.to_thread(write_record, self._paths, ServerRecord("starting"))
         await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
         if isinstance(bus, NatsServer):
             await asyncio.to_thread(bus.write_files)
@@ -68,6 +71,13 @@ class RunDirectory:
         await asyncio.to_thread(self._store.create, state)
         stack.push_async_callback(self._unless_replaced, self._store.remove)
         stack.push_async_callback(self._unless_replaced, self._end_survivors)
+
+    async def note(self, record: ServerRecord) -> None:
+        """Replace the server's record of itself. A failure is only reported: nothing but `dynamo ls` depends on it."""
+        try:
+            await self._unless_replaced(lambda: write_record(self._paths, record))
+        except StateError as error:
+            self._report.step(f"`dynamo ls` does not show that this server is {record.phase}: {error}")
 
     async def forbid_changes(self) -> None:
         """Have nobody add or remove workers any more: the server is about to stop."""

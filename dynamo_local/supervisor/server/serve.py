@@ -20,16 +20,27 @@ def serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
     """Serve until a signal comes. The first signal stops the server in order, the next one cuts every wait short.
 
     Raises NamespaceBusyError when a server runs in the namespace, SupervisorError when services cannot be
-    started or kept.
+    started or kept, KeyboardInterrupt if Ctrl-C has ended the server before it was ready.
     """
-    asyncio.run(_serve(launch, settings, report))
+    if asyncio.run(_serve(launch, settings, report)):
+        raise KeyboardInterrupt
 
 
-async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
+async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> bool:
+    """Returns whether Ctrl-C has ended the server before it was ready."""
     stop = StopRequest()
     loop = asyncio.get_running_loop()
+    server: Server | None = None
+    interrupted = False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal interrupted
+        is_ready = server is not None and server.was_ready
+        interrupted |= number is signal.SIGINT and not is_ready
+        _on_signal(stop, report, number, is_ready=is_ready)
+
     for number in handled_signals():
-        loop.add_signal_handler(number, _on_signal, stop, report, number)
+        loop.add_signal_handler(number, on_signal, number)
     # Blocking the event loop is right here: nothing else runs yet, and a signal is handled afterwards.
     with ServerLock(launch.paths) as lock, DeviceHolds(launch.graph.namespace) as holds:
         for note in clear_leftovers(lock):
@@ -37,9 +48,11 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> No
         if launch.bus is not None:
             await _check_bus(launch.bus)
         launch = await secured(launch, holds)
-        report.step(f"starting {launch.graph.target} in namespace {launch.graph.namespace}")
-        await Server(launch, settings, report, lock, holds).run(stop)
+        report.step(f"starting the services (namespace {launch.graph.namespace})")
+        server = Server(launch, settings, report, lock, holds)
+        await server.run(stop)
     report.step("stopped")
+    return interrupted
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
@@ -54,10 +67,16 @@ async def _check_bus(address: BusAddress) -> None:
     await bus.close()
 
 
-def _on_signal(stop: StopRequest, report: Report, number: signal.Signals) -> None:
+def _on_signal(stop: StopRequest, report: Report, number: signal.Signals, *, is_ready: bool) -> None:
     if stop.wanted.is_set():
-        report.step(f"{number.name} again: not waiting any longer")
+        report.step(f"{_name(number)} again: ending all processes now")
         stop.hurry.set()
     else:
-        report.step(f"{number.name}: stopping (once more to hurry)")
+        again = "press Ctrl-C again" if number is signal.SIGINT else "send it again"
+        what = "finishing the requests in flight, then stopping" if is_ready else "stopping what has been started"
+        report.step(f"{_name(number)}: {what} ({again} to force)")
         stop.wanted.set()
+
+
+def _name(number: signal.Signals) -> str:
+    return "Ctrl-C" if number is signal.SIGINT else number.name

@@ -26,28 +26,30 @@ from dynamo_local.supervisor.circus.events import EventStream
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.server import logs
 from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.event_sources import ServerEvents
 from dynamo_local.supervisor.server.launch import Launch, shown_url
 from dynamo_local.supervisor.server.listening import answers
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
-from dynamo_local.supervisor.server.plan import WatcherPlan, plan_bus, stop_order
+from dynamo_local.supervisor.server.plan import plan_bus, stop_order
 from dynamo_local.supervisor.server.progress import Progress
+from dynamo_local.supervisor.server.ready_lines import ready_lines
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.server.run_directory import RunDirectory
 from dynamo_local.supervisor.server.streams import ServerStreams
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
+from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
 from dynamo_local.supervisor.upkeep.files import ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
 from dynamo_local.tasks import TaskGuard
 from state.locks import ServerLock
 from state.paths import Sockets
+from state.record import ServerRecord
 from state.store import StateStore
 from state.transitions import set_lease
-
-_ROTATE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,13 @@ class Server:
         self._store = StateStore(launch.paths)
         self._registry = StateRegistry(self._store)
         self._reconciler = Reconciler(launch.paths, report)
+        self._events = ServerEvents(launch.paths, report)
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
         self._streams = ServerStreams(launch.graph, report)
         self._tasks = TaskGuard()
         self._death_pipe = DeathPipe()
+        self.was_ready = False
+        """Whether all services have been ready at the same time."""
 
     async def run(self, stop: StopRequest) -> None:
         """Bring the graph up and keep it until a stop is wanted. Leaves nothing behind, however it ends.
@@ -106,6 +111,7 @@ class Server:
         # undoes it.
         async with AsyncExitStack() as stack:
             sockets = await self._directory.create(stack, self._bus)
+            stack.enter_context(self._events.of_server(self._launch.graph.target))
             await self._directory.create_state(stack, sockets, self._plans())
             circusd = await self._start_circusd(stack, sockets)
             circus = await stack.enter_async_context(circusd.client())
@@ -128,8 +134,10 @@ class Server:
             self._tasks.spawn("files", files.run())
             self._tasks.spawn("circusd", circusd.run())
             self._tasks.spawn("operation", self._operate(circusd, circus, restarter, events, files))
-            self._tasks.spawn("log rotation", self._rotate_logs())
+            disk = DiskUpkeep(self._paths, self._report, self._events.flush, self._streams.renew)
+            self._tasks.spawn("disk", disk.run())
             await self._until(stop.wanted)
+            self._events.stopping()
 
     async def _until(self, wanted: asyncio.Event) -> None:
         """Wait for the event, or raise the error that a task failed with."""
@@ -157,6 +165,7 @@ class Server:
         adopt_orphans()
         stack.callback(self._death_pipe.close)
         circusd = await CircusRestarts.start(self._paths, sockets, self._report, self._settings.circus_deadlines)
+        circusd.record = self._events.record
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: circusd.pid).look)
         stack.push_async_callback(circusd.end, self._settings.quit_deadline_s)
         return circusd
@@ -183,8 +192,9 @@ class Server:
         try:
             await self._streams.create(bus)
             watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
-            progress = Progress(self._service_names(), self._report, restarter.note_ready)
+            progress = Progress(self._service_names(), self._report, restarter.note_ready, self._launch.importing)
             watch.subscribe(progress.on_change)
+            await self._events.start(bus, watch)
             files.members = watch.view.members
             self._spawn_cpu_affinity(watch)
             await watch.start()
@@ -201,7 +211,8 @@ class Server:
             await bus.close()
 
     def _spawn_device_holding(self, bus: Bus) -> None:
-        holding = DeviceHolding(self._store, self._launch.inventory, self._launch.templates, self._holds)
+        launch, on_claims = self._launch, self._events.devices.on_state
+        holding = DeviceHolding(self._store, launch.inventory, launch.templates, self._holds, on_claims)
         self._tasks.spawn("devices", holding.run(bus, Subjects(self._launch.graph.namespace)))
 
     def _spawn_cpu_affinity(self, watch: FleetWatch) -> None:
@@ -245,7 +256,7 @@ class Server:
     async def _await_ready(self, progress: Progress) -> None:
         try:
             async with asyncio.timeout(self._settings.ready_deadline_s):
-                await progress.all_ready.wait()
+                await progress.wait()
         except TimeoutError as error:
             raise SupervisorError(
                 f"not ready within {self._settings.ready_deadline_s:g} s: {progress.not_ready()}",
@@ -255,8 +266,11 @@ class Server:
         url = root.url if root is not None else None
         if url is None and await asyncio.to_thread(answers, self._launch.http):
             url = self._launch.http.url
-        where = "all services ready" if url is None else f"API ready at {url}"
-        self._report.say(f"{where} ({progress.summary()})")
+        await self._directory.note(ServerRecord("running", url, progress.models()))
+        ready, *next_steps = ready_lines(url, progress.summary(), progress.models())
+        self.was_ready = True
+        self._events.ready(ready)
+        self._report.say("\n".join((ready, *next_steps)))
 
     def _restarter(self, circus: CircusClient) -> Restarter:
         quiet = {plan.name for plan in self._plans()} - set(self._service_names())
@@ -264,17 +278,17 @@ class Server:
         expendable = () if self._launch.forkserver is None else (self._launch.forkserver.name,)
         log_file = self._paths.log_file
         return Restarter(
-            circus, self._registry, log_file, self._report, quiet=quiet, expendable=expendable, limits=limits
+            *(circus, self._registry, log_file, self._report),
+            quiet=quiet,
+            expendable=expendable,
+            limits=limits,
+            record=self._events.record,
         )
-
-    async def _rotate_logs(self) -> None:
-        while True:
-            await asyncio.sleep(_ROTATE_EVERY_S)
-            await asyncio.to_thread(logs.rotate_large, self._paths.logs_dir)
 
     # The way down.
 
     async def _drain(self, circusd: CircusRestarts, circus: CircusClient, hurry: asyncio.Event) -> None:
+        await self._directory.note(ServerRecord("stopping"))
         await self._directory.forbid_changes()
         deadline_s, registered = self._settings.drain_deadline_s, self._registry.pid_of
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
@@ -21,14 +21,16 @@ from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DeviceError, NotRunningError, StateError
 from dynamo_local.core.messages.admin import HoldQuestion, Holds
 from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.plan import ServiceTemplate, plan_services
+from dynamo_local.supervisor.server.plan import plan_services
+from dynamo_local.supervisor.server.templates import ServiceTemplate
 from state.devices import Inventory
 from state.holding import NAMES, Bound, HeldError, Holder, Names, held_elsewhere, holder_of, introduce, on_device, take
 from state.model import State
 from state.store import StateStore
-from state.transitions import taken
+
+if TYPE_CHECKING:
+    # For types alone: commands such as `dynamo ps` import this module, and need none of what a start imports.
+    from dynamo_local.supervisor.server.launch import Launch
 
 _EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0
@@ -109,14 +111,6 @@ def beside(launch: Launch, others: Mapping[int, Holder]) -> Launch:
     return replace(launch, services=plan_services(namespace, launch.templates, launch.inventory, elsewhere))
 
 
-def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
-    """Devices that others hold, each with its holder; empty if all workers are virtual. Blocks as `held_elsewhere`."""
-    if all(template.virtual for template in blueprint.workers):
-        return {}
-    found = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
-    return {device_id: str(holder) for device_id, holder in found.items()}
-
-
 def names_of_plans(launch: Launch) -> frozenset[str]:
     """Names of the devices that the services need at start-up. Virtual services need none."""
     virtual = {template.service for template in launch.templates if template.virtual}
@@ -133,12 +127,14 @@ def names_in_use(state: State, templates: Sequence[ServiceTemplate], inventory: 
 
 @dataclass
 class DeviceHolding:
-    """Keeps the devices that a server holds in line with its statefile."""
+    """Keeps the devices that a server holds in line with its statefile. `on_claims` is called with each state that is
+    read."""
 
     store: StateStore
     inventory: Inventory
     templates: Sequence[ServiceTemplate]
     holds: DeviceHolds
+    on_claims: Callable[[State], None] = lambda _: None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self, bus: Bus, subjects: Subjects) -> None:
@@ -165,6 +161,7 @@ class DeviceHolding:
         async with self._lock:
             # Read under the lock: every claim that precedes a call is seen by it.
             state = await asyncio.to_thread(self.store.read)
+            self.on_claims(state)
             wanted = names_in_use(state, self.templates, self.inventory)
             refused: dict[int, str] = {}
             for name, device_id in wanted.items():

@@ -116,7 +116,14 @@ class ServerFiles:
 
     def _read_files(self) -> None:
         paths = self.paths
-        for path in (paths.graph_file, paths.bus_file, paths.blueprint_file, paths.nats_config, paths.circus_config):
+        for path in (
+            paths.record_file,
+            paths.graph_file,
+            paths.bus_file,
+            paths.blueprint_file,
+            paths.nats_config,
+            paths.circus_config,
+        ):
             if path.exists():
                 with system_errors(f"cannot read {path}"):
                     self._files[path] = path.read_bytes()

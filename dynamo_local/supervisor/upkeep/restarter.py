@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.process.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.circus.daemon import describe_exit
@@ -73,19 +74,22 @@ class ProcessRegistry(Protocol):
 @dataclass
 class _Watched:
     """The restarter's memory of one watcher. `restart_at`: None while its process runs, or its end is not decided on;
-    infinite if it was given up. `log_start`: where the log of its present process begins, in bytes."""
+    infinite if it was given up. `log_start`: where the log of its present process begins, in bytes. `start_recorded`:
+    whether the start of its present process is among the events."""
 
     record: LifeRecord = field(default_factory=LifeRecord)
     restart_at: float | None = None
     exit_missed: bool = False
     log_start: int = 0
+    start_recorded: bool = False
 
 
 class Restarter:
     """Restarts the processes of one server.
 
     `quiet`: watchers whose processes announce no presence; they count as ready while they run. `expendable`: watchers
-    that are left ended when they cannot be started, as nothing depends on them.
+    that are left ended when they cannot be started, as nothing depends on them. `record` is called with the event of
+    each end, and of each start of a quiet watcher.
     """
 
     def __init__(
@@ -99,8 +103,10 @@ class Restarter:
         expendable: Collection[str] = (),
         limits: RestartLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        record: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self._circus = circus
+        self._record = record
         self._registry = registry
         self._log_file = log_file
         self._report = report
@@ -126,10 +132,20 @@ class Restarter:
             match await events.next():
                 case ProcessEnded(watcher=watcher) as ended:
                     self._ended[watcher] = ended
-                case ProcessBegan(watcher=watcher):
+                case ProcessBegan(watcher=watcher, pid=pid):
                     self._ended.pop(watcher, None)
+                    for name in self._quiet:
+                        if name.lower() == watcher:
+                            self._record_start(name, pid)
             self._event_at = self._clock()
             self._event.set()
+
+    def _record_start(self, name: str, pid: int | None = None) -> None:
+        """Record the start of a process that announces no presence, once."""
+        watched = self._of(name)
+        if not watched.start_recorded:
+            watched.start_recorded = True
+            self._record(Event("start", "started", watcher=name, pid=pid))
 
     async def run(self) -> None:
         """Restart processes that end, until cancelled. Raises SupervisorError when a service is given up."""
@@ -167,6 +183,8 @@ class Restarter:
         watched.restart_at, watched.exit_missed = None, False
         if name in self._quiet:
             self.note_ready(name)
+            # circus may have told of it before this process listened.
+            self._record_start(name)
 
     async def _handle_stopped(self, name: str) -> None:
         """Decide on a process that has ended, or start it again when its delay is over."""
@@ -202,19 +220,33 @@ class Restarter:
         await self._registry.ended(name, pid, registered)
         wanted = await self._registry.wanted(name)
         self._ended.pop(name.lower(), None)
-        watched.exit_missed = False
+        watched.exit_missed = watched.start_recorded = False
         if not wanted:
             return
+        self._decide(name, watched, exit_code, pid)
+
+    def _decide(self, name: str, watched: _Watched, exit_code: int | None, pid: int | None) -> None:
+        """Decide on the restart of a process that has ended. Raises SupervisorError when its service is given up."""
         decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
         match decision:
             case Restart(at=at, delay_s=delay_s):
                 watched.restart_at = at
                 self._show(name, f"{describe_exit(exit_code)}, restart in {delay_s:g} s", self._last_lines(name))
-            case GiveUp(reason=reason) if name in self._expendable:
-                watched.restart_at = math.inf
-                self._show(name, f"{reason} ({describe_exit(exit_code)}), going on without it", self._last_lines(name))
+                then = f"restart in {delay_s:g} s"
             case GiveUp(reason=reason):
-                raise self._given_up(name, f"{reason} ({describe_exit(exit_code)})")
+                then = f"not restarted: {reason}"
+        # A signal has no reason in the log.
+        error = last_error(self._last_lines(name)) if exit_code is not None and exit_code > 0 else None
+        what = f"ended: {describe_exit(exit_code)}{'' if error is None else f': {error}'}"
+        self._record(Event("death", what, then, name, pid=pid, exit_code=exit_code))
+        if isinstance(decision, GiveUp):
+            self._give_up(name, watched, f"{decision.reason} ({describe_exit(exit_code)})")
+
+    def _give_up(self, name: str, watched: _Watched, reason: str) -> None:
+        if name not in self._expendable:
+            raise self._given_up(name, reason)
+        watched.restart_at = math.inf
+        self._show(name, f"{reason}, going on without it", self._last_lines(name))
 
     def _given_up(self, name: str, reason: str) -> SupervisorError:
         lines = self._last_lines(name)

@@ -23,7 +23,7 @@ from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.faults import cause_of
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 from tests.e2e.llm_server import PATIENCE_S
 
 PROMPT = [1, 2, 3]
@@ -32,7 +32,7 @@ NOT_COMPILED: dict[str, Any] = {"type": "string", "pattern": "(a|b|c){1,300}"}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(quickstart_model())
+    return AutoTokenizer.from_pretrained(random_model())
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from vllm.lora.request import LoRARequest
 from dynamo_local.engine.vllm.kv.identity import SETTLED, fingerprints, model_identity, why_not_lent
 from dynamo_local.engine.vllm.kv.pull.messages import Description, why_not_told
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 
 SETTLED_BY_THE_CORE = {"block_size", "prefix_caching_hash_algo", "tensor_parallel_size"}
 """See identity.identity_of."""
@@ -136,7 +136,7 @@ def test_of_each_setting_for_adapters_it_is_known_whether_it_matters() -> None:
 
 
 def config_of(**arguments: Any) -> VllmConfig:
-    given = {"model": str(quickstart_model()), "max_model_len": 512, **arguments}
+    given = {"model": str(random_model()), "max_model_len": 512, **arguments}
     return AsyncEngineArgs(**given).create_engine_config()
 
 

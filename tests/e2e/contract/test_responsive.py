@@ -36,7 +36,7 @@ from dynamo_local.engine.vllm.patches.frontend.preprocessing import LONG_TEXT, t
 from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.faults import cause_of
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 from tests.e2e.contract.test_vllm import OneByOne
 from tests.e2e.llm_server import PATIENCE_S
 
@@ -51,7 +51,7 @@ def dispatcher() -> OneByOne:
 
 @pytest.fixture
 async def llm(dispatcher: OneByOne) -> AsyncIterator[AsyncLLM]:
-    config = AsyncEngineArgs(model=str(quickstart_model()), max_model_len=256).create_engine_config()
+    config = AsyncEngineArgs(model=str(random_model()), max_model_len=256).create_engine_config()
     llm = await asyncio.to_thread(build, config, dispatcher, log_stats=True, grammar_timeout_s=GRAMMAR_TIMEOUT_S)
     yield llm
     llm.shutdown()
@@ -223,7 +223,7 @@ def manager(backend: SlowBackend, monkeypatch: pytest.MonkeyPatch) -> Structured
         monkeypatch.setattr(StructuredOutputManager, name, getattr(StructuredOutputManager, name))
     monkeypatch.setenv("DYN_GRAMMAR_TIMEOUT_S", f"{GRAMMAR_TIMEOUT_S}")
     limit_grammar_compilation.__wrapped__()
-    config = AsyncEngineArgs(model=str(quickstart_model()), max_model_len=256).create_engine_config()
+    config = AsyncEngineArgs(model=str(random_model()), max_model_len=256).create_engine_config()
     manager = StructuredOutputManager(config)
     assert isinstance(manager.executor, GrammarThreads)
     manager.backend = backend  # type: ignore[assignment]

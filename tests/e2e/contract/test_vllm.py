@@ -186,12 +186,12 @@ async def test_failures_reach_the_request_they_belong_to_and_no_other() -> None:
     from vllm.exceptions import GracefulHTTPError
 
     from dynamo_local.engine.vllm.frontend.core_client import build
-    from dynamo_local.quickstart import quickstart_model
+    from dynamo_local.model.named.random_model import random_model
 
     one = np.zeros((1, 1), dtype=np.float32)
     unwanted = wire.pack_logprobs(one, one, one[0])
     dispatcher = OneByOne()
-    config = AsyncEngineArgs(model=str(quickstart_model()), max_model_len=256).create_engine_config()
+    config = AsyncEngineArgs(model=str(random_model()), max_model_len=256).create_engine_config()
     llm = await asyncio.to_thread(build, config, dispatcher, log_stats=True)
 
     async def generate(name: str, n: int = 1) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, child, settled
 from tests.e2e.streams import requests, streamed_text
 
-MODEL = "quickstart"
+MODEL = "random"
 STREAMS = 4
 TOKENS = 600
 

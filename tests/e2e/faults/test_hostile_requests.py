@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.llm_server import LlmServer
 
-MODEL = "quickstart"
+MODEL = "random"
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/image.png"}}
 
 

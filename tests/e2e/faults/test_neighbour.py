@@ -47,7 +47,7 @@ def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: Ll
 
     def ask() -> None:
         client.completions.create(
-            model="quickstart", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
+            model="random", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
         )
 
     def ask_until(met: Callable[[], bool], every_s: float = 0.0) -> None:

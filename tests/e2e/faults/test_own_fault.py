@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.server_process import eventually
 
-MODEL = "quickstart"
+MODEL = "random"
 PATIENCE_S = 60.0
 
 SCHEMA = {

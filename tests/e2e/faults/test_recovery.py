@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import streamed_text
 
-MODEL = "quickstart"
+MODEL = "random"
 PROMPTS: dict[str, dict[str, Any]] = {
     "story number 0: ": {"temperature": 0},
     "story number 1: ": {"temperature": 1.0, "seed": 1},

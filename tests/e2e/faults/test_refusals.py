@@ -15,7 +15,7 @@ from tests.e2e.conftest import ORIGIN
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 from tests.integration.server_process import eventually
 
-MODEL = "quickstart"
+MODEL = "random"
 
 
 def post(http: httpx.Client, **fields: Any) -> httpx.Response:

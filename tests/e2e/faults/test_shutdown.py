@@ -38,7 +38,7 @@ def test_a_stop_lets_streams_finish_and_leaves_nothing(served: LlmServer, client
     processes = served.tree()
     assert len(processes) >= SUPERVISORS + 6 + 2 * VLLM_PROCESSES
     stream = client.completions.create(
-        model="quickstart",
+        model="random",
         prompt="last words",
         max_tokens=500,
         stream=True,

@@ -24,7 +24,7 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
-from dynamo_local.quickstart import quickstart_model
+from dynamo_local.model.named.random_model import random_model
 from state.processes import descendants
 from tests.integration.server_process import parent_of
 
@@ -118,7 +118,7 @@ class PullEngine:
         self.name = name
         private_dir.mkdir(mode=0o700)
         settings = {
-            "model": str(quickstart_model()),
+            "model": str(random_model()),
             "dtype": "float32",
             "max-model-len": 4096,
             "block-size": BLOCK,

@@ -21,7 +21,7 @@ from dynamo_local.core.messages.presence import Load, Presence
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
 from tests.integration.server_process import eventually
 
-MODEL = "quickstart"
+MODEL = "random"
 PROMPTS = 200
 LONGEST = 4000
 REMOTE_FROM = 64
@@ -43,6 +43,7 @@ def disagg(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmS
     options = [
         "examples.llm.graphs.disagg:Frontend",
         "--file=examples/llm/configs/disagg.yaml",
+        "--model=random",
         f"--Frontend.max-local-prefill-length={REMOTE_FROM}",
         "--Frontend.max-prefill-queue-size=100",
         "--Frontend.reasoning-parser=qwen3",

@@ -1,4 +1,4 @@
-"""LoRA adapters for the quick start's model, with random weights that are strong enough to change every answer."""
+"""LoRA adapters for the model `random`, with random weights that are strong enough to change every answer."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_model_serves_survives_its_worker_and_moves_or_says_why_not(server: Ll
         answers.append(moved.result())
     assert [len(answer) for answer in answers] == [TOKENS] * 2
     assert answers == [alone] * 2 or not family.exact
-    assert (result["outcome"] == "moved") is family.lends, result
+    assert (result["outcome"] == "migrated") is family.lends, result
     assert result["why"] or family.lends
     assert_said_once(server, why)
 

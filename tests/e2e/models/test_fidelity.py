@@ -76,7 +76,7 @@ Row = dict[str, Any]
 
 
 def ask(pair: LlmServer, row: Row, salt: str) -> dict[str, Any]:
-    body = {"model": "quickstart", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
+    body = {"model": "random", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
     path, text = "/v1/completions", {"prompt": TEXT, "return_token_ids": True}
     if "messages" in row:
         path, text = "/v1/chat/completions", {}
@@ -162,7 +162,7 @@ def answers_moved(
 
     found = answers(pair, rows, salt, move)
     names = {answer["id"]: name for name, answer in found.items()}
-    moved = {names[one["request"]] for one in results if one["outcome"] == "moved"}
+    moved = {names[one["request"]] for one in results if one["outcome"] == "migrated"}
     # Who has come to the other worker already is asked to leave that, too. Some may be over before it is their turn,
     # and a worker with other things to do may refuse.
     return found, moved, {(names[one["request"]], one["why"]) for one in results}

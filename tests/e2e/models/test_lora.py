@@ -21,7 +21,7 @@ from tests.integration.server_process import eventually
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-MODELS = ("quickstart", *ADAPTERS)
+MODELS = ("random", *ADAPTERS)
 DECODE, PREFILL = WORKERS = ("lora_VllmWorker", "lora_PrefillWorker")
 TOKENS, FEW = 300, 32
 PROMPT = prompt(300)
@@ -83,9 +83,9 @@ def alone(server: LlmServer) -> dict[str, list[int]]:
 def test_adapters_are_listed_and_nothing_else_is_a_model(server: LlmServer) -> None:
     listed = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert [(card["id"], card["parent"]) for card in listed] == [
-        ("quickstart", None),
-        ("pirate", "quickstart"),
-        ("robot", "quickstart"),
+        ("random", None),
+        ("pirate", "random"),
+        ("robot", "random"),
     ]
     for card in listed:
         assert httpx.get(f"{server.url}/v1/models/{card['id']}").json()["parent"] == card["parent"]
@@ -132,8 +132,8 @@ async def test_streams_move_with_their_adapters(decoding: LlmServer, alone: dict
 
     assert together(decoding, f"moved {cold}", move) == alone
     # Some may be over before it is their turn.
-    assert {one["why"] for one in results if one["outcome"] != "moved"} <= {"the request is over"}
-    moved = {one["request"] for one in results if one["outcome"] == "moved"}
+    assert {one["why"] for one in results if one["outcome"] != "migrated"} <= {"the request is over"}
+    moved = {one["request"] for one in results if one["outcome"] == "migrated"}
     assert moved
     more = sum(counters(decoding, "dynamo_migrations_pulled_tokens_total").values()) - pulled
     assert more == 0 if cold else more > 0

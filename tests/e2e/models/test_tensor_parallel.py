@@ -65,7 +65,7 @@ async def test_a_request_moves_with_its_kv(ranks: LlmServer, client: openai.Open
         (row,) = requests(ranks)
         (result,) = migrate(ranks, row["worker"])
         assert tokens_of(reading.result()) == alone
-    assert (result["outcome"], result["warm_s"] is not None) == ("moved", True), result
+    assert (result["outcome"], result["warm_s"] is not None) == ("migrated", True), result
     await ranks.until(settled, "blocks are still held or pinned")
 
 

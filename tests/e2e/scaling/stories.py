@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 
-MODEL = "quickstart"
+MODEL = "random"
 
 
 def tell(client: openai.OpenAI, number: int, tokens: int) -> str:

@@ -28,9 +28,7 @@ def worker_of(served: LlmServer) -> int | None:
 
 
 def says_something(client: openai.OpenAI) -> bool:
-    answer = client.completions.create(
-        model="quickstart", prompt="hello", max_tokens=8, extra_body={"ignore_eos": True}
-    )
+    answer = client.completions.create(model="random", prompt="hello", max_tokens=8, extra_body={"ignore_eos": True})
     return answer.usage is not None and answer.usage.completion_tokens == 8
 
 
@@ -116,7 +114,7 @@ def test_no_process_and_no_stream_notices_the_death_of_circusd(served: LlmServer
     before = {name: component.pid for name, component in served.state().components.items()}
     circusd = served.circusd_pid()
     stream = client.completions.create(
-        model="quickstart", prompt="hello", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model="random", prompt="hello", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     chunks = [next(stream)]
     os.kill(circusd, signal.SIGKILL)

@@ -84,13 +84,13 @@ def moves(api: openai.OpenAI, outcome: str, reason: str) -> int:
 
 
 async def test_moved_streams_bring_the_same_tokens(pair: LlmServer, api: openai.OpenAI) -> None:
-    streams = [stream(api, options, length, "moved") for options, length in movable()]
+    streams = [stream(api, options, length, "migrated") for options, length in movable()]
     with ThreadPoolExecutor(len(streams)) as pool:
         reading = [begin(pool, each) for each in streams]
         results = [result for worker in WORKERS for result in migrate(pair, worker)]
         answers = ended(streams, reading)
     assert {result["request"] for result in results} == {each.id for each in streams}
-    assert any(result["outcome"] == "moved" for result in results)
+    assert any(result["outcome"] == "migrated" for result in results)
     assert_undisturbed(streams, answers)
     await pair.until(settled, "blocks are still held or pinned")
 
@@ -113,7 +113,7 @@ async def test_a_request_is_moved_by_the_beginning_of_its_id(pair: LlmServer, ap
         assert (row["request"], row["prompt_tokens"], row["stays"]) == (moving.id, 300, None)
         target = other(row["worker"])
         result = moved_by_hand(pair, moving.id[:-3], to=target)
-        assert (result["request"], result["outcome"], result["worker"]) == (moving.id, "moved", target)
+        assert (result["request"], result["outcome"], result["worker"]) == (moving.id, "migrated", target)
         (after,) = requests(pair)
         assert (after["worker"], after["epoch"]) == (target, row["epoch"] + 1)
         answers = ended([moving], [reading])
@@ -127,7 +127,7 @@ def test_unseeded_sampling_goes_on_in_each_choice(pair: LlmServer, api: openai.O
         results = [result for worker in WORKERS for result in migrate(pair, worker)]
         tokens = sum(row["tokens"] for row in requests(pair))
         (choices,) = ended([drawn], [reading])
-    assert any(result["outcome"] == "moved" for result in results)
+    assert any(result["outcome"] == "migrated" for result in results)
     assert sum(len(choice[0]) for choice in choices.values()) >= tokens
     assert min(len(choice[0]) for choice in choices.values()) > TAIL
     assert len(choices) == 2
@@ -149,7 +149,7 @@ async def test_streams_of_one_worker_are_levelled(unbalanced: LlmServer, api: op
     """Of two workers with the same cache M, one with four small streams has M / 4 steps left, an idle one M."""
     tokens = round(samples(api, "dynamo_worker_kv_blocks")[0]) * BLOCK_SIZE
     configure(unbalanced, rebalance_below=tokens // 3, rebalance_above=tokens // 2, rebalance_period_s=0)
-    before = moves(api, "moved", "rebalance")
+    before = moves(api, "migrated", "rebalance")
     streams = [stream(api, {}, 300, f"levelled {n}") for n in range(4)]
     with ThreadPoolExecutor(4) as pool:
         reading = [begin(pool, each) for each in streams]
@@ -157,7 +157,7 @@ async def test_streams_of_one_worker_are_levelled(unbalanced: LlmServer, api: op
         configure(unbalanced, rebalance=1)
         # With two each, neither is below the range.
         eventually(lambda: set(spread(unbalanced).values()) == {2}, "they are not levelled", PATIENCE_S)
-        eventually(lambda: moves(api, "moved", "rebalance") - before >= 2, "not by moves", PATIENCE_S)
+        eventually(lambda: moves(api, "migrated", "rebalance") - before >= 2, "not by moves", PATIENCE_S)
         answers = ended(streams, reading)
     assert_undisturbed(streams, answers)
     await unbalanced.until(settled, "blocks are still held or pinned")
@@ -189,7 +189,7 @@ async def test_a_worker_is_drained_under_load_and_no_stream_notices(pair: LlmSer
         eventually(lambda: none_of({drained: started}), "the worker stays", PATIENCE_S)
         answers = ended(streams, reading)
     assert_undisturbed(streams, answers)
-    assert moves(api, "moved", "drain") > 0
+    assert moves(api, "migrated", "drain") > 0
     pair.await_workers(2)
     await pair.until(settled, "blocks are still held or pinned")
 

@@ -36,6 +36,7 @@ def monitored(turn: str, tmp_path_factory: pytest.TempPathFactory, log_dir: Path
     options = [
         "examples.llm.graphs.disagg:Frontend",
         "--file=examples/llm/configs/disagg.yaml",
+        "--model=random",
         "--VllmWorker.engine=mocker",
         "--PrefillWorker.engine=mocker",
         "--Frontend.max-local-prefill-length=64",
@@ -59,7 +60,7 @@ def elsewhere(graph: LlmServer) -> int:
     """The graph has answered something, and so many prompts of it were prefilled elsewhere: all of them, unless a
     worker did not answer for a while on a busy machine."""
     for number in range(REQUESTS):
-        body = {"model": "quickstart", "prompt": [number, *PROMPT], "max_tokens": TOKENS, "ignore_eos": True}
+        body = {"model": "random", "prompt": [number, *PROMPT], "max_tokens": TOKENS, "ignore_eos": True}
         answer = httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
     return round(series(graph)["dynamo_prefills_total"][("prefilled elsewhere",)])

@@ -13,7 +13,7 @@ from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.scaling.stories import Stories
 from tests.integration.server_process import eventually
 
-MODEL = "quickstart"
+MODEL = "random"
 STREAMS = 4
 TOKENS = 200
 

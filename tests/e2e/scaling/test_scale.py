@@ -16,7 +16,7 @@ from tests.e2e.llm_server import LlmServer, settled
 from tests.e2e.scaling.stories import Stories
 
 STREAMS = 4
-MOVED = 'total{outcome="moved",reason="drain"}'
+MOVED = 'total{outcome="migrated",reason="drain"}'
 TOKENS = 120
 LONG = 250
 """Of streams that are to be met by a move, with blocks to be pulled."""

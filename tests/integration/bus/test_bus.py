@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -140,7 +141,7 @@ async def test_after_a_flush_the_server_knows_what_came_before(connect: Connect,
 
 
 async def test_a_question_to_nobody_fails_at_once(bus: Bus, subjects: Subjects) -> None:
-    with pytest.raises(BusError, match="nobody listens"):
+    with pytest.raises(BusError, match="no process listens"):
         await bus.request(subjects.assign, b"", timeout_s=DEADLINE_S)
 
 
@@ -313,8 +314,11 @@ async def test_after_a_restart_of_the_server_subscriptions_are_back(
     assert (await received.next()).data == b"held back"
     await bus.publish(subjects.probe, b"afterwards")
     assert (await received.next()).data == b"afterwards"
-    assert "reconnecting" in caplog.text
-    assert "bus: connected again" in caplog.text
+    told = [record.message for record in caplog.records if record.name == "dynamo_local.bus.nats"]
+    assert [re.sub(r"[0-9.]+", "N", line) for line in told] == [
+        "NATS connection lost; reconnecting",
+        "NATS reconnected after N s",
+    ]
     await bus.close()
 
 

@@ -191,7 +191,7 @@ def test_a_bus_that_does_not_answer_is_a_failure(cli: Cli, server: None, paths: 
 
 def test_a_server_that_is_only_starting_is_a_failure(cli: Cli, paths: StatePaths) -> None:
     with ServerLock(paths):
-        assert "only starting" in cli.refused("queue", "ls", code=1)
+        assert "only starting; `dynamo wait`" in cli.refused("queue", "ls", code=1)
 
 
 # dynamo config
@@ -233,7 +233,7 @@ def test_all_settings_are_shown(cli: Cli, settings: None) -> None:
         (["set", "seed", "1"], f"there are {LENGTH}, {SIZE}"),
         (["set", SIZE, "-1"], "a whole number from 0 to"),
         (["set", SIZE, "many"], "a whole number from 0 to"),
-        (["set", SIZE], "Missing argument 'VALUE'"),
+        (["set", SIZE], "VALUE is missing"),
     ],
 )
 def test_what_is_not_allowed_is_refused_and_not_written(

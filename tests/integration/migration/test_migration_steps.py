@@ -62,7 +62,7 @@ class Stage:
     async def outcome(self) -> tuple[str, bool]:
         """How the migration ended, and whether room was given back."""
         result = await asyncio.wait_for(self.migrating, DEADLINE_S)
-        if result.outcome == "moved":
+        if result.outcome == "migrated":
             return result.outcome, False
         return result.outcome, await self.b.given_back() == "r1"
 
@@ -148,9 +148,9 @@ async def test_a_migration_from_the_question_to_the_first_token(stage: Stage) ->
     await stage.b.send(taken, 3, 103)
     assert await stage.front.output() == TokenDelta("r1", 2, 3, [103])
     result = await asyncio.wait_for(stage.migrating, DEADLINE_S)
-    assert (result.outcome, result.destination) == ("moved", "b")
+    assert (result.outcome, result.destination) == ("migrated", "b")
     assert stage.b.keeps_room
-    assert stage.front.dispatcher.migrations.statistics.outcomes == {("moved", "hand"): 1}
+    assert stage.front.dispatcher.migrations.statistics.outcomes == {("migrated", "hand"): 1}
     assert stage.front.local.ledger.outstanding("a") == 0
     assert stage.front.local.ledger.outstanding("b") > 0
     await stage.b.send(taken, 4, 104, finish="stop")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from components.frontend.requests import LiveRequest
+from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
@@ -61,11 +63,24 @@ async def test_a_stream_migrates_in_the_middle(frontend: FakeFrontend, mocked: S
     await reader.read(lambda: len(reader.found["r"]) > 50)
     destination = await mocked("b")
     await knows(frontend, 2)
+    watchers = {presence.lease: presence.watcher for presence in frontend.fleet.view.members()}
+    events: list[Event] = []
+    frontend.dispatcher.migrations.record = events.append
+    subject = frontend.subjects.requests(frontend.lease)
+    told = await frontend.bus.ask(subject, RequestsQuestion(5), RequestsAnswer, timeout_s=DEADLINE_S)
+    (row,) = told.requests
+    assert (row.worker, row.epoch_start, row.migrations, row.prefill, row.stays) == ("a", 0, 0, None, None)
+    assert (row.fidelity, row.epoch_age_s is not None and 0 <= row.epoch_age_s <= row.age_s) == ("exact", True)
     moved = frontend.dispatcher.migrations.order(live(frontend, "r"), "b")
+    record = live(frontend, "r").migration
     assert await reader.read() == all_right(asked)
     result = moved.result()
-    assert (result.outcome, result.destination) == ("moved", "b")
+    assert (result.outcome, result.destination, record.times) == ("migrated", "b", 1)
     assert result.gap_s is not None
+    (event,) = events
+    assert event.what.startswith(f"migrated to {watchers['b']}, gap ")
+    assert (event.request, event.outcome, event.gap_s) == ("r", "migrated", result.gap_s)
+    assert (event.why, event.watcher) == ("`dynamo migrate`", watchers["a"])
     assert (
         frontend.dispatcher.migrations.statistics.pulled_tokens
         >= 100 // FAST.mocker_block_size * FAST.mocker_block_size
@@ -91,8 +106,8 @@ async def test_a_draining_worker_is_left_by_all_its_streams(frontend: FakeFronte
     assert await reading == all_right(asked)
     # A migration that could not be begun is tried again.
     outcomes = frontend.dispatcher.migrations.statistics.outcomes
-    assert outcomes["moved", "drain"] == 16, outcomes
-    assert outcomes.keys() <= {("moved", "drain"), ("stayed", "drain")}
+    assert outcomes["migrated", "drain"] == 16, outcomes
+    assert outcomes.keys() <= {("migrated", "drain"), ("stayed", "drain")}
     await nothing_left_at(frontend, [source, destination])
 
 

@@ -149,7 +149,7 @@ def became(outcomes: dict[State, str], before: str) -> None:
     """How the migrations have ended that had not been cut, unless the requests were over first. What was cut is the
     destination's, or asked after and recovered if it was held for long."""
     assert {outcomes.pop(state) for state in STAYS} <= {before, "ended"}
-    assert set(outcomes.values()) <= {"moved", "recovered", "ended"}
+    assert set(outcomes.values()) <= {"migrated", "recovered", "ended"}
 
 
 @pytest.mark.parametrize("engine", [False, True], ids=["worker", "engine"])
@@ -177,7 +177,7 @@ async def test_a_router_that_is_killed(stage: Stage) -> None:
     scene = await stage.scene()
     os.kill(stage.server.pid("Router"), signal.SIGKILL)
     scene.bus.let_go()
-    became(await stage.all_answered(scene), "moved")
+    became(await stage.all_answered(scene), "migrated")
 
 
 async def test_a_bus_that_is_killed(stage: Stage) -> None:
@@ -209,7 +209,7 @@ async def test_a_worker_that_is_told_to_end(stage: Stage, which: str) -> None:
     stage.signal(lease, signal.SIGTERM)
     await until(lambda: all(p.lease != lease for p in scene.front.fleet.view.routable()))
     scene.bus.let_go()
-    became(await stage.all_answered(scene), "moved" if which == "source" else "stayed")
+    became(await stage.all_answered(scene), "migrated" if which == "source" else "stayed")
 
 
 async def test_a_worker_that_is_told_to_end_while_all_others_die(stage: Stage) -> None:

@@ -106,7 +106,7 @@ async def test_streams_that_migrate_all_the_time_bring_the_right_tokens(frontend
         migrate_some(frontend, draw, 0.1)
         await asyncio.sleep(draw.random() * 0.02)
     assert await reading == all_right(asked)
-    assert frontend.dispatcher.migrations.statistics.outcomes["moved", "hand"] > STREAMS
+    assert frontend.dispatcher.migrations.statistics.outcomes["migrated", "hand"] > STREAMS
     await nothing_left_at(frontend, fleet.workers)
 
 

@@ -74,7 +74,7 @@ def rebalance(front: FakeFrontend, limits: RebalancingLimits | None) -> None:
 
 
 def moved(front: FakeFrontend, reason: str) -> int:
-    return front.dispatcher.migrations.statistics.outcomes["moved", reason]
+    return front.dispatcher.migrations.statistics.outcomes["migrated", reason]
 
 
 def owners(front: FakeFrontend) -> list[str | None]:

@@ -32,7 +32,7 @@ def test_every_request_is_accounted_for_and_nothing_is_left_over(tmp_path: Path)
     # Otherwise nothing was tried.
     assert report.fault_count >= 5, report.as_text()
     assert report.results.right >= 20, report.as_text()
-    assert report.orders["moved"] >= settings.least_migrations, report.as_text()
+    assert report.orders["migrated"] >= settings.least_migrations, report.as_text()
 
 
 def test_with_prefill_workers_as_well(tmp_path: Path) -> None:

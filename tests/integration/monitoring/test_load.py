@@ -20,8 +20,8 @@ LOAD_WITHIN_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a server with two workers behind a router."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Start a server with two workers behind a router, and wait until it is ready."""
     arguments = [
         "-m",
         "dynamo_local.cli.main",
@@ -37,8 +37,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--port=0",
     ]
     with ServerProcess(tmp_path_factory.mktemp("load") / "state", "load", arguments) as server:
-        line = server.line("API ready at", within_s=READY_WITHIN_S)
-        yield next(word for word in line.split() if word.startswith("http://"))
+        server.line("API ready at", within_s=READY_WITHIN_S)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    """Return the address of the server."""
+    return next(word for word in server.lines[-1].split() if word.startswith("http://"))
 
 
 def load(url: str, path: Path, *arguments: str) -> Run:
@@ -91,3 +97,22 @@ def test_what_the_server_refuses_is_counted(url: str) -> None:
     assert done.returncode == 1
     assert json.loads(done.stdout)["figures"]["errors"] == {"HTTP 400": 3}
     assert "failed    3 HTTP 400: This model's maximum context length" in done.stderr
+
+
+def test_a_running_server_is_found_by_its_model_and_asked(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "dynamo_local.cli.main"]
+    ask = ["run", "quickstart", "Say something", "--max-tokens=7", "--json"]
+    done = subprocess.run(
+        [*command, *ask],
+        env=dict(server.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LOAD_WITHIN_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 7
+    checked = subprocess.run([*command, "doctor", "--json"], env=dict(server.environ), capture_output=True, check=False)
+    found = {finding["check"]: finding["found"] for finding in json.loads(checked.stdout)["findings"]}
+    assert found["server load"].startswith("ready at http://127.0.0.1:")

@@ -108,10 +108,10 @@ def test_neither_the_service_nor_its_launcher_outlives_the_other(root: Path) -> 
         launcher = server.launcher()
         os.kill(second, signal.SIGKILL)
         ended(launcher)
-        server.line("forks_Forked", "ended: killed by SIGKILL")
+        server.line("Forked  ", "ended: killed by SIGKILL")
         third = server.await_other(second)
         os.kill(server.launcher(), signal.SIGTERM)
-        server.line("forks_Forked", "ended: exit code 0")
+        server.line("Forked  ", "ended: exit code 0")
         assert parent_of(server.await_other(third)) == server.forkserver()
 
 
@@ -119,13 +119,13 @@ def test_forks_outlive_the_forkserver_which_is_started_again(root: Path) -> None
     with started(root) as server:
         first, forkserver = server.pid("Forked"), server.forkserver()
         os.kill(forkserver, signal.SIGKILL)
-        server.line(FORKSERVER, "restart in")
+        server.line("ForkServer  ", "restart in")
         eventually(lambda: "imported" in server.log(FORKSERVER).partition("forked")[2], "it was not started again")
         assert start_time(first) is not None
         assert server.pid("Forked") == first
         # The one that forked it is gone, and cannot tell how it ends.
         os.kill(first, signal.SIGTERM)
-        server.line("forks_Forked", "ended: exit code 0")
+        server.line("Forked  ", "ended: exit code 0")
         assert parent_of(server.await_other(first)) == server.forkserver() != forkserver
 
 

@@ -25,6 +25,6 @@ def test_all_of_its_processes_say_how_they_fared(layout: Layout) -> None:
     assert Counter(process["who"] for process in said) == {"host": cores, "engine": cores, "client": 2}
     for process in said:
         if process["who"] == "engine":
-            assert process["steps"] > 1
+            assert process["steps"] > 0
         else:
             assert process["p50"] <= process["p99"] <= process["worst"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from dynamo_local.cli.console import Console
+from dynamo_local.cli.main import INTERRUPTED
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.serve import serve
@@ -18,4 +19,6 @@ def exit_code_of_serving(launch: Launch, settings: ServerSettings) -> int:
     except DynamoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0

@@ -94,7 +94,7 @@ class ScaledServer(ServerProcess):
     def workers_are_made_by(self, argv: tuple[str, ...]) -> None:
         """Have further workers run another program."""
         path = self.paths.blueprint_file
-        blueprint = Blueprint.read(path)
+        blueprint = Blueprint.read(self.paths)
         templates = tuple(msgspec.structs.replace(template, argv=argv) for template in blueprint.templates)
         msgspec.structs.replace(blueprint, templates=templates).write(path)
 

@@ -84,13 +84,13 @@ def test_a_killed_circusd_is_replaced_and_its_processes_are_looked_after_as_befo
         # What was adopted, then what was started in its place.
         for delay_s in ("0.5", "1"):
             os.kill(tiny.pid("Back"), signal.SIGKILL)
-            tiny.line("tiny_Back  ended:", f"restart in {delay_s} s")
-            tiny.line("tiny_Back  ready")
+            tiny.line("Back  ended:", f"restart in {delay_s} s")
+            tiny.line("Back  ready")
         child = int(tiny.paths.log_file("tiny_Back").read_text().rpartition("child ")[2].split()[0])
         for pid in (tiny.circusd_pid(), tiny.pid("Back")):
             os.kill(pid, signal.SIGKILL)
         tiny.line(TAKEN_OVER, "the 2 processes that run; ended meanwhile: tiny_Back")
-        tiny.line("tiny_Back  ready")
+        tiny.line("Back  ready")
         assert start_time(child) is None
         eventually(lambda: not zombies(tiny), "a dead orphan is not buried")
         tiny.signal(signal.SIGTERM)

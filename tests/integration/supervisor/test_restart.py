@@ -66,8 +66,8 @@ def test_what_cannot_be_restarted_is_refused(server: ScaledServer) -> None:
     for arguments, why in (
         (["Front"], "Front holds the clients' connections, which a restart would cut; end the server with"),
         ([f"{NAMESPACE}_Front"], "Front holds the clients' connections"),
-        (["Nothing"], "there is no service 'Nothing'; those of this graph are: VllmWorker, PrefillWorker, Front"),
-        ([f"{NAMESPACE}_Nats"], "there is no service 'Nats'"),
+        (["Nothing"], "there is no service or watcher 'Nothing'; there are: VllmWorker, PrefillWorker, Front"),
+        ([f"{NAMESPACE}_Nats"], "there is no service or watcher"),
     ):
         code, out, err = server.command("restart", *arguments)
         assert (code, out) == (2, ""), err
@@ -145,7 +145,7 @@ async def test_requests_move_with_their_kv_whoever_makes_a_worker_go(tmp_path: P
                     while frontend.results.right < answered + 24:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
                 if reason is not None:
-                    assert migrations.outcomes["moved", reason] > moved["moved", reason], arguments
+                    assert migrations.outcomes["migrated", reason] > moved["migrated", reason], arguments
                     assert migrations.pulled_tokens > pulled, arguments
         await asyncio.to_thread(server.ends_well)
 

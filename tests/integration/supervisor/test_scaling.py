@@ -73,7 +73,7 @@ def test_what_cannot_be_had_is_refused_and_the_last_one_is_kept(server: ScaledSe
         (["scale", "VllmWorker=-1"], "'VllmWorker=-1' does not say how many"),
         (["scale", "VllmWorker=0"], "no worker would be left to answer requests without scaled_VllmWorker"),
         (["drain", "scaled_VllmWorker"], "no worker would be left to answer requests"),
-        (["drain", "scaled_Front"], "there is no worker 'scaled_Front'; there are: scaled_VllmWorker, scaled_Prefill"),
+        (["drain", "scaled_Front"], "there is no worker 'scaled_Front'; there are: VllmWorker, PrefillWorker"),
     ):
         code, out, err = server.command(*arguments)
         assert (code, out) == (2, ""), err
@@ -97,8 +97,8 @@ def test_a_worker_that_dies_on_start_is_taken_back_and_the_server_goes_on(server
     assert server.consistent()
     # The server still keeps the others.
     os.kill(server.pid("VllmWorker"), signal.SIGKILL)
-    server.line(f"{NAMESPACE}_VllmWorker", "restart in")
-    server.line(f"{NAMESPACE}_VllmWorker  ready")
+    server.line("VllmWorker", "restart in")
+    server.line("VllmWorker  ready")
     again = server.state().components[f"{NAMESPACE}_VllmWorker"]
     assert (again.devices, again.cmd) == (made.devices, made.cmd)
     server.ends_well()

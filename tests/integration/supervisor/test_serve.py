@@ -97,16 +97,25 @@ def test_a_service_that_ignores_sigterm_is_killed_at_its_deadline(root: Path) ->
     with started(root, "Back=stubborn", "Front=") as server:
         server.signal(signal.SIGTERM)
         assert server.end() == 0
-        assert "tiny_Back  does not end by itself, killing it" in server.output
+        assert "Back  does not end by itself, killing it" in server.output
+        server.assert_nothing_left()
+
+
+def test_ctrl_c_before_the_server_is_ready_is_an_interruption(root: Path) -> None:
+    with Tiny(root, "Back=slow", "Front=") as server:
+        server.line("Back (warming up)")
+        server.signal(signal.SIGINT)
+        server.line("Ctrl-C: stopping what has been started")
+        assert server.end() == 130
         server.assert_nothing_left()
 
 
 def test_a_second_signal_does_not_wait(root: Path) -> None:
     with started(root, "Back=stubborn", "Front=") as server:
         server.signal(signal.SIGINT)
-        server.line("SIGINT: stopping")
+        server.line("Ctrl-C: finishing the requests in flight")
         server.signal(signal.SIGINT)
-        server.line("SIGINT again")
+        server.line("Ctrl-C again")
         assert server.end() == 0
         server.assert_nothing_left()
 
@@ -115,23 +124,23 @@ def test_a_service_that_dies_is_started_again(root: Path) -> None:
     with started(root) as server:
         before = server.state().components["tiny_Back"]
         os.kill(server.pid("Back"), signal.SIGKILL)
-        server.line("tiny_Back", "restart in 0.5 s")
-        server.line("tiny_Back  ready")
+        server.line("Back  ", "restart in 0.5 s")
+        server.line("Back  ready")
         after = server.state().components["tiny_Back"]
         assert (after.devices, after.cmd) == (before.devices, before.cmd)
         assert after.lease not in (None, before.lease)
         os.kill(server.pid("Back"), signal.SIGKILL)
-        server.line("tiny_Back", "restart in 1 s")
+        server.line("Back  ", "restart in 1 s")
 
 
 def test_nats_comes_back_where_it_was(root: Path) -> None:
     with started(root) as server:
         address = server.paths.bus_file.read_bytes()
         os.kill(server.pid("Nats"), signal.SIGKILL)
-        server.line("tiny_Nats", "restart in")
+        server.line("Nats  ", "restart in")
         # Reaches the supervisor over the same address or not at all.
         os.kill(server.pid("Back"), signal.SIGKILL)
-        server.line("tiny_Back  ready")
+        server.line("Back  ready")
         assert server.paths.bus_file.read_bytes() == address
 
 
@@ -147,7 +156,7 @@ def test_a_misconfigured_service_is_told_at_once_and_ends_the_server(root: Path)
 def test_a_service_that_cannot_start_is_given_up(root: Path) -> None:
     with Tiny(root, "Back=crash", "Front=") as server:
         assert server.end() == 1
-        assert server.output.count("tiny_Back  ended: exit code 1, restart in") == 2
+        assert server.output.count("Back  ended: exit code 1, restart in") == 2
         error = "error: tiny_Back failed to start 3 times (exit code 1): cannot open the device;"
         assert server.lines[-1].startswith(error)
         server.assert_nothing_left()
@@ -165,7 +174,7 @@ def test_a_second_server_in_the_namespace_is_refused_and_harms_nothing(root: Pat
 
 def test_a_signal_while_services_come_up_leaves_nothing(root: Path) -> None:
     with Tiny(root, "Back=slow", "Front=") as server:
-        server.line("tiny_Back  starting: warming up")
+        server.line("Back (warming up)")
         server.signal(signal.SIGTERM)
         assert server.end() == 0
         server.assert_nothing_left()
@@ -242,7 +251,7 @@ def test_ctrl_c_in_a_terminal_reaches_only_dynamo_serve(root: Path) -> None:
     with started(root) as server:
         # A terminal signals the whole foreground process group.
         os.killpg(server.process.pid, signal.SIGINT)
-        server.line("SIGINT: stopping")
+        server.line("Ctrl-C: finishing the requests in flight")
         assert server.end() == 0
         assert "Got signal" not in server.paths.log_file("circusd").read_text()
         server.assert_nothing_left()
@@ -252,7 +261,7 @@ def test_what_a_dead_service_has_forked_is_ended(root: Path) -> None:
     with started(root, "Back=parent", "Front=") as server:
         child = child_of(server)
         os.kill(server.pid("Back"), signal.SIGKILL)
-        server.line("tiny_Back", "restart in 0.5 s")
+        server.line("Back  ", "restart in 0.5 s")
         eventually(lambda: start_time(child) is None, "a child of a dead service lives on")
 
 
@@ -315,7 +324,7 @@ def test_hello_world_leaves_no_process_when_serve_is_killed_and_stop_clears_the_
         eventually(lambda: server.processes() == (), "a process outlives the server")
         refused = server.dynamo("ps")
         assert refused.returncode == 2
-        assert "one that crashed left a statefile" in refused.stderr
+        assert "one that crashed left files" in refused.stderr
         assert server.dynamo("stop").returncode == 0
         server.assert_nothing_left()
 
@@ -324,10 +333,10 @@ def test_hello_world_answers_again_after_a_service_was_killed(root: Path) -> Non
     with Hello(root) as server:
         url = server.await_api()
         os.kill(server.pid("Middle"), signal.SIGKILL)
-        server.line("hello_Middle", "restart in")
+        server.line("Middle  ", "restart in")
         (middle,) = [row for row in json.loads(server.dynamo("ps", "--json").stdout) if row["component"] == "Middle"]
         assert middle["state"] != "ready" or middle["pid"] is not None
-        server.line("hello_Middle  ready")
+        server.line("Middle  ready")
         assert generate(url)[0] == "Frontend: Middle: Backend: good"
 
 

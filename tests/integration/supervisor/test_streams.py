@@ -14,6 +14,7 @@ import pytest
 from dynamo_local.bus.jetstream import StreamAbsentError
 from dynamo_local.bus.live_settings import create_settings, read_settings, write_setting
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core.errors import QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob
@@ -68,6 +69,25 @@ async def test_what_an_earlier_server_has_left_is_gone(bus: Bus, subjects: Subje
     await ServerStreams(graph(subjects, "prefill"), RecordingReport()).create(bus)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
     assert await read_settings(bus, subjects) == {}
+
+
+async def test_a_queue_that_is_made_anew_waits_for_the_jobs_in_it(bus: Bus, subjects: Subjects) -> None:
+    report = RecordingReport()
+    streams = ServerStreams(graph(subjects, "prefill"), report)
+    await streams.create(bus)
+    await write_setting(bus, subjects, "max-prefill-queue-size", 9)
+    queue, consumer = PrefillQueue(bus, subjects), PrefillConsumer(bus, subjects)
+    await queue.publish(JOB)
+    renewal = asyncio.create_task(streams.renew())
+    (taken,) = await consumer.take(1, PATIENCE_S)
+    assert taken.job == JOB
+    await renewal
+    assert await queue.length() == QueueLength(0, 0)
+    await queue.publish(JOB)
+    assert [taken.job for taken in await consumer.take(1, PATIENCE_S)] == [JOB]
+    assert await read_settings(bus, subjects) == {"max-prefill-queue-size": 9}
+    assert report.lines == []
+    await consumer.close()
 
 
 async def test_only_what_was_created_is_deleted(bus: Bus, nats_address: BusAddress, subjects: Subjects) -> None:
@@ -148,7 +168,7 @@ def test_a_server_has_a_queue_before_it_is_ready_and_leaves_none(
     namespace = subjects.namespace
     url = nats_address.url.replace("nats://", f"nats://{nats_address.token}@")
     with Prefilling(tmp_path / "state", namespace, url) as server:
-        server.line(f"{namespace}_Prefill", "ready")
+        server.line("Prefill  ready")
         assert length_of(nats_address, namespace) == QueueLength(0, 0)
         server.line("all services ready")
         server.signal(signal.SIGTERM)

@@ -87,12 +87,12 @@ print(sorted({{"torch", "transformers", "vllm"}} & set(sys.modules)))
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["frobnicate"], "No such command 'frobnicate'"),
+        (["frobnicate"], "there is no command dynamo frobnicate; see `dynamo --help`"),
         (["serve"], "no graph named"),
         (["serve", GRAPH, "extra"], "'extra' is one argument too many"),
         (["serve", GRAPH, "--nonsense"], "there is no option --nonsense"),
         (["serve", GRAPH, "-x"], "there is no option -x"),
-        (["serve", GRAPH, "--json"], "--json goes with --dry-run only"),
+        (["serve", GRAPH, "--json"], "--json goes with --explain and --dry-run only"),
         (["serve", GRAPH, "--port", "70000"], "70000 is not in the range"),
         (["serve", GRAPH, "--host", "203.0.113.1"], "cannot listen on 203.0.113.1:8000"),
         (["serve", "no.such.module:X"], "there is no module no"),
@@ -107,14 +107,14 @@ print(sorted({{"torch", "transformers", "vllm"}} & set(sys.modules)))
         ),
         (["serve", GRAPH, "--namespace", "a/b"], "namespace 'a/b' is not valid"),
         (["serve", GRAPH, "--nats-url", "http://x"], "not an address of a NATS server"),
-        (["ps"], "no server runs in namespace dynamo"),
+        (["ps"], "no server runs; start one: dynamo serve MODEL"),
         (["stop"], "no server runs in namespace dynamo"),
-        (["logs"], "there are no logs in namespace dynamo"),
-        (["logs", "Worker"], "no log of 'Worker'"),
+        (["logs"], "none has left logs; start one"),
+        (["logs", "Worker"], "none has left logs"),
         (["ps", "--namespace", "a_b"], "namespace 'a_b' is not valid"),
-        (["role", "dynamo_Worker", "prefill"], "no server runs in namespace dynamo"),
+        (["role", "dynamo_Worker", "prefill"], "no server runs; start one: dynamo serve MODEL"),
         (["role", "dynamo_Worker", "frontend"], "'frontend' is not one of 'prefill', 'decode'"),
-        (["role", "dynamo_Worker"], "Missing argument"),
+        (["role", "dynamo_Worker"], "ROLE is missing; the usage is `dynamo role [OPTIONS] WATCHER ROLE`"),
         (["role", "dynamo_Worker", "decode", "--namespace", "a_b"], "namespace 'a_b' is not valid"),
     ],
 )
@@ -183,7 +183,7 @@ def test_the_logs_of_several_are_prefixed_and_of_one_are_not(cli: Cli, root: Pat
     (logs / "dynamo_A.log").write_text("one\ntwo\n")
     (logs / "dynamo_B.log").write_text("three\n")
     (logs / "dynamo_Nats.log").write_text("noise\n")
-    assert cli("logs").out == "dynamo_A | one\ndynamo_A | two\ndynamo_B | three\n"
+    assert cli("logs").out == "A | one\nA | two\nB | three\n"
     assert cli("logs", "A", "-n", "1").out == "two\n"
     assert cli("logs", "Nats").out == "noise\n"
 
@@ -192,4 +192,4 @@ def test_following_ends_with_the_server(cli: Cli, root: Path) -> None:
     logs = StatePaths(root, "dynamo").logs_dir
     logs.mkdir(parents=True)
     (logs / "dynamo_A.log").write_text("one\n")
-    assert cli("logs", "-f").out == "dynamo_A | one\n"
+    assert cli("logs", "-f").out == "A | one\n"

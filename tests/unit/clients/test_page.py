@@ -66,7 +66,7 @@ def test_names_are_of_one_client_each() -> None:
 def test_the_page_starts_the_server() -> None:
     options = server_options(FILES[SERVER])
     assert options[0] == "examples.llm.graphs.agg_router:Frontend"
-    assert any(option.startswith("--Frontend.tool-call-parser=") for option in options)
+    assert any(option.startswith("--Frontend.tool-strict-level=") for option in options)
 
 
 def test_another_command_than_dynamo_serve_is_refused() -> None:

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.names import Subjects, Watcher, check_namespace, check_service, parse_watcher
+from dynamo_local.core.errors import ConfigError, UsageError
+from dynamo_local.core.names import (
+    Subjects,
+    Watcher,
+    check_namespace,
+    check_service,
+    parse_watcher,
+    select_watcher,
+    short_watcher,
+)
 
 namespaces = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?", fullmatch=True)
 services = st.from_regex(r"[A-Z][A-Za-z0-9]{0,20}", fullmatch=True)
@@ -62,7 +70,7 @@ def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
     return [
         of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
         of.released, of.migrations(lease), of.requests(lease), of.call("Middle", "generate"), of.call_control(lease),
-        of.planner,
+        of.planner, of.events,
     ]  # fmt: skip
 
 
@@ -84,3 +92,26 @@ def test_namespaces_never_meet(one: str, other: str) -> None:
 def test_every_presence_reaches_who_watches_all() -> None:
     of = Subjects("dynamo")
     assert of.presences == of.presence("*")
+
+
+@given(watchers)
+def test_a_watcher_may_be_named_without_its_namespace(watcher: Watcher) -> None:
+    known = [str(watcher), f"{watcher.namespace}_Other"]
+    assert select_watcher(str(watcher), known) == select_watcher(short_watcher(str(watcher)), known) == str(watcher)
+
+
+@given(watchers)
+def test_a_short_name_is_never_a_full_one(watcher: Watcher) -> None:
+    short = short_watcher(str(watcher))
+    assert short_watcher(short) == short
+    with pytest.raises(ConfigError):
+        parse_watcher(short)
+
+
+def test_an_unknown_watcher_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="there is no worker 'X'; there are: W, W_1"):
+        select_watcher("X", ["n_W", "n_W_1"])
+    with pytest.raises(UsageError, match="there is no worker 'n_X'; there are: none"):
+        select_watcher("n_X", [])
+    with pytest.raises(UsageError, match="m_W belongs to namespace m, not to n; add --namespace m"):
+        select_watcher("m_W", ["n_W"])

@@ -30,7 +30,11 @@ ROUTER = Presence(
     "ns_Router", "Router", "router", "r", 3, "ready", counts=Counts(assigned=5, unassigned=0), started_at=NOW - 9.0
 )
 MOVES = MigrationCounts(
-    (EndedMigrations("drain", "moved", 3), EndedMigrations("hand", "moved", 2), EndedMigrations("hand", "stayed", 1)),
+    (
+        EndedMigrations("drain", "migrated", 3),
+        EndedMigrations("hand", "migrated", 2),
+        EndedMigrations("hand", "stayed", 1),
+    ),
     3 << 20,
     0.0184,
     1.93,

@@ -27,7 +27,7 @@ FRONTEND = FrontendState(
     requests=4,
     roles=("frontend", "router", "decode", "prefill"),
     prefills={"long": 2},
-    migrations={("moved", "drain"): 3},
+    migrations={("migrated", "drain"): 3},
     pulled_tokens=96,
     pulled_bytes=4096,
 )
@@ -64,7 +64,7 @@ def test_a_graph_is_told_of_whole() -> None:
     assert found["dynamo_router_assignments_total", "unassigned"] == 0
     assert found["dynamo_prefill_queue_jobs", "waiting"] == 3
     assert found["dynamo_prefills_total", "long"] == 2
-    assert found["dynamo_migrations_total", "moved", "drain"] == 3
+    assert found["dynamo_migrations_total", "migrated", "drain"] == 3
     assert found["dynamo_migrations_pulled_tokens_total",] == 96
     assert found["dynamo_migrations_pulled_bytes_total",] == 4096
     assert found["dynamo_frontend_requests_in_flight",] == 4

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, totals_of
 from dynamo_local.monitor.top_screen import drawn
-from dynamo_local.monitor.top_view import TopView, note_counts, view_of
-from tests.unit.monitor.graph import DECODE, FRONTEND, NOW, REPORT, ROUTER, STARTING, snapshot
+from dynamo_local.monitor.top_view import SHOWN_EVENTS, EventRow, TopView, note_counts, recent, view_of
+from tests.unit.monitor.graph import DECODE, FRONTEND, MOVES, NOW, REPORT, ROUTER, STARTING, snapshot
 
 FIGURES = FrontendFigures(in_flight=12, requests_per_s=3.25, ttft_s=0.0421, inter_token_s=1.5)
 
@@ -27,7 +28,7 @@ def whole() -> TopView:
 
 def lines_of(view: TopView, width: int = 80, *, ascii_only: bool = False) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(drawn(view, ascii_only=ascii_only))
+    console.print(drawn(view, width, ascii_only=ascii_only))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -40,8 +41,94 @@ def test_everything_fits_into_eighty_columns() -> None:
     worker = next(line for line in lines if line.startswith("VllmWorker "))
     assert worker.split() == ["VllmWorker", "decode", "ready", "3", "1", "██████░░", "75%", "-", "2m"]
     assert any("loading the .." in line for line in lines)
-    assert any(line.startswith("planner load  2 of 8 devices  add a decode worker") for line in lines)
+    assert any(line.startswith("planner load  2 of 8 devices  now: add a decode worker") for line in lines)
     assert any("mean KV 0.93 > 0.9" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 120])
+def test_nothing_is_wider_than_the_terminal_and_no_number_is_cut(width: int) -> None:
+    view = replace(whole(), migrations=MOVES, events=(EventRow(time=1.8e9, watcher="ns_VllmWorker", what="started"),))
+    lines = lines_of(view, width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    whole_words = [
+        "12 in flight",
+        "3.2 req/s",
+        "TTFT 42 ms",
+        "ITL 1.50 s",
+        "2 of 8 devices",
+        "last gap 18 ms (1.9 steps)",
+    ]
+    assert [part for part in whole_words if part not in text] == []
+    worker = next(line for line in lines if line.startswith("VllmWorker "))
+    assert {"3", "75%"} <= set(worker.split())
+    assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [
+        (120, "WATCHER ROLE STATE RUN WAIT KV TOK/S AGE"),
+        (80, "WATCHER ROLE STATE RUN WAIT KV TOK/S AGE"),
+        (65, "WATCHER ROLE STATE RUN WAIT KV TOK/S"),
+        (60, "WATCHER STATE RUN WAIT KV TOK/S"),
+        (45, "WATCHER STATE RUN WAIT KV"),
+        (38, "WATCHER STATE RUN KV"),
+    ],
+)
+def test_age_and_role_go_first_where_there_is_no_room(width: int, headers: str) -> None:
+    heads = [line.split() for line in lines_of(whole(), width) if line.startswith("WATCHER")]
+    assert heads[0] == headers.split()
+
+
+def test_a_bar_becomes_a_share_before_another_column_goes() -> None:
+    lines = lines_of(whole(), 50)
+    assert any(line.split()[:5] == ["VllmWorker", "ready", "3", "1", "75%"] for line in lines)
+
+
+def test_a_decision_that_is_repeated_is_one_line_with_its_number() -> None:
+    again = DecisionReport(1.8e9, "no change (decode: load 0.6)", times=12, since=1.8e9 - 55)
+    lines = lines_of(replace(whole(), planner=replace(REPORT, decisions=(again,))), 120)
+    (line,) = (line for line in lines if "no change" in line)
+    at, since = line.split()[0], line.split()[-1]
+    assert line.split("  ", 1)[1].strip() == f"no change (decode: load 0.6), 12 times since {since}"
+    assert at[3:] != since[3:]
+
+
+def test_a_planner_that_only_observes_says_so() -> None:
+    report = replace(REPORT, acts=False, changing=None)
+    assert any(
+        line.startswith("planner load  2 of 8 devices  only observes")
+        for line in lines_of(replace(whole(), planner=report))
+    )
+
+
+def test_the_last_events_are_shown_and_repeated_ones_are_one() -> None:
+    migrated = [
+        Event("migration", f"migrated to ns_B, gap {gap} ms", watcher="ns_A", time=1.8e9 + gap, request=f"r{gap}")
+        for gap in range(3)
+    ]
+    found = recent(
+        [
+            Event("start", "started", watcher="ns_A", time=1.0),
+            Event("device", "claimed CPU slot 0", watcher="ns_A", time=1.0),
+            *migrated,
+            Event("death", "ended: exit code 1", watcher="ns_B", time=2.0),
+        ]
+    )
+    assert [(row.watcher, row.what, row.times) for row in found] == [
+        ("ns_A", "started", 1),
+        ("ns_A", "migrated to ns_B, gap 2 ms", 3),
+        ("ns_B", "ended: exit code 1", 1),
+    ]
+    assert len(recent([Event("start", f"started {name}") for name in "abcdefghij"])) == SHOWN_EVENTS
+    lines = lines_of(replace(whole(), events=found))
+    assert any(line.split()[1:] == ["B", "ended:", "exit", "code", "1"] for line in lines)
+    assert any("migrated to ns_B, gap 2 ms, 3 times" in line for line in lines)
+
+
+def test_a_lost_connection_is_shown() -> None:
+    assert lines_of(replace(whole(), connected=False))[1].rstrip() == "NATS connection lost; reconnecting"
 
 
 def test_long_names_and_reasons_do_not_break_the_table() -> None:
@@ -63,7 +150,7 @@ def test_long_names_and_reasons_do_not_break_the_table() -> None:
 def test_migrations_are_told_of_once_there_are_any() -> None:
     assert not any("migrations" in line for line in lines_of(whole()))
     lines = lines_of(view_of("ns", snapshot(FRONTEND), Rates(), None))
-    assert lines[1].rstrip() == "migrations: 5 done, 1 not, last gap 18 ms (1.9 steps)"
+    assert lines[1].rstrip() == "migrations: 5 done, 1 not  last gap 18 ms (1.9 steps)"
 
 
 def test_a_terminal_without_unicode_gets_a_bar_nevertheless() -> None:

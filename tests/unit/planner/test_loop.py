@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,22 @@ async def test_the_server_is_reconciled_first(actuator: FakeActuator) -> None:
 
     with pytest.raises(NotRunningError):
         await PlannerLoop(OPTIONS, ended, actuator).run()
+
+
+async def test_a_worker_that_was_added_gives_dynamo_s_policy_three_intervals_of_grace(actuator: FakeActuator) -> None:
+    """The loop remembers what it added: two workers that are idle afterwards stay for three intervals."""
+    options = replace(OPTIONS, policy="dynamo", prefill_queue_scale_up_threshold=5.0)
+    two = (worker(kv=0.1), worker("VllmWorker_1", kv=0.1), prefiller())
+    seen = [pull(worker(kv=0.95), prefiller(), queue=1)]
+
+    async def next_pull() -> Observation:
+        return seen[-1]
+
+    planner = PlannerLoop(options, next_pull, actuator)
+    assert (await planner.adjust()).actions == (ADD,)
+    seen.append(pull(*two, queue=1))
+    actions = [len((await planner.adjust()).actions) for _ in range(4)]
+    assert actions == [0, 0, 0, 1]
 
 
 # Decisions on disk

@@ -10,8 +10,8 @@ from tests.unit.monitor.graph import FRONTEND, ROUTER
 def test_migrations_are_told_by_reason_and_outcome_with_their_bytes_and_the_last_gap() -> None:
     found = of_observation(observe(1.0, (), [FRONTEND, ROUTER], [], None, {}))
     assert {name: value for name, value in found.items() if name.startswith("migrations/")} == {
-        "migrations/drain_moved": 3,
-        "migrations/hand_moved": 2,
+        "migrations/drain_migrated": 3,
+        "migrations/hand_migrated": 2,
         "migrations/hand_stayed": 1,
         "migrations/pulled_mib": 3,
         "migrations/last_gap_ms": 18.4,

@@ -176,3 +176,18 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     recorder.observed(PULL)
     recorder.close()
     assert caplog.text.count("No space left on device") == 1
+
+
+def test_the_names_of_dynamo_are_written_beside_ours_if_asked_for(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path, dynamo_tags=True, clock=lambda: 130.0, wall_clock=lambda: WALL)
+    recorder.observed(PULL)
+    found = scalars(read_back(recorder))
+    assert found["queue/waiting"] == 6
+    assert {tag: value for tag, value in found.items() if "/" not in tag} == {
+        "prefill_queue_size": 6,
+        "average_kv_load": 0.74,
+        "total_queued_requests": 4,
+        "num_prefill_workers": 2,
+        "num_decode_workers": 2,
+        "num_gpu": 4,
+    }

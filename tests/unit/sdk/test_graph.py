@@ -59,7 +59,9 @@ def test_linking_what_is_no_dependency_names_what_is() -> None:
         (f"{HERE}.plain:Frontend", r"plain:Frontend is not decorated with @service; services there: none"),
         (f"{HERE}.broken:Frontend", "broken cannot be imported: RuntimeError: two lines"),
         (f"{HERE}.needy:Frontend", "needy needs not_installed_anywhere, which is not installed"),
-        ("no_such_package_at_all.x:Frontend", "there is no module no_such_package_at_all"),
+        ("no_such_package_at_all.x:Frontend", "there is no module no_such_package_at_all; modules in"),
+        ("graphs.agg:Frontend", r"there is no module graphs; did you mean examples\.llm\.graphs\.agg\?"),
+        ("agg:Frontend", r"there is no module agg; did you mean examples\.llm\.graphs\.agg\?"),
     ],
 )
 def test_a_target_that_cannot_be_loaded_says_what_is_there(target: str, message: str) -> None:

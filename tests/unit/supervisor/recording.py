@@ -12,3 +12,6 @@ class RecordingReport:
 
     def say(self, text: str) -> None:
         self.lines.append(text)
+
+    def pending(self, text: str) -> None:
+        self.lines.append(text)

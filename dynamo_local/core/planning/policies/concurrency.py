@@ -27,14 +27,17 @@ def propose(role: RoleWindow, window: Window, history: History, options: Planner
     needed = math.ceil(most / per_worker)
     figures |= {"most_in_flight": most, "workers_wanted": float(needed)}
     have = len(role.staying)
-    reason = f"{most:.1f} in flight at most in {_span(options):g} s, {per_worker:g} for each worker: {needed} needed"
+    reason = (
+        f"at most {most:.1f} requests in flight in {_span(options):g} s, {per_worker:g} per worker, "
+        f"need {needed} {'worker' if needed == 1 else 'workers'}"
+    )
     if needed > have:
-        return Proposal(1, f"{reason}, {have} there", figures)
+        return Proposal(1, f"{reason}, there are {have}", figures)
     if needed == have:
         return Proposal(0, reason, figures)
     if (why := unread(role) or _unwatched(window, history, options)) is not None:
-        return Proposal(0, f"{reason}, {have} there, but {why}", figures)
-    return Proposal(-1, f"{reason}, {have} there", figures)
+        return Proposal(0, f"{reason}, there are {have}, but {why}", figures)
+    return Proposal(-1, f"{reason}, there are {have}", figures)
 
 
 def _demand(role: str, window: Window) -> float | None:

@@ -68,7 +68,7 @@ def propose_prefill(role: RoleWindow, window: Window, history: History, options:
     waiting = queue.mean / workers
     figures["queue_per_worker"] = waiting
     up, down = options.prefill_queue_scale_up_threshold, options.prefill_queue_scale_down_threshold
-    load = f"{waiting:.2f} jobs wait for each of {workers}"
+    load = f"{waiting:.2f} jobs are queued per worker"
     if waiting > up:
         return _longer(queue, workers, up, f"{load}, above {up:g}", figures)
     if waiting >= down:

@@ -6,11 +6,13 @@ The gate's own list says which paths are open (core/http/paths.py).
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from dynamo_local import __version__
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.paths import MODEL_PREFIX, route_of
+from dynamo_local.model.hub.cache import repo_of_snapshot
 
 
 def add_routes(app: Any) -> None:
@@ -18,11 +20,19 @@ def add_routes(app: Any) -> None:
     from starlette.exceptions import HTTPException
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
+    name_roots(app)
     show_one_model(app)
     # vLLM registers the handler for FastAPI's exception alone, not for Starlette's own (no such path or method).
     app.add_exception_handler(HTTPException, http_exception_handler)
     if app.openapi_url is not None:
         describe_what_is_open(app)
+
+
+def name_roots(app: Any) -> None:
+    """Have the field `root` of models from the hub be their ids there. vLLM is given their folders in the cache, and
+    would tell clients how this machine is arranged."""
+    for path in app.state.openai_serving_models.base_model_paths:
+        path.model_path = repo_of_snapshot(Path(path.model_path)) or path.model_path
 
 
 def show_one_model(app: Any) -> None:

@@ -17,7 +17,7 @@ TURN = Turn(
     "on",
     1,
     (record(2.0, 2.1, 2.2), record(1.5, 1.6, 2.5), record(1.2, error="timeout")),
-    {"moved rebalance": 3, "moved room": 1, "stayed rebalance": 2, "ended room": 1, PREEMPTIONS: 7},
+    {"migrated rebalance": 3, "migrated room": 1, "stayed rebalance": 2, "ended room": 1, PREEMPTIONS: 7},
     0.5,
 )
 
@@ -34,10 +34,10 @@ def test_moves_are_told_apart_by_what_came_of_them() -> None:
 
 def test_samples_are_found_by_their_name_with_the_values_of_their_labels() -> None:
     text = """# HELP moves_total What
-moves_total{outcome="moved",reason="room"} 4.0
-moves_total{outcome="moved",reason="drain"} 1.0
+moves_total{outcome="migrated",reason="room"} 4.0
+moves_total{outcome="migrated",reason="drain"} 1.0
 more_moves_total 3.0
 preempted 2.0
 """
-    assert samples_of(text, "moves_total") == {"moved room": 4.0, "moved drain": 1.0}
+    assert samples_of(text, "moves_total") == {"migrated room": 4.0, "migrated drain": 1.0}
     assert samples_of(text, "preempted") == {"": 2.0}

@@ -10,7 +10,7 @@ from dynamo_local.core.messages.admin import MigrationResult
 
 def moved(gap_s: float = 0.03, beside_tokens_per_s: float = 320.0) -> Moved:
     return Moved(
-        MigrationResult("r", "moved", "", warm_s=0.1, gap_s=gap_s, gap_steps=1.5),
+        MigrationResult("r", "migrated", "", warm_s=0.1, gap_s=gap_s, gap_steps=1.5),
         step_s=0.02,
         there_s=0.01,
         gap_s=gap_s,

@@ -21,6 +21,7 @@ from dynamo_local.core.messages.admin import (
     RoleAnswer,
     RoleQuestion,
 )
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
@@ -187,7 +188,10 @@ planner_reports = st.builds(
     queue_waiting=st.none() | counts,
     queue_in_hand=st.none() | counts,
     changing=st.none() | text,
-    decisions=st.lists(st.builds(DecisionReport, time=finite, text=text, outcomes=texts), max_size=3).map(tuple),
+    decisions=st.lists(
+        st.builds(DecisionReport, time=finite, text=text, outcomes=texts, times=counts, since=st.none() | finite),
+        max_size=3,
+    ).map(tuple),
 )
 reserves = st.builds(Reserve, request_id=text, tokens=counts, until=finite, floor=st.none() | finite)
 warms = st.builds(
@@ -210,6 +214,12 @@ request_rows = st.builds(
     age_s=finite,
     destination=st.none() | text,
     stays=st.none() | text,
+    epoch_age_s=st.none() | finite,
+    epoch_start=counts,
+    migrations=counts,
+    prefill=st.none() | text,
+    fidelity=text,
+    fidelity_because_of=st.none() | text,
 )
 move_results = st.builds(
     MigrationResult,
@@ -262,6 +272,22 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     Holds: st.builds(Holds, refused=st.dictionaries(st.integers(0, 1024), text, max_size=3)),
     RoleAnswer: st.builds(RoleAnswer, role=text, refused=st.none() | text),
     PlannerReport: planner_reports,
+    Event: st.builds(
+        Event,
+        kind=text,
+        what=text,
+        why=text,
+        watcher=text,
+        time=finite,
+        pid=st.none() | counts,
+        exit_code=st.none() | st.integers(-64, 255),
+        devices=st.lists(counts, max_size=3).map(tuple),
+        request=st.none() | text,
+        outcome=st.none() | text,
+        source=st.none() | text,
+        destination=st.none() | text,
+        gap_s=st.none() | finite,
+    ),
     MigrationRequest: reserves | warms | st.builds(CancelReservation, request_id=text),
     MigrationAnswer: st.builds(
         MigrationAnswer, refused=st.none() | text, pulled_tokens=counts, pulled_bytes=st.none() | counts

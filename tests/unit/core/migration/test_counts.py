@@ -12,14 +12,14 @@ def frontend(lease: str, counts: Counts | None) -> Presence:
 
 def test_those_of_all_frontends_are_added_up() -> None:
     first = MigrationCounts(
-        (EndedMigrations("drain", "moved", 3), EndedMigrations("hand", "stayed", 1)), 100, 0.02, 2.0
+        (EndedMigrations("drain", "migrated", 3), EndedMigrations("hand", "stayed", 1)), 100, 0.02, 2.0
     )
-    second = MigrationCounts((EndedMigrations("drain", "moved", 4),), 50, 0.01, 1.0)
+    second = MigrationCounts((EndedMigrations("drain", "migrated", 4),), 50, 0.01, 1.0)
     found = migrations_of(
         [frontend("a", Counts(migrations=first)), frontend("b", Counts(migrations=second)), frontend("c", None)]
     )
     assert found == MigrationCounts(
-        (EndedMigrations("drain", "moved", 7), EndedMigrations("hand", "stayed", 1)), 150, 0.02, 2.0
+        (EndedMigrations("drain", "migrated", 7), EndedMigrations("hand", "stayed", 1)), 150, 0.02, 2.0
     )
     assert (found.completed, found.not_completed) == (7, 1)
 

@@ -72,7 +72,7 @@ def test_what_has_kv_is_warmed_then_what_has_come_and_the_cut_is_right_after_a_t
     assert migration.advance(seen(48), 0.5) == Cut()
     assert migration.advance(seen(48, epoch=2, owner=B), 0.6) == Await(10.5)
     assert migration.advance(seen(49, epoch=2, owner=B), 0.7) == Finished(
-        MigrationOutcome.MOVED, "its first token has come", False
+        MigrationOutcome.MIGRATED, "its first token has come", False
     )
     assert migration.warm_tokens == 44
 
@@ -197,7 +197,7 @@ def test_what_is_lost_after_the_cut_is_the_business_of_recovery() -> None:
 def test_a_first_token_that_is_the_last_one_counts() -> None:
     over = cut().advance(seen(32, epoch=2, owner=B, live=False), 0.2)
     assert isinstance(over, Finished)
-    assert over.outcome is MigrationOutcome.MOVED
+    assert over.outcome is MigrationOutcome.MIGRATED
 
 
 def test_a_destination_that_brings_nothing_is_waited_for_for_a_while() -> None:
@@ -326,9 +326,9 @@ def test_a_move_cuts_once_at_most_and_ends_and_gives_its_room_back(script: list[
         world.do(action)
     assert isinstance(action, Finished), "it ends"
     assert world.cuts <= 1
-    assert (action.outcome is MigrationOutcome.MOVED) <= (world.cuts == 1)
+    assert (action.outcome is MigrationOutcome.MIGRATED) <= (world.cuts == 1)
     # The request has arrived there, or nothing is kept for it.
-    assert world.room_until == 0.0 or action.outcome is MigrationOutcome.MOVED
+    assert world.room_until == 0.0 or action.outcome is MigrationOutcome.MIGRATED
 
 
 @given(st.integers(1, 500), st.integers(1, 40))

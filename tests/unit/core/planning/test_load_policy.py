@@ -116,13 +116,13 @@ def test_a_hung_worker_does_not_keep_the_others_from_getting_help_and_none_is_re
     idle = pull(worker(kv=0.0), worker("VllmWorker_1", kv=None), prefiller())
     decision = decision_of(idle)
     assert decision.actions == ()
-    assert "no reading from ns_VllmWorker_1" in reason_of(decision, "decode")
+    assert "no reading from VllmWorker_1" in reason_of(decision, "decode")
 
 
 def test_without_a_reading_nothing_is_done_and_it_says_so() -> None:
     decision = decision_of(pull(worker(kv=None), prefiller(), queue=None))
     assert decision.actions == ()
-    assert reason_of(decision, "decode") == "hold: no reading from ns_VllmWorker"
+    assert reason_of(decision, "decode") == "hold: no reading from VllmWorker"
     assert reason_of(decision, "prefill") == "hold: the prefill queue cannot be read"
 
 
@@ -163,7 +163,7 @@ def test_while_a_worker_starts_no_other_one_is_added_but_not_for_ever() -> None:
     found = pull(worker(kv=0.95), worker("VllmWorker_1", kv=None, standing="starting"), prefiller(busy=True))
     decision = decision_of(found, history=())
     assert decision.actions == ()
-    assert "but ns_VllmWorker_1 is starting" in reason_of(decision, "decode")
+    assert "but VllmWorker_1 is starting" in reason_of(decision, "decode")
     assert decision_of(found).actions == ADD_DECODE
 
 

@@ -71,6 +71,7 @@ def situations(draw: st.DrawFn) -> tuple[list[list[Observation]], PlannerOptions
     options = PlannerOptions(
         max_gpu_budget=most,
         min_gpu_budget=draw(st.integers(1, most)),
+        min_endpoint=draw(st.integers(1, 3)),
         decode_engine_num_gpu=gpus,
         prefill_engine_num_gpu=gpus,
         policy=draw(policies),
@@ -120,6 +121,7 @@ def test_no_role_falls_below_its_minimum(situation: tuple[list[list[Observation]
             stay = [one for one in last if one.role == action.role and one.standing != "retiring"]
             assert action.watcher in {one.watcher for one in stay if one.standing == "routable"}
             assert sum(one.devices for one in stay if one.watcher != action.watcher) >= options.min_gpu_budget
+            assert len(stay) > options.min_endpoint
 
 
 @given(situations(), st.randoms())
@@ -157,7 +159,7 @@ def test_what_is_unknown_holds(situation: tuple[list[list[Observation]], Planner
     assert all(isinstance(action, AddWorker) for action in actions)
     for action in actions:
         staying = [one for one in blind[-1][-1].of_role(action.role) if one.standing != "retiring"]
-        assert sum(one.devices for one in staying) < options.min_gpu_budget
+        assert sum(one.devices for one in staying) < options.min_gpu_budget or len(staying) < options.min_endpoint
 
 
 @given(situations())

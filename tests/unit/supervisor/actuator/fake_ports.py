@@ -16,7 +16,7 @@ from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.plan import ServiceTemplate, WatcherPlan
+from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
 from state.devices import cpu_slots
 from state.model import State
 from state.transitions import claim, clear_lease, set_lease, taken

@@ -151,7 +151,7 @@ async def test_without_a_bus_a_worker_is_still_removed(fake: FakePorts, actuator
         (AddWorker("aggregated"), NO_LIMIT, "no service has workers in the role 'aggregated'"),
         (ADD, DeviceLimits(1), "one more VllmWorker needs 1, workers hold 1, and may hold 1 devices"),
         (RemoveWorker("dynamo_Frontend", "frontend"), NO_LIMIT, "there is no worker 'dynamo_Frontend'"),
-        (RemoveWorker("dynamo_VllmWorker_7", "decode"), NO_LIMIT, "there are: dynamo_VllmWorker"),
+        (RemoveWorker("dynamo_VllmWorker_7", "decode"), NO_LIMIT, "there are: VllmWorker"),
         (RemoveWorker("dynamo_VllmWorker", "prefill"), NO_LIMIT, "has the role decode by now"),
         (SwitchRole("dynamo_VllmWorker", "decode", "prefill"), NO_LIMIT, "stays in the role decode: not today"),
         (Restart("dynamo_VllmWorker_7", "decode"), NO_LIMIT, "there is no process 'dynamo_VllmWorker_7' by now"),

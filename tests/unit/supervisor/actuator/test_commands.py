@@ -15,7 +15,9 @@ from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
 from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
 from dynamo_local.supervisor.actuator.remove import retire_worker
 from dynamo_local.supervisor.server.blueprint import Blueprint
+from state.files import make_run_directory
 from state.model import State
+from state.paths import StatePaths
 from state.transitions import claim, release, taken
 from tests.unit.state.builders import disaggregated
 from tests.unit.supervisor.actuator.fake_ports import blueprint
@@ -42,6 +44,12 @@ def carried_out(state: State, *changes: object) -> State:
 
 def test_targets_are_read() -> None:
     assert parse_targets(["VllmWorker=3", "PrefillWorker=0"]) == {"VllmWorker": 3, "PrefillWorker": 0}
+
+
+@pytest.mark.parametrize("name", ["dynamo_VllmWorker", "VllmWorker_1", "second_VllmWorker_12"])
+def test_the_name_of_a_watcher_is_told_from_that_of_its_service(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is the name of one process;.* VllmWorker; write VllmWorker=2"):
+        parse_targets([f"{name}=2"])
 
 
 @pytest.mark.parametrize("argument", ["VllmWorker", "VllmWorker=", "=1", "VllmWorker=-1", "VllmWorker=x", "A=1=2"])
@@ -94,10 +102,22 @@ def drained(*, force: bool) -> object:
     return plan_drain(disaggregated(), "dynamo_VllmWorker", even_the_last=force)
 
 
-@pytest.mark.parametrize("watcher", ["dynamo_Frontend", "dynamo_VllmWorker_1", "VllmWorker"])
+@pytest.mark.parametrize("watcher", ["dynamo_Frontend", "dynamo_VllmWorker_1", "VllmWorker_1", "Frontend", ""])
 def test_only_workers_are_drained(watcher: str) -> None:
-    with pytest.raises(UsageError, match="there are: dynamo_VllmWorker, dynamo_PrefillWorker"):
+    with pytest.raises(UsageError, match="there are: VllmWorker, PrefillWorker"):
         plan_drain(disaggregated(), watcher, even_the_last=True)
+
+
+@pytest.mark.parametrize("name", ["dynamo_VllmWorker_1", "VllmWorker_1"])
+def test_a_worker_is_named_in_full_or_without_its_namespace(name: str) -> None:
+    state = carried_out(disaggregated(), ADD)
+    assert plan_drain(state, name, even_the_last=False) == RemoveWorker("dynamo_VllmWorker_1", "decode")
+    assert restarts(state, name) == (Restart("dynamo_VllmWorker_1", "decode"),)
+
+
+def test_a_worker_of_another_namespace_is_told_from_none() -> None:
+    with pytest.raises(UsageError, match=r"belongs to namespace second, not to dynamo; add --namespace"):
+        plan_drain(disaggregated(), "second_VllmWorker", even_the_last=True)
 
 
 @given(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7), st.integers(0, 7))
@@ -116,15 +136,17 @@ def test_carried_out_a_plan_gives_what_was_asked_for_or_there_is_none(d0: int, p
 
 
 def test_a_blueprint_is_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "blueprint.json"
-    with pytest.raises(SupervisorError, match="only starting, or ending"):
-        Blueprint.read(path)
+    paths = StatePaths(tmp_path, "n")
+    make_run_directory(paths)
+    path = paths.blueprint_file
+    with pytest.raises(SupervisorError, match="the server in namespace n is only starting; `dynamo wait`"):
+        Blueprint.read(paths)
     PLAN.write(path)
-    assert Blueprint.read(path) == PLAN
+    assert Blueprint.read(paths) == PLAN
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(msgspec.json.encode({"circusd_pid": 1}))
     with pytest.raises(DecodeError, match="not a blueprint"):
-        Blueprint.read(path)
+        Blueprint.read(paths)
 
 
 def restarts(state: State, name: str) -> tuple[object, ...]:
@@ -154,7 +176,7 @@ def test_a_template_of_workers_is_not_restarted_and_one_of_another_service_is_be
     [
         ("Frontend", "Frontend holds the clients' connections"),
         ("dynamo_Frontend", "Frontend holds the clients' connections"),
-        ("dynamo_VllmWorker_9", "there is no service 'dynamo_VllmWorker_9'; those of this graph are: VllmWorker,"),
+        ("dynamo_VllmWorker_9", "there is no service or watcher 'dynamo_VllmWorker_9'; there are: .*VllmWorker, "),
     ],
 )
 def test_what_cannot_be_restarted_is_refused(name: str, why: str) -> None:

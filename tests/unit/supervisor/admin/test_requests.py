@@ -63,7 +63,7 @@ ROWS = [row("n_Front", "frontend"), row("n_W", "decode"), row("n_W_1", "decode",
 
 def test_requests_go_to_ready_workers_and_leave_any() -> None:
     assert lease_of(ROWS, "n_W", ready=True) == "lease"
-    assert lease_of(ROWS, "n_W_1", ready=False) == "lease"
+    assert lease_of(ROWS, "n_W_1", ready=False) == lease_of(ROWS, "W_1", ready=False) == "lease"
     assert lease_of(ROWS, "n_P", ready=False) == "lease"
     with pytest.raises(UsageError, match="n_W_1 is not ready but draining"):
         lease_of(ROWS, "n_W_1", ready=True)
@@ -71,12 +71,12 @@ def test_requests_go_to_ready_workers_and_leave_any() -> None:
 
 @pytest.mark.parametrize("watcher", ["n_Front", "n_P", "", "n_W_7"])
 def test_nothing_goes_to_who_decodes_nothing(watcher: str) -> None:
-    with pytest.raises(UsageError, match="there are n_W, n_W_1"):
+    with pytest.raises(UsageError, match="there are: W, W_1"):
         lease_of(ROWS, watcher, ready=True)
 
 
 def test_a_prefill_worker_is_told_from_none() -> None:
-    with pytest.raises(UsageError, match="n_P prefills, and decodes nothing; there are n_W, n_W_1"):
+    with pytest.raises(UsageError, match="n_P prefills, and decodes nothing; there are: W, W_1"):
         lease_of(ROWS, "n_P", ready=True)
-    with pytest.raises(UsageError, match="there is no worker 'n_W'; there are none"):
+    with pytest.raises(UsageError, match="there is no worker 'n_W'; there are: none"):
         lease_of(ROWS[:1], "n_W", ready=False)

@@ -20,11 +20,14 @@ PAIR = [row("n_Front", "frontend"), row("n_W", "decode"), row("n_P", "prefill")]
 @pytest.mark.parametrize(("watcher", "role"), [("n_P", "decode"), ("n_P", "prefill"), ("n_W", "decode")], ids=str)
 def test_a_ready_worker_is_asked(watcher: str, role: str) -> None:
     assert lease_to_ask(PAIR, watcher, role) == f"lease of {watcher}"
+    assert lease_to_ask(PAIR, watcher.removeprefix("n_"), role) == f"lease of {watcher}"
 
 
 def test_the_only_one_that_decodes_is_asked_only_with_force() -> None:
     with pytest.raises(UsageError, match=r"n_W is the only one that decodes; .*--force"):
         lease_to_ask(PAIR, "n_W", "prefill")
+    with pytest.raises(UsageError, match="W is the only one that decodes"):
+        lease_to_ask(PAIR, "W", "prefill")
     assert lease_to_ask(PAIR, "n_W", "prefill", even_the_last=True) == "lease of n_W"
 
 
@@ -38,9 +41,9 @@ def test_another_one_must_be_ready_to_take_its_place(state: str, asked: bool) ->
             lease_to_ask(found, "n_W", "prefill")
 
 
-@pytest.mark.parametrize("watcher", ["n_Front", "W", "", "n_W_7"])
+@pytest.mark.parametrize("watcher", ["n_Front", "Front", "", "n_W_7"])
 def test_who_is_no_worker_is_not_asked_and_the_workers_are_named(watcher: str) -> None:
-    with pytest.raises(UsageError, match="there are n_W, n_P"):
+    with pytest.raises(UsageError, match="there are: W, P"):
         lease_to_ask(PAIR, watcher, "prefill")
 
 

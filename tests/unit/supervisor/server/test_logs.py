@@ -94,7 +94,8 @@ def test_a_selector_is_a_service_a_watcher_or_the_circusd(tmp_path: Path) -> Non
         (tmp_path / f"{name}.log").touch()
     assert select(tmp_path, None) == ("ns_A", "ns_A_1", "ns_Ab")
     assert select(tmp_path, "A") == ("ns_A", "ns_A_1")
-    assert select(tmp_path, "ns_A_1") == ("ns_A_1",)
+    assert select(tmp_path, "ns_A_1") == select(tmp_path, "A_1") == ("ns_A_1",)
+    assert select(tmp_path, "ns_A") == ("ns_A",)
     assert select(tmp_path, "circusd") == ("circusd",)
-    with pytest.raises(NotRunningError, match=r"no log of 'B'; there are circusd, ns_A, ns_A_1, ns_Ab, ns_Nats"):
+    with pytest.raises(NotRunningError, match=r"no log of 'B'; there are: circusd, A, A_1, Ab, Nats"):
         select(tmp_path, "B")

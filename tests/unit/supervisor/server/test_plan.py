@@ -13,12 +13,12 @@ from dynamo_local.supervisor.circus.drain import waves
 from dynamo_local.supervisor.server.launch import without_preloads
 from dynamo_local.supervisor.server.plan import (
     HttpAddress,
-    WatcherPlan,
     plan_forkserver,
     plan_services,
     service_templates,
     stop_order,
 )
+from dynamo_local.supervisor.server.templates import WatcherPlan
 from state.devices import Device, Inventory, cpu_slots
 
 HTTP = HttpAddress("127.0.0.1", 8000)

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.supervisor.server.progress import Progress
+from dynamo_local.supervisor.server.ready_lines import ready_lines
 from tests.unit.supervisor.recording import RecordingReport
 
 ENGINE = EngineInfo("mocker", "tiny", 1024, 16, 100, 8)
@@ -15,10 +22,10 @@ def presence(watcher: str, state: ProcessState, detail: str = "", lease: str = "
 
 
 class Followed:
-    def __init__(self, *expected: str) -> None:
+    def __init__(self, *expected: str, importing: Mapping[str, str] = MappingProxyType({})) -> None:
         self.report = RecordingReport()
         self.ready: list[str] = []
-        self.progress = Progress(expected, self.report, self.ready.append)
+        self.progress = Progress(expected, self.report, self.ready.append, importing)
 
     def hear(self, told: Presence, what: Happened = Happened.UPDATED) -> None:
         self.progress.on_change(Change(what, told))
@@ -29,19 +36,36 @@ def followed() -> Followed:
     return Followed("ns_A", "ns_B")
 
 
-def test_one_line_for_each_change_of_state_or_detail_and_none_for_load(followed: Followed) -> None:
-    followed.hear(presence("ns_A", "starting", "loading"))
-    followed.hear(Presence("ns_A", "A", "service", "l", 1, "starting", "loading", load=Load(running=1)))
-    followed.hear(presence("ns_A", "starting", "warming up"))
+def test_one_line_for_each_change_of_state_and_none_for_load(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready"))
-    assert followed.report.lines == ["ns_A  starting: loading", "ns_A  starting: warming up", "ns_A  ready"]
+    followed.hear(Presence("ns_A", "A", "service", "l", 1, "ready", load=Load(running=1)))
+    followed.hear(presence("ns_A", "draining"))
+    assert followed.report.lines == ["ns_A  ready", "ns_A  draining"]
+
+
+def test_what_services_do_as_they_start_is_told_together_and_no_line_each(followed: Followed) -> None:
+    followed.hear(presence("ns_A", "starting"))
+    followed.hear(presence("ns_A", "starting", "loading the model"))
+    followed.hear(presence("ns_B", "starting", "loading the model"))
+    assert followed.report.lines == []
+    assert followed.progress.awaited() == "A, B (loading the model)"
+
+
+def test_a_process_that_starts_later_is_told_of_once(followed: Followed) -> None:
+    followed.hear(presence("ns_A", "ready", lease="1"))
+    followed.hear(presence("ns_B", "ready", lease="1"))
+    before = len(followed.report.lines)
+    followed.hear(presence("ns_A", "starting", lease="2"))
+    followed.hear(presence("ns_A", "starting", "loading the model", lease="2"))
+    followed.hear(presence("ns_A", "ready", lease="2"))
+    assert followed.report.lines[before:] == ["ns_A  starting", "ns_A  ready"]
 
 
 def test_ready_means_all_that_are_expected(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready"))
     followed.hear(presence("ns_Stranger", "ready"))
     assert not followed.progress.all_ready.is_set()
-    assert followed.progress.not_ready() == "ns_B (not heard of)"
+    assert followed.progress.not_ready() == "B (its process starts)"
     followed.hear(presence("ns_B", "ready"))
     assert followed.progress.all_ready.is_set()
     assert followed.ready == ["ns_A", "ns_Stranger", "ns_B"]
@@ -51,20 +75,20 @@ def test_one_that_left_is_not_ready(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready", lease="1"))
     followed.hear(presence("ns_A", "ready", lease="1"), Happened.LEFT)
     followed.hear(presence("ns_B", "failed", "no such model"))
-    assert followed.progress.not_ready() == "ns_A (not heard of), ns_B (failed: no such model)"
+    assert followed.progress.not_ready() == "A (its process starts), B (failed: no such model)"
 
 
 def test_a_worker_that_left_because_it_failed_is_told_of(followed: Followed) -> None:
     followed.hear(presence("ns_A", "starting", role="decode"))
     followed.hear(presence("ns_A", "failed", "no such model", role="decode"), Happened.LEFT)
     assert followed.report.lines[-1] == "ns_A  failed: no such model"
-    assert followed.progress.not_ready() == "ns_A (failed: no such model), ns_B (not heard of)"
+    assert followed.progress.not_ready() == "A (failed: no such model), B (its process starts)"
 
 
 def test_a_late_farewell_does_not_hide_the_successor(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready", lease="2"))
     followed.hear(presence("ns_A", "ready", lease="1"), Happened.LEFT)
-    assert followed.progress.not_ready() == "ns_B (not heard of)"
+    assert followed.progress.not_ready() == "B (its process starts)"
 
 
 def test_the_summary_names_model_and_workers() -> None:
@@ -75,6 +99,60 @@ def test_the_summary_names_model_and_workers() -> None:
     assert followed.progress.summary() == "model tiny, 2 workers"
 
 
+def test_the_summary_names_prefill_workers_apart() -> None:
+    followed = Followed("ns_D", "ns_P")
+    followed.hear(Presence("ns_D", "D", "decode", "d", 1, "ready", engine=ENGINE))
+    followed.hear(Presence("ns_P", "P", "prefill", "p", 1, "ready", engine=ENGINE))
+    assert followed.progress.summary() == "model tiny, 1 worker, 1 prefill worker"
+
+
 def test_the_summary_of_a_graph_without_workers_counts_processes(followed: Followed) -> None:
     followed.hear(presence("ns_A", "ready"))
     assert followed.progress.summary() == "1 service process"
+
+
+class AwaitedReport(RecordingReport):
+    """Hands over what is awaited as it is reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited: asyncio.Queue[str] = asyncio.Queue()
+
+    def pending(self, text: str) -> None:
+        self.awaited.put_nowait(text)
+
+
+async def test_what_is_awaited_is_shown_while_nothing_else_is_reported() -> None:
+    report = AwaitedReport()
+    progress = Progress(("ns_A", "ns_B"), report, lambda watcher: None)
+    waiting = asyncio.create_task(progress.wait(quiet_s=0.001))
+    for _ in range(2):
+        assert await report.awaited.get() == "waiting for A, B (its process starts)"
+    progress.on_change(Change(Happened.UPDATED, presence("ns_A", "ready")))
+    progress.on_change(Change(Happened.UPDATED, presence("ns_B", "starting", "loading weights")))
+    while (text := await report.awaited.get()) == "waiting for A, B (its process starts)":
+        """Reported before the changes."""
+    assert text == "waiting for B (loading weights)"
+    progress.on_change(Change(Happened.UPDATED, presence("ns_B", "ready")))
+    await waiting
+
+
+def test_what_a_process_imports_is_shown_until_it_announces_itself() -> None:
+    followed = Followed("ns_A", "ns_B", importing={"ns_A": "vllm"})
+    assert followed.progress.awaited() == "A (importing vLLM); B (its process starts)"
+    followed.hear(presence("ns_A", "starting"))
+    assert followed.progress.awaited() == "A (starting); B (its process starts)"
+
+
+def test_the_lines_at_the_end_say_what_to_do_next() -> None:
+    first, *others = ready_lines("http://h:1", "model it's, 1 worker", ["it's"])
+    assert first == "API ready at http://h:1 (model it's, 1 worker)"
+    words = shlex.split("\n".join(others).partition("try it")[2].partition("\n  look")[0])
+    assert words[:2] == ["curl", "http://h:1/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's"
+    assert "dynamo stop" in others[-1]
+
+
+def test_without_an_api_there_is_nothing_to_call() -> None:
+    assert ready_lines(None, "2 service processes", [])[0] == "all services ready (2 service processes)"
+    assert "curl" not in "\n".join(ready_lines(None, "", ["tiny"]))

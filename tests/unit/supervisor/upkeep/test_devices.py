@@ -16,8 +16,9 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.plan import HttpAddress, service_templates
-from dynamo_local.supervisor.upkeep import devices
-from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, held_by_others, secured
+from dynamo_local.supervisor.upkeep import devices, holders
+from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, secured
+from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices import DEVICES_VARIABLE, Device, Inventory, cpu_slots
 from state.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
 from state.paths import StatePaths
@@ -39,7 +40,8 @@ def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
         return held_elsewhere(inventory, os.getppid(), mine)
 
-    monkeypatch.setattr(devices, "held_elsewhere", seen)
+    for module in (devices, holders):
+        monkeypatch.setattr(module, "held_elsewhere", seen)
 
 
 def launched(root: Path, inventory: Inventory, *, workers: int = 1, virtual: bool = False) -> Launch:

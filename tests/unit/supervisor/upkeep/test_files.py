@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import tempfile
@@ -18,6 +19,7 @@ from state.files import make_run_directory, make_sockets, sockets_of
 from state.locks import ServerLock, server_pid
 from state.model import State
 from state.paths import Sockets, StatePaths
+from state.record import ServerPhase, ServerRecord, write_record
 from state.store import StateStore
 from state.transitions import claim, set_lease
 from tests.unit.state.builders import disaggregated, empty_state
@@ -106,11 +108,20 @@ def with_endpoint(case: Case) -> State:
     return empty_state(endpoint=case.sockets.circus_endpoint)
 
 
-def test_starting_and_removed_are_told_apart(case: Case) -> None:
+def test_starting_stopping_and_removed_are_told_apart(case: Case) -> None:
     case.paths.blueprint_file.unlink()
-    assert "only starting, or ending" in str(why_absent(case.paths))
+    expected: tuple[tuple[ServerPhase, str], ...] = (
+        ("starting", "is only starting; `dynamo wait` waits"),
+        ("running", "a file in .* was removed: the server goes on"),
+        ("stopping", "is stopping; `dynamo ls` shows"),
+    )
+    for phase, why in expected:
+        write_record(case.paths, ServerRecord(phase))
+        assert re.search(why, str(why_absent(case.paths)))
     shutil.rmtree(case.paths.run_dir)
-    assert "was removed" in str(why_absent(case.paths))
+    assert f"{case.paths.run_dir} was removed" in str(why_absent(case.paths))
+    case.paths.statefile.unlink()
+    assert "is only starting" in str(why_absent(case.paths))
 
 
 def test_a_server_that_another_one_has_replaced_ends(case: Case) -> None:

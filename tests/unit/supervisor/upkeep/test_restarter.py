@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import StateError, SupervisorError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.supervisor.circus.events import ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.upkeep.restarter import RegisteredProcess, Restarter
@@ -50,6 +51,7 @@ class Case:
         self.report = RecordingReport()
         self.now = 0.0
         self.deaths: list[tuple[str, int | None]] = []
+        self.events: list[Event] = []
         self.cleared: list[RegisteredProcess | None] = []
         self.process: RegisteredProcess | None = RegisteredProcess(11, "first")
         self.meanwhile: Callable[[], None] = lambda: None
@@ -65,6 +67,7 @@ class Case:
             expendable=expendable,
             limits=LIMITS,
             clock=lambda: self.now,
+            record=self.events.append,
         )
         self._directory = directory
 
@@ -243,6 +246,23 @@ async def test_a_quiet_watcher_is_ready_while_it_runs(make: Make) -> None:
         case.now += 10
         await case.look()
         assert case.circus.started == ["ns_A"] * deaths
+
+
+@pytest.mark.parametrize("missed", [False, True])
+async def test_each_start_of_a_quiet_watcher_is_an_event_also_if_circus_told_of_it_too_early(
+    make: Make, missed: bool
+) -> None:
+    case = make(quiet=("ns_A",))
+    for _ in range(2):
+        if not missed:
+            await case.told(ProcessBegan("ns_a", 7))
+        await case.look()
+        await case.look()
+        await case.ends(-9)
+        await case.look()
+        case.now += 10
+        await case.look()
+    assert [event.kind for event in case.events] == ["start", "death"] * 2
 
 
 async def until(condition: Callable[[], object]) -> None:

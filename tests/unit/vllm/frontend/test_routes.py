@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_local.engine.vllm.frontend.routes import describe_what_is_open, show_one_model
+from dynamo_local.engine.vllm.frontend.routes import describe_what_is_open, name_roots, show_one_model
 
 fastapi = pytest.importorskip("fastapi", reason="FastAPI comes with vLLM")
 
@@ -56,3 +56,14 @@ async def test_the_description_has_what_is_open_and_nothing_else(client: httpx.A
         "/v1/models/{model}": ["get"],
     }
     assert (await client.get("/openapi.json")).json() == described
+
+
+def test_roots_of_hub_models_are_ids_and_others_are_as_vllm_gives_them() -> None:
+    given = [
+        f"/home/me/hub/models--org--my--name/snapshots/{'0a' * 20}",
+        "/models/mine",
+        "/x/models--a--b/snapshots/v1",
+    ]
+    paths = [SimpleNamespace(name="served", model_path=path) for path in given]
+    name_roots(SimpleNamespace(state=SimpleNamespace(openai_serving_models=SimpleNamespace(base_model_paths=paths))))
+    assert [path.model_path for path in paths] == ["org/my--name", *given[1:]]

@@ -1,4 +1,4 @@
-"""The model of the quick start: a small Llama with random weights, made here. Nothing is downloaded.
+"""The model `random`: a small Llama with random weights, made here. Nothing is downloaded.
 
 What it says means nothing; everything else about it is real. Its weights are a pure function of `_SEED`, the
 same bytes with every version of numpy. They are scaled so that attention matters (a wrong KV cache gives
@@ -14,25 +14,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.model.cache import (
+    CACHE_DIR_ENV,
+    CACHE_REMEDY,
+    default_cache_root,
+    make_models_folder,
+    temporary_cache_root,
+    written_whole,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import tokenizers
     from numpy.typing import NDArray
-
-CACHE_DIR_ENV = "DYN_LOCAL_CACHE_DIR"
-"""Folder of models that are made or fetched once. By default ~/.cache/dynamo-local."""
-
-QUICKSTART = "quickstart"
-"""The model name that users write."""
 
 _FORMAT = 1
 """Part of the cache key: raise it when the files change for a reason that `_recipe` does not show."""
@@ -93,35 +92,48 @@ _UNLIKELY = 0.3
 """Letters and the space compete at full scale, other printable ASCII at 0.6, all else at 0.3."""
 
 
-def quickstart_model(cache_root: Path | None = None) -> Path:
+def random_model(cache_root: Path | None = None) -> Path:
     """Folder of the model, made at the first call and the same ever after. Safe with concurrent callers.
 
-    `cache_root` defaults to $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local. Raises UsageError when the
-    folder cannot be written or a library is missing.
+    `cache_root` defaults to $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local, and where that cannot be written, to a
+    folder among the temporary files: 10 MB. Raises UsageError when the folder cannot be written or a library is
+    missing.
     """
     root = cache_root or default_cache_root()
-    folder = root / "models" / f"{QUICKSTART}-{_recipe_digest()}"
+    try:
+        return _made(root)
+    except OSError as error:
+        if cache_root is None and not os.environ.get(CACHE_DIR_ENV):
+            return _made_temporarily()
+        raise _unwritable(root, error) from error
+
+
+def _made_temporarily() -> Path:
+    root = temporary_cache_root()
+    try:
+        return _made(root)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def _unwritable(root: Path, error: OSError) -> UsageError:
+    return UsageError(f"the model 'random' cannot be written to {root} ({error.strerror})", CACHE_REMEDY)
+
+
+def _made(root: Path) -> Path:
+    """Raises OSError when the folder cannot be written, UsageError when a library is missing."""
+    folder = root / "models" / f"random-{_recipe_digest()}"
     if folder.is_dir():
         return folder
+    make_models_folder(root)
     try:
-        _make(folder, root)
+        _make(folder)
     except ImportError as error:
         raise UsageError(
-            f"the model {QUICKSTART!r} cannot be made without the library {error.name!r}",
+            f"the model 'random' cannot be made without the library {error.name!r}",
             "install the CPU set-up: pip install 'dynamo-local[cpu]'",
         ) from error
-    except OSError as error:
-        raise UsageError(
-            f"the model {QUICKSTART!r} cannot be written to {root} ({error.strerror})",
-            "set DYN_LOCAL_CACHE_DIR to a folder with space that you can write",
-        ) from error
     return folder
-
-
-def default_cache_root() -> Path:
-    """Folder for what is made or fetched once: $DYN_LOCAL_CACHE_DIR, else ~/.cache/dynamo-local."""
-    named = os.environ.get(CACHE_DIR_ENV)
-    return Path(named).expanduser().absolute() if named else Path.home() / ".cache" / "dynamo-local"
 
 
 def _recipe_digest() -> str:
@@ -129,31 +141,13 @@ def _recipe_digest() -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _make(folder: Path, root: Path) -> None:
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
+def _make(folder: Path) -> None:
     with written_whole(folder) as draft:
         _write_weights(draft)
         _write_tokenizer(draft)
         _write_json(draft / "config.json", _CONFIG)
         token_ids = {name: _CONFIG[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(draft / "generation_config.json", token_ids)
-
-
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """Give an empty folder beside the final place, and rename it to `folder` when the block ends without an error:
-    `folder` is whole as soon as it exists. Safe with concurrent callers that write the same content."""
-    draft = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    try:
-        yield draft
-        try:
-            draft.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first, with the same content
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write_json(path: Path, content: object) -> None:

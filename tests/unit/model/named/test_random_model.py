@@ -1,4 +1,4 @@
-"""The model of the quick start: the same everywhere, made once, loadable."""
+"""The model `random`: the same everywhere, made once, loadable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.quickstart import CHAT_TEMPLATE, quickstart_model
+from dynamo_local.model.named.random_model import CHAT_TEMPLATE, random_model
 
 WEIGHTS_SHA256 = "4032b616b7bd24ad579422f370b933da5d322b1d865ab5fcf362f1064bf348bc"
 """Changes only when the recipe is changed on purpose."""
@@ -26,7 +26,7 @@ WEIGHTS_SHA256 = "4032b616b7bd24ad579422f370b933da5d322b1d865ab5fcf362f1064bf348
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quickstart_model(tmp_path_factory.mktemp("cache"))
+    return random_model(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +43,27 @@ def test_weights_are_the_same_bytes_everywhere(model: Path) -> None:
 
 
 def test_made_once(tmp_path: Path) -> None:
-    first = quickstart_model(tmp_path)
+    first = random_model(tmp_path)
     made_at = (first / "model.safetensors").stat().st_mtime_ns
-    assert quickstart_model(tmp_path) == first
+    assert random_model(tmp_path) == first
     assert (first / "model.safetensors").stat().st_mtime_ns == made_at
 
 
 def test_cache_is_private_and_holds_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / "cache"
-    folder = quickstart_model(root)
+    folder = random_model(root)
     assert root.stat().st_mode & 0o777 == 0o700
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_cache_root_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_LOCAL_CACHE_DIR", str(tmp_path / "named"))
-    assert quickstart_model().is_relative_to(tmp_path / "named")
+    assert random_model().is_relative_to(tmp_path / "named")
 
 
 def test_concurrent_makers_agree(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        folders = set(pool.map(quickstart_model, [tmp_path] * 8, chunksize=1))
+        folders = set(pool.map(random_model, [tmp_path] * 8, chunksize=1))
     (folder,) = folders
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
@@ -78,14 +78,14 @@ def test_concurrent_makers_agree(tmp_path: Path) -> None:
 def test_unwritable_cache_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="DYN_LOCAL_CACHE_DIR"):
-        quickstart_model(tmp_path / "file" / "cache")
+        random_model(tmp_path / "file" / "cache")
 
 
 def test_missing_library_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     done = python(
         "import sys; from pathlib import Path; sys.modules['tokenizers'] = None\n"
-        "from dynamo_local.quickstart import quickstart_model\n"
-        f"quickstart_model(Path({str(tmp_path)!r}))"
+        "from dynamo_local.model.named.random_model import random_model\n"
+        f"random_model(Path({str(tmp_path)!r}))"
     )
     last = done.stderr.strip().splitlines()[-1]
     assert "UsageError" in last
@@ -96,7 +96,7 @@ def test_missing_library_is_an_error_with_a_remedy(tmp_path: Path) -> None:
 
 def test_libraries_are_imported_only_when_a_model_is_made() -> None:
     done = python(
-        "import sys, dynamo_local.quickstart\n"
+        "import sys, dynamo_local.model.named.random_model\n"
         "print([name for name in ('numpy', 'safetensors', 'tokenizers') if name in sys.modules])"
     )
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,108 @@
+"""A server that runs for the time of one command: `dynamo serve` in a child process."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dynamo_local.core.errors import SupervisorError, UsageError
+from dynamo_local.process.ancestry import PARENT_PID_ENV
+from state.locks import server_pid
+from state.paths import StatePaths
+
+_READY = "API ready at "
+_ERROR = "error: "
+_ENDED_WITHIN_S = 60.0
+_LAST_LINES = 20
+
+
+@contextmanager
+def serving(model: str, root: Path, note: Callable[[str], None]) -> Iterator[str]:
+    """Serve a model on a free port, and yield the address of the API.
+
+    `note` gets the lines of progress. The server ends with the context, and also if this process is killed. Raises
+    UsageError or SupervisorError with the server's own reason.
+    """
+    with _Child(["serve", model, "--port", "0", "--namespace", free_namespace(root)], note) as child:
+        yield child.await_ready()
+
+
+def free_namespace(root: Path) -> str:
+    """The first of the namespaces run-1, run-2, ... in which no server runs. The names are used again, so that a server
+    clears what a killed one of that name has left."""
+    names = (f"run-{number}" for number in count(1))
+    return next(name for name in names if server_pid(StatePaths(root, name)) is None)
+
+
+class _Child:
+    """`dynamo serve` with these arguments. The kernel sends it SIGTERM when this process dies, and then it ends all its
+    processes and removes its files."""
+
+    def __init__(self, arguments: Sequence[str], note: Callable[[str], None]) -> None:
+        self._note = note
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._last: list[str] = []
+        # A session of its own: Ctrl-C on the terminal is for this process, which ends the child in order.
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "dynamo_local.process.guarded", "--term", "--"),
+                *(sys.executable, "-m", "dynamo_local.cli.main", *arguments),
+            ],
+            env={**os.environ, PARENT_PID_ENV: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        # Reads to the end: a server whose output nobody reads would stop when the pipe is full.
+        self._reading = threading.Thread(target=self._read, name="server output", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._reading.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_ENDED_WITHIN_S)
+        except KeyboardInterrupt:
+            # The user does not want to wait. A second signal hurries the server.
+            self._process.terminate()
+            self._process.wait(_ENDED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def await_ready(self) -> str:
+        """Wait for the address of the API. Raises UsageError or SupervisorError if the server ends before."""
+        while (line := self._lines.get()) is not None:
+            _, ready, after = line.partition(_READY)
+            if ready:
+                return after.split()[0]
+            self._last = [*self._last, line][-_LAST_LINES:]
+            if not line.startswith(_ERROR):
+                self._note(line)
+        code = self._process.wait()
+        reasons = [line.removeprefix(_ERROR) for line in self._last if line.startswith(_ERROR)]
+        raised = UsageError if code == UsageError.exit_code else SupervisorError
+        raise raised(reasons[-1] if reasons else f"the server ended with exit code {code}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)

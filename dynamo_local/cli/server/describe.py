@@ -1,0 +1,35 @@
+"""`dynamo describe`."""
+
+from __future__ import annotations
+
+import click
+
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+
+
+@click.command()
+@click.argument("name", metavar="WATCHER|REQUEST")
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def describe(name: str, namespace: str, as_json: bool) -> None:
+    """Show everything known of a process or a live request.
+
+    WATCHER is a name that `dynamo ps` shows, REQUEST the id of a request or its first characters. Secrets in the
+    configuration are masked.
+
+    \b
+    dynamo describe VllmWorker_1
+    dynamo describe cmpl-92fe --json
+    """
+    import asyncio
+
+    import msgspec
+
+    from dynamo_local.cli.description import text_of
+    from dynamo_local.supervisor.admin.describe import describe as describe_it
+
+    found = asyncio.run(describe_it(paths_of(namespace), name))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        click.echo(text_of(found))

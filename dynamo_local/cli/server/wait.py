@@ -1,0 +1,57 @@
+"""`dynamo wait`."""
+
+from __future__ import annotations
+
+import click
+
+from dynamo_local.cli.console import Console
+from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.options import namespace_option, paths_of
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+@click.command()
+@namespace_option
+@click.option("--ready/--stopped", default=True, show_default=True, help="State of the server to wait for.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Wait until this number of workers is ready.  [default: all that the server has]",
+)
+@click.option(
+    "--timeout",
+    type=FiniteRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
+def wait(namespace: str, ready: bool, workers: int | None, timeout: float) -> None:
+    """Wait until a server is ready, or has stopped.
+
+    The server need not run yet. The command ends with 1 if the time is over, or if a server that starts has ended.
+    Progress is shown on standard error.
+
+    \b
+    dynamo wait
+    dynamo wait --workers 2 --timeout 60
+    dynamo wait --stopped --namespace second
+    """
+    import asyncio
+    from functools import partial
+
+    from dynamo_local.core.errors import NotRunningError, UsageError
+    from dynamo_local.supervisor.admin.wait import wait_until_ready, wait_until_stopped
+
+    if ready:
+        asyncio.run(wait_until_ready(partial(paths_of, namespace), workers, timeout, Console(err=True)))
+        return
+    if workers is not None:
+        raise UsageError("--workers goes with --ready only", "leave one of them out")
+    try:
+        paths = paths_of(namespace)
+    except NotRunningError:
+        return
+    wait_until_stopped(paths, timeout)

@@ -1,0 +1,236 @@
+"""Chooses for a model, on this machine, what the user does not give: the arguments of engines, parsers, devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dynamo_local.cli.serving.wishes import Wishes
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
+from dynamo_local.core.sizing.choosing import EnginePlan, plan_engines
+from dynamo_local.core.sizing.machine import GIB, Choice, Gpu, Machine, Wanted, counted, size
+from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.parsers import PARSER_KEYS, TOOL_PARSER, choose_parsers
+from dynamo_local.engine.vllm.command_line import OF_VLLM
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.sections import Section
+from dynamo_local.sdk.graph import Graph
+from dynamo_local.sdk.service import ServiceSpec
+from dynamo_local.supervisor.server.launch import Chosen
+from state.devices import Inventory
+from state.inventory import CPU_SLOTS_VARIABLE
+from state.memory import gpu_memories, machine_memory
+
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_MAX_LEN = "max-model-len"
+_SERVED_NAME = "served-model-name"
+_MOCKER = "mocker"
+_PLANNER_ROLE = "planner"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A setting that was chosen. `services`: those that get it; empty if it concerns no configuration. `value` None:
+    nothing was chosen."""
+
+    setting: str
+    value: Any
+    services: tuple[str, ...]
+    reason: str
+
+
+class FindFacts(Protocol):
+    """Finds a model: source.ModelSource.facts, or an imitation."""
+
+    def __call__(
+        self, config: Mapping[str, Any], *, computing: bool, on_cpu: bool, fit: Callable[[ModelFacts], None]
+    ) -> ModelFacts | None: ...
+
+
+@dataclass
+class ModelChooser:
+    """A `launch.Chooser`. `decided` is what was chosen by its last call.
+
+    `sized`: whether engines and planner are to be decided on as well, and not parsers alone.
+    """
+
+    find: FindFacts
+    wishes: Wishes
+    sized: bool
+    cpu_slots: int | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    decided: list[Decided] = field(default_factory=list)
+
+    def __call__(self, graph: Graph, resolved: ResolvedGraph, inventory: Inventory) -> Chosen:
+        """Choose for the graph. Raises UsageError if the model does not fit, or cannot be had."""
+        self.decided = []
+        config = _model_config(graph, resolved)
+        if config is None:
+            return Chosen()
+        engines = [service for service in resolved.services if service.role in ENGINE_ROLES]
+        computing = any(service.config.get("engine") != _MOCKER for service in engines)
+        machine = _machine(inventory, self._slots())
+        wanted = _wanted(resolved, engines, self.wishes, self.environ)
+
+        def fit(facts: ModelFacts) -> None:
+            if self.sized and computing:
+                plan_engines(facts, machine, wanted)
+
+        facts = self.find(config, computing=computing, on_cpu=not machine.on_gpu, fit=fit)
+        slots = None
+        if self.sized and computing:
+            plan = plan_engines(facts or ModelFacts(), machine, wanted)
+            _check_lending(plan, wanted)
+            self._take(graph, plan.choices)
+            self._plan_planner(graph, plan, machine)
+            slots = plan.slots
+        if self.sized:
+            self._name(graph, config)
+        if facts is not None and self.wishes.parsers:
+            self._take(graph, choose_parsers(facts, _given(resolved)))
+        return Chosen(_sections(self.decided), slots)
+
+    def _name(self, graph: Graph, config: Mapping[str, Any]) -> None:
+        """Serve a folder under its name: the whole path would tell clients how this machine is arranged."""
+        folder = Path(config["model"]).expanduser()
+        if folder.is_dir() and not config.get(_SERVED_NAME):
+            self._take(graph, [Choice(_SERVED_NAME, [folder.absolute().name], "the name of the folder", "all")])
+
+    def _slots(self) -> int | None:
+        """The number of CPU slots if the user has said it; the inventory has that many then."""
+        set_by_variable = self.environ.get(CPU_SLOTS_VARIABLE, "").strip()
+        return self.cpu_slots or (int(set_by_variable) if set_by_variable.isdigit() else None)
+
+    def _take(self, graph: Graph, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            services = tuple(spec.name for spec in graph.specs if _reads(spec, choice))
+            if services or choice.key == "cpu-slots":
+                self.decided.append(Decided(choice.key, choice.value, services, choice.reason))
+
+    def _plan_planner(self, graph: Graph, plan: EnginePlan, machine: Machine) -> None:
+        planners = tuple(spec.name for spec in graph.specs if spec.role == _PLANNER_ROLE)
+        if not planners:
+            return
+        settings: dict[str, tuple[Any, str]] = {}
+        if self.wishes.planner:
+            budget = plan.most_engines * plan.ranks
+            devices = counted(budget, "GPU" if machine.on_gpu else "CPU slot")
+            settings["no-operation"] = (False, "--planner: it adds and removes workers")
+            settings["max-gpu-budget"] = (
+                budget,
+                f"{devices} and the memory for {counted(plan.most_engines, 'worker')}",
+            )
+            settings["min-gpu-budget"] = (plan.ranks, "one worker of each role stays")
+        else:
+            settings["no-operation"] = (True, "it only says what it would do; --planner lets it act")
+        if plan.ranks > 1:
+            reason = "as many as each engine takes"
+            settings |= dict.fromkeys(("decode-engine-num-gpu", "prefill-engine-num-gpu"), (plan.ranks, reason))
+        self.decided += [Decided(key, value, planners, reason) for key, (value, reason) in settings.items()]
+
+
+def _reads(spec: ServiceSpec, choice: Choice) -> bool:
+    if spec.role == _PLANNER_ROLE:
+        # Its served-model-name is a label of its own, one text instead of a list.
+        return False
+    is_engine = spec.role in ENGINE_ROLES
+    wanted = choice.readers == "all" or is_engine == (choice.readers == "engines")
+    return wanted and {choice.key, OF_VLLM} <= set(spec.schema.keys())
+
+
+def _sections(decided: Sequence[Decided]) -> dict[str, Section]:
+    values: dict[str, dict[str, Any]] = {}
+    for one in decided:
+        for service in one.services:
+            if one.value is not None:
+                values.setdefault(service, {})[one.setting] = one.value
+    return {service: Section(settings) for service, settings in values.items()}
+
+
+def _model_config(graph: Graph, resolved: ResolvedGraph) -> Mapping[str, Any] | None:
+    """The configuration of the service with the model: the one that answers requests, else a worker's. None if no
+    service takes a model as vLLM does."""
+    ours = {spec.name for spec in graph.specs if OF_VLLM in set(spec.schema.keys())}
+    models = [service.config for service in resolved.services if service.name in ours and service.config.get("model")]
+    # The root is the last.
+    return models[-1] if models else None
+
+
+def _given(resolved: ResolvedGraph) -> dict[str, Any]:
+    """What the user gives of the keys about parsers, to whichever service."""
+    return {
+        key: service.config.get(key) for service in resolved.services for key in PARSER_KEYS if key in service.config
+    }
+
+
+def _wanted(
+    resolved: ResolvedGraph, engines: Sequence[ResolvedService], wishes: Wishes, environ: Mapping[str, str]
+) -> Wanted:
+    given: dict[str, Any] = {}
+    space: str | None = environ.get(KV_SPACE)
+    long = environ.get(_ANY_LENGTH)
+    for service in resolved.services:
+        if service in engines:
+            given |= {key: value for key, value in service.config.items() if value is not None}
+            space = service.envs.get(KV_SPACE, space)
+            long = service.envs.get(_ANY_LENGTH, long)
+        elif service.config.get(_MAX_LEN) is not None:
+            given.setdefault(_MAX_LEN, service.config[_MAX_LEN])
+    return Wanted(
+        workers=sum(service.workers for service in engines if service.role != PREFILL_ROLE),
+        prefill_workers=sum(service.workers for service in engines if service.role == PREFILL_ROLE),
+        scaling=wishes.planner,
+        given=given,
+        kv_space=int(space) * GIB if space and space.isdigit() else None,
+        any_length=(long or "").strip().lower() in ("1", "true"),
+    )
+
+
+def _machine(inventory: Inventory, slots: int | None) -> Machine:
+    memory = machine_memory()
+    total, free = (None, None) if memory is None else (memory.total, memory.free)
+    if inventory.kind == "gpu":
+        gpus = tuple(Gpu(one.total, one.free) for one in gpu_memories([gpu.uuid for gpu in inventory.devices]))
+        return Machine(0, None, total, free, gpus, len(inventory.devices))
+    cores = {core for device in inventory.devices for core in device.cores}
+    return Machine(len(cores), slots, total, free)
+
+
+def _check_lending(plan: EnginePlan, wanted: Wanted) -> None:
+    """Raise UsageError if there are to be prefill workers, and the model's KV cannot be transferred."""
+    refused = [choice for choice in plan.choices if choice.key == "kv-transfer" and choice.value is False]
+    if wanted.prefill_workers and refused:
+        raise UsageError(
+            f"prefill workers hand KV over, which is not possible here: {refused[0].reason}", "leave out --disagg"
+        )
+
+
+def summary(decided: Sequence[Decided]) -> str:
+    """What was chosen, for one line: the settings that users ask about most."""
+    values = {one.setting: one.value for one in decided if one.value is not None}
+    parts = [
+        f"context {values[_MAX_LEN]} tokens" if _MAX_LEN in values else "",
+        f"KV cache {size(values['kv-cache-memory-bytes'])} for each worker"
+        if "kv-cache-memory-bytes" in values
+        else "",
+        f"{values['tensor-parallel-size']} GPUs for each worker" if values.get("tensor-parallel-size", 1) > 1 else "",
+        str(values.get("dtype", "")),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def parsers_line(decided: Sequence[Decided]) -> str:
+    """What was chosen for tools and reasoning, for one line. Empty if nothing had to be."""
+    found = {one.setting: one for one in decided if one.setting in PARSER_KEYS}
+    tools, reasoning = found.get(TOOL_PARSER), found.get("reasoning-parser")
+    parts = []
+    if tools is not None:
+        parts.append(f"tools: {tools.value or f'off, {tools.reason}'}")
+    if reasoning is not None and reasoning.value is not None:
+        parts.append(f"reasoning: {reasoning.value}")
+    return "; ".join(parts)

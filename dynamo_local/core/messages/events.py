@@ -1,0 +1,56 @@
+"""What happens to a server and its processes: one record for each event, for `dynamo events`.
+
+The server writes all events of its namespace to one file. Other processes publish theirs on the bus.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo_local.core.codec import VERSION
+
+EVENT_KINDS = {
+    "server": "the server starts, is ready, stops",
+    "start": "a process has started, or is ready",
+    "death": "a process ended that was not told to; circusd and NATS included",
+    "scale": "workers are added, removed and restarted, by the planner or by hand",
+    "planner": "an observing planner would change something",
+    "role": "a worker has changed its role",
+    "drain": "a process takes no more work",
+    "migration": "the migration of a request has ended",
+    "device": "devices are claimed and freed",
+    "setting": "a live setting was changed",
+}
+"""Kinds of events, each with its meaning."""
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. `time` is Unix time, in seconds; 0: the server fills in the time at which the event arrives.
+
+    `what` says what happened, and `why` for what reason, in words; the other fields repeat the facts of both for
+    programs.
+    """
+
+    kind: str
+    """One of `EVENT_KINDS`; events of later versions may have others."""
+    what: str
+    why: str = ""
+    watcher: str = ""
+    """The watcher concerned; empty for an event of the whole server."""
+    time: float = 0.0
+    pid: int | None = None
+    exit_code: int | None = None
+    """Exit code of a process that has ended; negative for a signal."""
+    devices: tuple[int, ...] = ()
+    """Devices that were claimed or freed."""
+    request: str | None = None
+    """Id of the migrated request, as its client knows it."""
+    outcome: str | None = None
+    """Outcome of the migration (core/migration/protocol.py)."""
+    source: str | None = None
+    """Watcher that the request was on."""
+    destination: str | None = None
+    """Watcher that the request was to migrate to."""
+    gap_s: float | None = None
+    """From the last token before the migration's cut to the first token after it, in seconds."""
+    v: int = VERSION

@@ -1,0 +1,237 @@
+"""Chooses the arguments of engines that the user did not give, so that they fit the machine. Each has its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dynamo_local.core.sizing.devices import TENSOR_PARALLEL, choose_parallelism, choose_slots, ranks_given
+from dynamo_local.core.sizing.machine import GIB, MIB, Choice, Machine, Wanted, check_numbers, counted, integer, size
+from dynamo_local.core.sizing.memory import (
+    GPU_SHARE,
+    Budget,
+    TooLargeError,
+    check_fits,
+    check_length,
+    cpu_budget,
+    gpu_budget,
+    shortest,
+    utilization,
+)
+from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.transfer import why_no_transfer
+
+KV_BYTES = "kv-cache-memory-bytes"
+MAX_LEN = "max-model-len"
+_SEQS = "max-num-seqs"
+_UTILIZATION = "gpu-memory-utilization"
+
+_CPU_SEQS = 64
+_CPU_SEQS_SCALING = 16
+"""With a planner that acts, which goes by requests that wait and by KV usage: short requests saturate the cores long
+before they fill the KV cache, so that nothing would ever be added at 64."""
+_TOKENS_OF_A_REQUEST = 256
+_USEFUL_KV = 4 * GIB
+_LEAST_KV = GIB
+_CPU_BLOCK = 32
+_BROKEN_PREFIX_CACHE = ("granitemoehybrid",)
+"""Model types whose first request vLLM 0.32 fails on a CPU with prefix caching (docs/guides/models.md)."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What was chosen. `ranks`: devices of an engine. `slots`: CPU slots to make, None as the user says.
+
+    `most_engines`: how many engines the memory has room for, where the planner may add some.
+    """
+
+    choices: tuple[Choice, ...]
+    ranks: int
+    slots: int | None
+    most_engines: int
+
+
+def plan_engines(facts: ModelFacts, machine: Machine, wanted: Wanted) -> EnginePlan:
+    """Choose what was not given. Raises TooLargeError, with figures, if the model does not fit."""
+    check_numbers(wanted.given)
+    check_length(facts, wanted)
+    dtype = _dtype(facts, machine, wanted)
+    loaded = str(wanted.given.get("dtype") or (dtype.value if dtype else None) or facts.dtype)
+    loaded = str(facts.dtype) if loaded == "auto" else loaded
+    parallel = None
+    if machine.on_gpu and ranks_given(wanted) == 1 and TENSOR_PARALLEL not in wanted.given:
+        parallel = choose_parallelism(facts, machine, wanted, loaded)
+    ranks = int(parallel.value) if parallel else ranks_given(wanted)
+    slots = choose_slots(machine, wanted, ranks)
+    number = int(slots.value) if slots else machine.slots or machine.cores
+    devices = machine.gpu_count if machine.on_gpu else number
+    if machine.on_gpu:
+        most = max(devices // ranks, wanted.engines)
+        choices = [parallel, *_on_gpu(facts, machine, wanted, ranks, loaded)]
+    else:
+        most = _most_engines(facts, machine, wanted, ranks, loaded, max(devices // ranks, wanted.engines))
+        engines = most if wanted.scaling else wanted.engines
+        choices = [slots, *_on_cpu(facts, machine, wanted, ranks, loaded, engines)]
+    choices += [dtype, *_always(facts, machine, wanted)]
+    kept = tuple(choice for choice in choices if choice is not None and choice.key not in wanted.given)
+    return EnginePlan(kept, ranks, None if slots is None else int(slots.value), most)
+
+
+def _dtype(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Choice | None:
+    if machine.on_gpu or "dtype" in wanted.given:
+        return None
+    if facts.dtype == "bfloat16":
+        return Choice("dtype", "bfloat16", "as the model is stored", "all")
+    if facts.dtype != "float32":
+        return None
+    if facts.weight_bytes is not None and facts.weight_bytes <= GIB:
+        return Choice(
+            "dtype", "float32", f"as the model is stored; its weights are only {size(facts.weight_bytes)}", "all"
+        )
+    return Choice("dtype", "bfloat16", "half the memory of the stored float32", "all")
+
+
+def _most_engines(facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, limit: int) -> int:
+    """How many engines fit into the memory, up to `limit`. Raises TooLargeError if those asked for do not."""
+    tokens = shortest(facts, wanted)
+    asked = cpu_budget(facts, machine, wanted.engines, ranks, dtype)
+    if asked is None:
+        return wanted.engines
+    check_fits(asked, tokens, wanted.engines, "worker" if ranks == 1 else "rank")
+    kv = max(asked.kv_of(tokens) or 0, _asked_kv(machine, wanted, asked) or 0)
+    most = wanted.engines
+    for number in range(wanted.engines + 1, limit + 1):
+        budget = cpu_budget(facts, machine, number, ranks, dtype)
+        if budget is None or budget.for_kv < kv:
+            break
+        most = number
+    return most
+
+
+def _given_kv(wanted: Wanted) -> int | None:
+    given = integer(wanted.given.get(KV_BYTES))
+    return wanted.kv_space if wanted.kv_space is not None else given
+
+
+def _asked_kv(machine: Machine, wanted: Wanted, budget: Budget) -> int | None:
+    """The KV cache that the user gives, in bytes or as the part of the memory that an engine may take."""
+    kv, share = _given_kv(wanted), wanted.given.get(_UTILIZATION)
+    if kv is not None or machine.memory is None or not isinstance(share, int | float):
+        return kv
+    return max(int(machine.memory * share) - budget.weights - budget.rest, 0)
+
+
+def _on_cpu(
+    facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, engines: int
+) -> Iterator[Choice]:
+    budget = cpu_budget(facts, machine, engines, ranks, dtype)
+    if budget is None:
+        if _given_kv(wanted) is None:
+            yield Choice(KV_BYTES, _LEAST_KV, "the size of the model or of the memory is not known")
+        return
+    asked = _asked_kv(machine, wanted, budget)
+    if asked is None:
+        kv = _kv_bytes(facts, budget, wanted)
+        yield Choice(KV_BYTES, kv, _kv_reason(budget, kv, engines))
+    else:
+        kv = asked
+        _check_given_kv(budget, kv)
+        if _given_kv(wanted) is None:
+            yield Choice(KV_BYTES, kv, "by gpu-memory-utilization: of the whole memory, less weights and the rest")
+    yield from _length(facts, wanted, budget, kv, f"{size(kv)} is for KV beside {size(budget.weights)} of weights")
+    tokens = budget.tokens(kv)
+    if tokens is not None:
+        most = _CPU_SEQS_SCALING if wanted.scaling else _CPU_SEQS
+        why = "the planner adds a worker when requests wait" if wanted.scaling else "more at once make each slower"
+        seqs = max(1, min(most, tokens // _TOKENS_OF_A_REQUEST))
+        yield Choice(_SEQS, seqs, f"requests at once; the KV cache holds {tokens} tokens, and {why}")
+
+
+def _kv_bytes(facts: ModelFacts, budget: Budget, wanted: Wanted) -> int:
+    """Room for one request of full length, or for several shorter ones; otherwise half of what is left."""
+    length = integer(wanted.given.get(MAX_LEN)) or facts.max_position
+    one = None if length is None else budget.kv_of(length)
+    useful = _USEFUL_KV if one is None else max(_LEAST_KV, one, min(4 * one, _USEFUL_KV))
+    least = budget.kv_of(shortest(facts, wanted)) or 0
+    kv = min(useful, max(budget.for_kv // 2, min(budget.for_kv, _LEAST_KV), least))
+    # In whole steps of 16 MiB, which people can read.
+    return min(budget.for_kv, -(-kv // (16 * MIB)) * 16 * MIB)
+
+
+def _kv_reason(budget: Budget, kv: int, engines: int) -> str:
+    most = "all that fits" if kv >= budget.for_kv else f"up to {size(budget.for_kv)} would fit"
+    return f"{most}: {budget.where}, for {counted(engines, 'worker')} with {size(budget.weights)} of weights each"
+
+
+def _check_given_kv(budget: Budget, kv: int) -> None:
+    if kv > budget.for_kv:
+        raise TooLargeError(
+            f"a KV cache of {size(kv)} does not fit beside {size(budget.weights)} of weights and "
+            f"{size(budget.rest)} for the rest: {budget.where}, {size(max(budget.total, 0))} for each worker",
+            "make it smaller (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE or --gpu-memory-utilization), or start "
+            "fewer workers",
+        )
+
+
+def _length(facts: ModelFacts, wanted: Wanted, budget: Budget, kv: int, have: str) -> Iterator[Choice]:
+    """The longest context, if its KV cache tells. Raises TooLargeError if the given one does not fit."""
+    asked = integer(wanted.given.get(MAX_LEN))
+    need = budget.kv_of(asked or facts.max_position or 0)
+    if asked is not None and need is not None and need > kv:
+        raise TooLargeError(
+            f"max-model-len {asked} does not fit: its KV cache needs {size(need)}, and {have}",
+            f"use at most --max-model-len {_rounded(budget.tokens(kv) or 0)}, or give more room to the KV cache",
+        )
+    if MAX_LEN in wanted.given or facts.max_position is None or need is None:
+        return
+    least = budget.kv_of(shortest(facts, wanted)) or 0
+    if least > kv:
+        raise TooLargeError(
+            f"a KV cache of {size(kv)} is too small: {shortest(facts, wanted)} tokens need {size(least)}",
+            "make it larger, or give a shorter context (--max-model-len)",
+        )
+    if need <= kv:
+        reason = f"the longest of the model; its KV cache needs {size(need)}, and {have}"
+        yield Choice(MAX_LEN, facts.max_position, reason, "all")
+    else:
+        reason = f"KV for one request of {facts.max_position} tokens needs {size(need)}, and {have}"
+        yield Choice(MAX_LEN, _rounded(budget.tokens(kv) or 0), reason, "all")
+
+
+def _rounded(tokens: int) -> int:
+    step = 1024 if tokens >= 2048 else 128 if tokens >= 256 else 1
+    return tokens // step * step
+
+
+def _on_gpu(facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str) -> Iterator[Choice]:
+    if not machine.gpus:
+        return
+    share = utilization(machine)
+    if share < GPU_SHARE:
+        least = min(machine.gpus, key=lambda gpu: gpu.free / gpu.memory)
+        reason = f"{size(least.free)} of {size(least.memory)} is free on one of the GPUs"
+        yield Choice(_UTILIZATION, share, reason)
+    budget = gpu_budget(facts, machine, ranks, wanted.given, dtype)
+    if budget is None:
+        return
+    check_fits(budget, shortest(facts, wanted), 1, "engine")
+    kv = _given_kv(wanted) if KV_BYTES in wanted.given else None
+    kv = budget.for_kv if kv is None else kv
+    have = f"{size(kv)} is left of {budget.where} beside {size(budget.weights)} of weights"
+    yield from _length(facts, wanted, budget, kv, have)
+
+
+def _always(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Iterator[Choice]:
+    why_not = why_no_transfer(facts, wanted.given, on_gpu=machine.on_gpu)
+    if why_not is None:
+        yield Choice("kv-transfer", True, "requests of a leaving worker move to another one with their KV cache")
+    else:
+        yield Choice("kv-transfer", False, why_not)
+    if machine.on_gpu:
+        return
+    yield Choice("enforce-eager", True, "starts sooner: nothing is compiled")
+    if why_not is None:
+        yield Choice("block-size", _CPU_BLOCK, "caching and transfer go by whole blocks, and vLLM's 128 leave more out")
+    if facts.model_type in _BROKEN_PREFIX_CACHE:
+        reason = "vLLM fails requests to such models with it on a CPU"
+        yield Choice("enable-prefix-caching", False, reason)

@@ -1,0 +1,47 @@
+"""`dynamo doctor --fix`: repairs that do no harm. No process is ended, and no file of another user is touched."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from dynamo_local.core.doctor.servers import is_clearable
+from dynamo_local.core.doctor.storage import Storage, open_to_others
+from dynamo_local.core.errors import NamespaceBusyError
+from dynamo_local.doctor.servers import owner_lives, servers
+from dynamo_local.doctor.storage import storage
+from state.files import DIRECTORY_MODE, system_errors
+from state.locks import ServerLock
+from state.paths import StatePaths
+from state.processes import ProcFs
+from state.reconcile import clear_leftovers, leftovers
+
+
+def repair(root: Path, cache: Path) -> list[str]:
+    """Close our folders to other users, and remove what dead servers have left. Returns a line for each thing done.
+    Raises StateError."""
+    done = close_folders(storage(root, cache))
+    for server in servers(root).servers:
+        if is_clearable(server):
+            done += _clear(StatePaths(root, server.namespace))
+    return done
+
+
+def close_folders(facts: Storage) -> list[str]:
+    """Give our folders that others can open the mode 0700. The cache is left alone: its files are no secret."""
+    done: list[str] = []
+    for folder in (facts.state, *facts.inner):
+        if open_to_others(folder):
+            with system_errors(f"cannot close {folder.path} to others"):
+                Path(folder.path).chmod(DIRECTORY_MODE)
+            done.append(f"closed {folder.path} to other users")
+    return done
+
+
+def _clear(paths: StatePaths) -> list[str]:
+    # A server may have been started since the look: the lock tells, and keeps others from starting meanwhile.
+    with suppress(NamespaceBusyError), ServerLock(paths) as lock:
+        if not owner_lives(paths) and not leftovers(paths, ProcFs().snapshot()):
+            notes = list(clear_leftovers(lock))
+            return notes or [f"removed the lock of a crashed server: {paths.server_lock}"]
+    return []

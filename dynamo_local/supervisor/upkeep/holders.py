@@ -1,0 +1,16 @@
+"""Who else holds devices of this machine, as a running server sees it."""
+
+from __future__ import annotations
+
+from dynamo_local.supervisor.server.blueprint import Blueprint
+from state.holding import held_elsewhere
+from state.model import State
+from state.transitions import taken
+
+
+def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
+    """Devices that others hold, each with its holder; empty if all workers are virtual. Blocks as `held_elsewhere`."""
+    if all(template.virtual for template in blueprint.workers):
+        return {}
+    found = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
+    return {device_id: str(holder) for device_id, holder in found.items()}

@@ -1,0 +1,46 @@
+"""Options and parsers that `dynamo serve` knows are those of the installed vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.sizing.parsers import REASONING_RULES, TOOL_RULES
+from dynamo_local.engine.vllm.command_line import REFUSED, parse
+
+
+def test_each_option_of_vllm_serve_is_taken_or_refused_with_an_alternative() -> None:
+    """Walks vLLM's own parser, so that an option which another version adds is noticed here."""
+    unknown = []
+    refused = set()
+    for action in make_arg_parser(FlexibleArgumentParser())._actions:
+        for option in action.option_strings:
+            if option in ("-h", "--help", "--config"):
+                continue  # `dynamo serve --help`; a file is read at once
+            try:
+                assert parse([option] if action.nargs == 0 else [option, "1"]).flags
+            except UsageError as error:
+                (refused.add(option) if error.remedy in REFUSED.values() else unknown.append(option))
+    assert not unknown
+    # So that the test cannot pass because all is refused, or nothing.
+    assert {"--host", "--port", "--data-parallel-size", "--headless"} <= refused
+    assert not {"--max-model-len", "--tensor-parallel-size", "-tp", "--no-enable-prefix-caching"} & refused
+
+
+def test_what_is_refused_exists() -> None:
+    options = {
+        option for action in make_arg_parser(FlexibleArgumentParser())._actions for option in action.option_strings
+    }
+    assert {f"--{name}" for name in REFUSED} <= options
+
+
+def test_parsers_that_are_chosen_exist() -> None:
+    assert {rule.parser for rule in TOOL_RULES} <= set(ToolParserManager.list_registered())
+    assert {rule.parser for rule in REASONING_RULES} <= set(ReasoningParserManager.list_registered())

@@ -1,0 +1,81 @@
+"""Events as lines of text, and what `dynamo events` says where there are none."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.cli.age import cutoff_of
+from dynamo_local.cli.event_lines import chosen, line_of
+from dynamo_local.cli.main import run
+from dynamo_local.cli.server import events as command
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.messages.events import EVENT_KINDS, Event
+from dynamo_local.supervisor.server.event_log import EventLog
+from state.paths import StatePaths
+from tests.unit.supervisor.recording import RecordingReport
+
+NOON = datetime(2026, 5, 4, 12, 30, 5).astimezone()
+DEATH = Event("death", "ended: killed by SIGKILL", "restart in 1 s", "ns_VllmWorker_1", NOON.timestamp())
+
+
+def test_a_line_has_local_time_the_short_name_what_and_why() -> None:
+    assert line_of(DEATH, NOON) == "12:30:05  VllmWorker_1      ended: killed by SIGKILL (restart in 1 s)"
+
+
+def test_another_day_has_its_date_and_the_server_no_name() -> None:
+    event = Event("server", "stopped", time=NOON.timestamp())
+    assert line_of(event, datetime(2026, 5, 5).astimezone()) == "2026-05-04 12:30:05  -                 stopped"
+
+
+def test_a_migration_names_its_request_and_no_event_is_more_than_a_line() -> None:
+    event = Event("migration", "migrated to ns_B", "a\nb", "ns_A", NOON.timestamp(), request="cmpl-1")
+    assert line_of(event, NOON).endswith("cmpl-1 migrated to ns_B (a b)")
+
+
+def test_events_are_chosen_by_kind_and_age() -> None:
+    old, new = Event("start", "started", time=10.0), Event("death", "ended", time=20.0)
+    assert chosen([old, new], (), None) == [old, new]
+    assert chosen([old, new], ("start",), None) == [old]
+    assert chosen([old, new], ("start", "death"), 15.0) == [new]
+
+
+def test_all_kinds_can_be_chosen() -> None:
+    assert tuple(EVENT_KINDS) == command._KINDS
+
+
+def test_an_age_is_a_time_before_now() -> None:
+    assert cutoff_of("10m", lambda: 1000.0) == 400.0
+    assert cutoff_of(None) is None
+    with pytest.raises(UsageError, match="not a duration"):
+        cutoff_of("10 parsecs")
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatePaths:
+    monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path))
+    paths = StatePaths(tmp_path, "ns")
+    paths.logs_dir.mkdir(parents=True)
+    return paths
+
+
+def test_events_of_a_server_that_has_ended_are_shown(paths: StatePaths, capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    log = EventLog(paths.events_file, RecordingReport())
+    for number in range(3):
+        log.add(Event("start", f"started {number}", time=now - 100 * number))
+    assert run(["events", "--namespace=ns", "-n", "2"]) == 0
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()] == ["started 1", "started 2"]
+    assert run(["events", "--namespace=ns", "--since", "150s", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith('{"kind":"start","what":"started ') for line in lines] == [True, True]
+
+
+def test_without_events_and_server_it_says_so(paths: StatePaths, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["events", "--namespace=ns"]) == 2
+    assert capsys.readouterr().err.startswith("error: there are no events in namespace ns")
+    assert run(["events", "--namespace=ns", "--since=soon"]) == 2
+    assert run(["events", "--namespace=ns", "--kind=birth"]) == 2
