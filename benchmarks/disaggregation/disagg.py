@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.disaggregation.mixed_load import EngineTimes, Traffic, Turn, mixed_load
 from benchmarks.harness.accounting import CLIENT, add
 from benchmarks.harness.calm import Patience
-from benchmarks.harness.models import HEAVY, MODELS, RANDOM, model_folder
+from benchmarks.harness.models import HEAVY, RANDOM, model_folder
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, add_override, parse_overrides, running, start_ours
@@ -65,7 +65,7 @@ _QUICK_TURN_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, default=RANDOM)
+    parser.add_argument("--model", choices=sorted(_PLANS), default=RANDOM)
     parser.add_argument("--rounds", type=int, help="turns of each side; 0: try chunk sizes only")
     parser.add_argument("--seconds", type=float, help="length of a turn")
     parser.add_argument("--chunks", type=int, nargs="+", help="chunk sizes tried without prefill workers")

@@ -29,13 +29,15 @@ from benchmarks.harness.servers import (
     start_vllm,
 )
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
+from dynamo_local.model.named.names import SMOLLM2
 
 SUMMARY = "throughput, time to first token and CPU per token, against vLLM's own server"
 ENGINE_CORE = 0
 _WARM_UP_S = 2.0
 _STREAMS = (1, 16, 48)
-_SHAPES = {RANDOM: Shape(), HEAVY: Shape(prompt_words=1, min_tokens=8, max_tokens=24)}
-_ROUNDS = {RANDOM: 6, HEAVY: 4}
+_SLOW = Shape(prompt_words=1, min_tokens=8, max_tokens=24)
+_SHAPES = {RANDOM: Shape(), HEAVY: _SLOW, SMOLLM2: _SLOW}
+_ROUNDS = {RANDOM: 6, HEAVY: 4, SMOLLM2: 4}
 
 
 _PATIENCE_S = 60.0
