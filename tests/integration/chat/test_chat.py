@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from state.processes import ProcFs
 from state.reconcile import leftovers
 from state.remains import has_segments
 from tests.integration.server_process import PATIENCE_S, eventually
+from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
@@ -98,50 +96,13 @@ def environ(tmp_path: Path) -> Mapping[str, str]:
     return {**kept, "DYN_LOCAL_STATE_DIR": str(tmp_path / "state"), "DYN_CPU_SLOTS": "2", "TERM": "xterm"}
 
 
-class Terminal:
-    """A command on a terminal."""
-
+class ChatTerminal(Terminal):
     def __init__(self, environ: Mapping[str, str], *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (24, 80))
-        self.written = b""
-        self.process = subprocess.Popen(
-            # The terminal becomes the one that controls the process, so that Ctrl-C is a signal.
-            [
-                sys.executable,
-                "-c",
-                "import os, fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-                "os.execv(sys.argv[1], sys.argv[1:])",
-                *COMMAND,
-                *arguments,
-            ],
-            env=environ,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
+        # The terminal becomes the one that controls the process, so that Ctrl-C is a signal.
+        control = (
+            "import os, fcntl, termios, sys; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
         )
-        os.close(theirs)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(PATIENCE_S)
-        os.close(self._ours)
-
-    def _read(self) -> None:
-        # The end of a terminal whose other side is closed is an error.
-        with contextlib.suppress(OSError):
-            while data := os.read(self._ours, 65536):
-                self.written += data
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
+        super().__init__([sys.executable, "-c", control, *COMMAND, *arguments], environ)
 
     def shows(self, part: bytes, times: int = 1) -> None:
         eventually(lambda: self.written.count(part) >= times, f"{part!r} is not shown {times} times")
@@ -149,7 +110,7 @@ class Terminal:
 
 def test_a_chat_on_a_terminal(url: str, environ: Mapping[str, str]) -> None:
     Api.gone.clear()
-    with Terminal(environ, "chat", "--url", url, "--verbose") as terminal:
+    with ChatTerminal(environ, "chat", "--url", url, "--verbose") as terminal:
         terminal.shows(b">>> ")
         terminal.type(b"one two\n")
         terminal.shows(b"\x1b[2mthinking\x1b[0m")
@@ -175,7 +136,7 @@ def test_a_chat_on_a_terminal(url: str, environ: Mapping[str, str]) -> None:
 
 
 def test_the_end_of_the_input_ends_a_chat(url: str, environ: Mapping[str, str]) -> None:
-    with Terminal(environ, "run", "echo", "--url", url) as terminal:
+    with ChatTerminal(environ, "run", "echo", "--url", url) as terminal:
         terminal.shows(b">>> ")
         terminal.type(CTRL_D)
         assert terminal.process.wait(PATIENCE_S) == 0

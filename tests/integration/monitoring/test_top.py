@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
+from tests.integration.terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
@@ -39,43 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             server.end()
 
 
-class Terminal:
-    """A command on a terminal of 80 columns."""
-
+class TopTerminal(Terminal):
     def __init__(self, server: ServerProcess, *arguments: str) -> None:
-        self._ours, self.theirs = pty.openpty()
-        termios.tcsetwinsize(self.theirs, (24, 80))
-        self.before = termios.tcgetattr(self.theirs)
-        self.written = b""
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            env={**server.environ, "TERM": "xterm", "DYN_NAMESPACE": "top"},
-            stdin=self.theirs,
-            stdout=self.theirs,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.theirs)
-        self._reader.join(PATIENCE_S)
-        os.close(self._ours)
-
-    def _read(self) -> None:
-        # The end of a terminal whose other side is closed is an error.
-        with contextlib.suppress(OSError):
-            while data := os.read(self._ours, 65536):
-                self.written += data
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
+        super().__init__([*COMMAND, *arguments], {**server.environ, "DYN_NAMESPACE": "top"})
 
     def shows(self, *parts: bytes) -> None:
         eventually(lambda: all(part in self.written for part in parts), f"not shown: {parts}")
@@ -130,7 +93,7 @@ def test_without_a_terminal_it_is_shown_once_as_text(server: ServerProcess) -> N
 
 
 def test_on_a_terminal_it_lives_until_q_and_leaves_everything_as_it_was(server: ServerProcess) -> None:
-    with Terminal(server, "top") as terminal:
+    with TopTerminal(server, "top") as terminal:
         terminal.shows(b"PrefillWorker", b"VllmWorker", b"prefill queue")
         drawn = len(terminal.written)
         eventually(lambda: len(terminal.written) > drawn, "it is not drawn again")
@@ -143,7 +106,7 @@ def test_on_a_terminal_it_lives_until_q_and_leaves_everything_as_it_was(server: 
 
 
 def test_an_interrupt_ends_it_as_well(server: ServerProcess) -> None:
-    with Terminal(server, "top") as terminal:
+    with TopTerminal(server, "top") as terminal:
         terminal.shows(b"VllmWorker")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(PATIENCE_S) == 0
