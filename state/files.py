@@ -152,14 +152,26 @@ def _sockets_elsewhere(paths: StatePaths) -> Path | None:
     return directory if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
-def free_bytes(folder: Path) -> int | None:
-    """The bytes that this user can still write to the folder's file system; None if that is not known."""
+def room(path: Path) -> tuple[int, int] | None:
+    """Bytes free for this user, and size, of the file system that holds the path; None if that is not known."""
     try:
-        space = os.statvfs(folder)
+        space = os.statvfs(path)
     except OSError:
         return None
     # A file system without blocks of its own, as of some networks, tells no size.
-    return space.f_bavail * space.f_frsize if space.f_blocks else None
+    return (space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize) if space.f_blocks else None
+
+
+def free_bytes(folder: Path) -> int | None:
+    """The bytes that this user can still write to the folder's file system; None if that is not known."""
+    found = room(folder)
+    return None if found is None else found[0]
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    # Not `Path.exists`, which raises where a folder above may not be entered.
+    return next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
 
 
 class DiskError(StateError):

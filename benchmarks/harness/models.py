@@ -96,7 +96,7 @@ def _write_weights(path: Path, config: dict[str, Any]) -> None:
 
 
 def _preference(vocabulary: int) -> NDArray[np.float32]:
-    """One factor for each token: printable ASCII wins over all else, as in the model `random`."""
+    """Return a factor for each token, so that printable ASCII wins over all else, as in the model `random`."""
     import numpy as np
 
     factors = np.full((vocabulary, 1), 0.3, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Reads small files of /proc and /sys, and the room on disks. What cannot be read is None."""
+"""Reads small files of /proc and /sys, and the sizes of folders. What cannot be read is None."""
 
 from __future__ import annotations
 
@@ -18,23 +18,6 @@ def number_of(path: str | Path) -> int | None:
     """The number in a file; None also for a word such as "max"."""
     text = text_of(path)
     return int(text) if text is not None and text.isdigit() else None
-
-
-def room(path: Path) -> tuple[int, int] | None:
-    """Bytes that are free for this user, and size, of the file system that holds the path."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-
-def nearest(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    # Not `Path.exists`, which raises where a folder above may not be entered.
-    while not os.access(path, os.F_OK) and path != path.parent:
-        path = path.parent
-    return path
 
 
 def size_of(folder: Path, at_most_files: int = 20_000) -> int | None:

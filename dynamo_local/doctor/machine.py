@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynamo_local.core.doctor.machine import Machine
-from dynamo_local.doctor.files import number_of, room, text_of
+from dynamo_local.doctor.files import number_of, text_of
+from state.files import room
 from state.inventory import usable_cores
 from state.remains import SHARED_MEMORY
 

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from dynamo_local.core.doctor.storage import Folder, Storage
-from dynamo_local.doctor.files import nearest, room, size_of
+from dynamo_local.doctor.files import size_of
 from dynamo_local.doctor.namespaces import namespaces
+from state.files import nearest, room
 from state.paths import Sockets, StatePaths
 
 _HEX_CHARS = 8

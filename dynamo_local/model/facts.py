@@ -86,7 +86,7 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def _default_template(value: object) -> str | None:
-    """One template, or the one called "default" of a list of named templates."""
+    """Return the chat template; of a list of named templates, the one that is called "default"."""
     if isinstance(value, list):
         named = [entry for entry in value if isinstance(entry, Mapping) and entry.get("name") == "default"]
         value = named[0].get("template") if named else None

@@ -74,7 +74,7 @@ def logs(
 
 @dataclass(frozen=True)
 class _Log:
-    """One log, as it is shown."""
+    """The log of a service: its new lines, which of them are wanted, and which repeat the last one."""
 
     name: str
     follower: Follower

@@ -1,4 +1,4 @@
-"""One call of `dynamo serve`: what it starts, explains or describes."""
+"""Carries out the command line of `dynamo serve`: starts, explains or describes a server."""
 
 from __future__ import annotations
 

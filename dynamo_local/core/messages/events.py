@@ -25,14 +25,14 @@ EVENT_KINDS = {
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. `time` is Unix time, in seconds; 0: the server fills in the time at which the event arrives.
+    """An event of a server. `time` is Unix time, in seconds; 0: the server fills in when the event arrives.
 
     `what` says what happened, and `why` for what reason, in words; the other fields repeat the facts of both for
     programs.
     """
 
     kind: str
-    """One of `EVENT_KINDS`; events of later versions may have others."""
+    """The kind, of `EVENT_KINDS`; events of later versions may have others."""
     what: str
     why: str = ""
     watcher: str = ""

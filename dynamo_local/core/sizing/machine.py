@@ -71,7 +71,7 @@ Readers = Literal["engines", "frontend", "all"]
 
 @dataclass(frozen=True)
 class Choice:
-    """One argument that was chosen. `value` None: nothing was chosen, and `reason` says why."""
+    """An argument of an engine that was chosen, with its reason. `value` None: nothing was chosen."""
 
     key: str
     value: Any

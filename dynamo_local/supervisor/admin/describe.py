@@ -55,7 +55,7 @@ class WatcherDescription(msgspec.Struct, frozen=True, kw_only=True):
     requests: int | None
     """Requests that the worker has."""
     leaving: int | None
-    """Those of its requests that are migrating to another worker."""
+    """Number of the worker's requests that are migrating to another worker."""
     arriving: int | None
     """Requests of other workers that are migrating to this one."""
     config: dict[str, Any]

@@ -65,7 +65,10 @@ def missing(rows: Sequence[Row], workers: int | None) -> str:
 
 
 class _Waiting:
-    """One wait. `missing`: what is not ready, as it was seen last. `seen`: the paths of the server, once it runs."""
+    """The progress of a wait.
+
+    `missing`: what is not ready, as it was seen last. `seen`: the paths of the server, once it runs.
+    """
 
     def __init__(self, locate: Locate, workers: int | None, report: Report) -> None:
         self._locate = locate

@@ -13,7 +13,7 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
 from dynamo_local.supervisor.server.templates import ServiceTemplate
 from state.devices import DeviceKind
-from state.files import free_bytes
+from state.files import free_bytes, nearest
 from state.paths import STATE_DIR_VARIABLE
 from state.processes import pids_of_user, task_count
 from state.remains import SHARED_MEMORY
@@ -98,7 +98,7 @@ def require(needs: Needs, room: Room) -> None:
 
 def room_of(root: Path) -> Room:
     """Look at the machine."""
-    folder = _nearest(root)
+    folder = nearest(root)
     shared_is_writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
     tasks_limit = _task_limit()
     return Room(
@@ -139,11 +139,6 @@ def _require_shared_memory(needs: Needs, room: Room) -> None:
 
 def _shown(number: int) -> str:
     return f"{number // _MIB} MiB"
-
-
-def _nearest(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    return next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
 
 
 def _limit(which: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Who else holds devices of this machine, as a running server sees it."""
+"""Devices of this machine that other servers hold, as a running server sees them."""
 
 from __future__ import annotations
 

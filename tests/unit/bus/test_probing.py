@@ -1,4 +1,4 @@
-"""One question to all processes for their presence, to an imitated NATS server."""
+"""All processes are asked for their presence, over an imitated NATS server."""
 
 from __future__ import annotations
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.doctor.servers import ServerFacts
-from dynamo_local.doctor.files import nearest, size_of
+from dynamo_local.doctor.files import size_of
 from dynamo_local.doctor.hub import hub
 from dynamo_local.doctor.network import network
 from dynamo_local.doctor.repair import repair
 from dynamo_local.doctor.servers import servers
+from state.files import nearest
 from state.locks import ServerLock
 from state.model import Owner
 from state.paths import StatePaths
