@@ -14,6 +14,7 @@ import uvloop
 
 from benchmarks import faults
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
+from benchmarks.endpoints import endpoints, kills, orders
 from benchmarks.gateway import capacity, first_token, hostile, overhead
 from benchmarks.harness.report import Figures, progress, save
 from benchmarks.machine import first_hour, idle, neighbour, sessions, startup, workers
@@ -48,6 +49,9 @@ BENCHMARKS = {
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "hostile": Benchmark(hostile.SUMMARY, hostile.add_arguments, hostile.run),
+    "endpoints": Benchmark(endpoints.SUMMARY, endpoints.add_arguments, endpoints.run),
+    "endpoint-kills": Benchmark(kills.SUMMARY, kills.add_arguments, kills.run),
+    "endpoint-orders": Benchmark(orders.SUMMARY, orders.add_arguments, orders.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

@@ -26,7 +26,7 @@ _ROUTING = "requests go to the worker with the fewest outstanding prompt tokens,
 _PROCESSOR_S = {
     "router": _ROUTING,
     "router-num-threads": "the frontend has no such threads",
-    "min-workers": "the API answers 503 until a worker is ready",
+    "min-workers": "requests wait until a worker is ready, and /health answers 503",
 }
 IGNORED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 class TaskGuard:
@@ -62,3 +64,15 @@ class TaskGuard:
             outcome.exception()
             for listener in self._listeners:
                 listener(error)
+
+
+async def finish_in_thread(work: Callable[[], _T]) -> _T:
+    """Run `work` in a thread. A task that is cancelled meanwhile waits for its end: nothing of it happens later."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait({working})
+        # Its error concerns nobody any more.
+        working.exception()
+        raise

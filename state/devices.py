@@ -1,8 +1,9 @@
 """Devices, their allocation to processes, and the environment that tells a process of its own. Pure.
 
-A device is a GPU or, where none is used, a CPU slot (a set of cores). At most one process of a server holds a device.
-GPUs, and slots that have cores of their own, also have at most one holder on the machine (`state.holding`). Slots whose
-number was chosen by the user may share cores, and are not held on the machine.
+A device is a GPU or, where none is used, a CPU slot (a set of cores). At most one process of a server holds a device
+whole; or several hold shares of it, which add up to at most 1. GPUs, and slots that have cores of their own, also have
+at most one holder on the machine (`state.holding`). Slots whose number was chosen by the user may share cores, and are
+not held on the machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.shares import fits, summed
 
 DeviceKind = Literal["gpu", "cpu-slot"]
 
@@ -23,6 +25,9 @@ OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Number of OpenMP threads of each rank of an engine. By default the number of cores of its CPU slot."""
 DEVICES_VARIABLE = "DYN_DEVICES"
 """Set by the server in each worker: names on the machine of the worker's devices, comma-separated."""
+SHARE_VARIABLE = "DYN_DEVICE_SHARE"
+"""Set by the server in a worker that has a share of a device: that share, such as 0.5. Other workers may be on the same
+device."""
 
 CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """GPUs that the server may use, by index or UUID, comma-separated. By default all GPUs."""
@@ -91,17 +96,22 @@ def noun(kind: DeviceKind, count: int) -> str:
 
 def allocate(
     inventory: Inventory,
-    taken: Collection[int],
+    taken: Mapping[int, float],
     count: int,
     needed_by: str = "the service",
     elsewhere: Mapping[int, str] = _NOBODY,
+    share: float = 1.0,
 ) -> tuple[int, ...]:
-    """Choose the `count` lowest ids that are neither taken nor held `elsewhere` (holders by id).
+    """Choose the `count` lowest ids of devices of which nothing is taken. With a `share` below 1: the one device with
+    the least room that is still enough, so that others stay free for workers that need whole ones.
 
-    Raises DeviceError when fewer are free: devices are never over-subscribed.
+    `taken`: how much of each device is taken, by id. Devices that others hold `elsewhere` (holders by id) are left out.
+    Raises DeviceError when too few are free: devices are never over-subscribed.
     """
     if count < 0:
         raise DeviceError(f"{needed_by} asks for {count} devices", "ask for 0 or more")
+    if share < 1:
+        return (_with_room(inventory, taken, needed_by, elsewhere, share),)
     free = inventory.free({*taken, *elsewhere})
     if count > len(free):
         needed = f"{count} device" if count == 1 else f"{count} devices"
@@ -110,6 +120,19 @@ def allocate(
         cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}"
         raise DeviceError(cause, _remedy(inventory, count, bool(others)))
     return free[:count]
+
+
+def _with_room(
+    inventory: Inventory, taken: Mapping[int, float], needed_by: str, elsewhere: Mapping[int, str], share: float
+) -> int:
+    """The device with the least room that is enough for the share, the lowest of several."""
+    roomy = [device_id for device_id in inventory.free(elsewhere) if fits(taken.get(device_id, 0), share)]
+    if roomy:
+        return max(roomy, key=lambda device_id: (round(taken.get(device_id, 0), 6), -device_id))
+    total = len(inventory.devices)
+    available = f"no {noun(inventory.kind, 1)} of {total} has as much room" if total else _availability(inventory, ())
+    cause = f"{needed_by} needs {share:g} of a device, {available}{held_by(inventory.kind, elsewhere)}"
+    raise DeviceError(cause, _remedy(inventory, 1, bool(elsewhere)))
 
 
 def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:
@@ -142,16 +165,18 @@ def cores_of_slots(setting: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, slot.split(","))) for slot in setting.split("|"))
 
 
-def threads_for(inventory: Inventory, ids: Iterable[int]) -> dict[str, str]:
+def threads_for(inventory: Inventory, ids: Iterable[int], share: float = 1.0) -> dict[str, str]:
     """The default environment of such a process, which its own settings override: one OpenMP thread for each core of a
-    slot.
+    slot, or for its share of these cores.
 
     It must be set when the process starts: OpenMP reads it when it is loaded, and a preloaded library loads it before
     any code of the process runs. More threads than cores would spin while they wait for each other, which makes
     everything many times slower.
     """
     cores = [len(inventory.device(device_id).cores) for device_id in ids]
-    return {OMP_THREADS_VARIABLE: str(min(cores))} if cores and inventory.kind != "gpu" else {}
+    if not cores or inventory.kind == "gpu":
+        return {}
+    return {OMP_THREADS_VARIABLE: str(max(1, int(summed([min(cores) * share]))))}
 
 
 def cpu_slots(cores: Sequence[int], count: int, *, exclusive: bool = False) -> Inventory:

@@ -177,15 +177,19 @@ def holder_of(names: Names, name: str, bound: Collection[str]) -> Holder | None:
 
 
 def held(inventory: Inventory, but: Collection[int] = (), names: Names = NAMES) -> frozenset[int]:
-    """The devices, except those in `but`, that a server holds or a process is left over on. Asks no holder."""
+    """The devices, except those in `but`, that a server holds or a process is left over on. Asks no holder.
+
+    CPU slots may share a core: what those in `but` have is not held by others.
+    """
     if not inventory.exclusive:
         return frozenset()
     bound = names.bound()
+    own = frozenset(inventory.machine_names(but))
     return frozenset(
         device_id
         for device_id in inventory.free(but)
         for name in inventory.machine_names((device_id,))
-        if device(name) in bound or on_device(bound, name)
+        if name not in own and (device(name) in bound or on_device(bound, name))
     )
 
 

@@ -95,6 +95,17 @@ class FileLock:
             os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock of that path. Raises StateError if that cannot be told."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(0.0)
+    except LockTimeoutError:
+        return True
+    lock.release(remove=True)
+    return False
+
+
 class ServerLock:
     """The lock that a server holds for its whole life. Use it as a context manager, or by `acquire` and `release`."""
 

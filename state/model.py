@@ -5,7 +5,7 @@ resources.allocated_gpus, lease}`, `environment`) with additions of our own. A s
 can be neither built nor read: both raise StateError. Ranges of numbers are checked when a state is written or read.
 
 - A component's key is its watcher's name; its namespace is the state's, its service is `component`.
-- No device is held by two components.
+- A device is held whole by one component, or in shares that add up to at most 1.
 - An entry whose process is gone holds nothing: no device list, no lease, no pid, no phase. Only an unsuffixed entry
   may be such a template; a suffixed one exists only while it holds.
 - Only an entry in the phase "starting" replaces another one.
@@ -16,19 +16,22 @@ can be neither built nor read: both raise StateError. Ranges of numbers are chec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.names import LOG_ENV, NAMESPACE_ENV, Watcher, check_namespace, parse_watcher
+from dynamo_local.core.shares import LEAST_SHARE, fits, held, summed
 from state.devices import DeviceKind
 from state.inventory import CPU_SLOTS_VARIABLE
 from state.paths import STATE_DIR_VARIABLE
 
-SCHEMA_VERSION = 3
-"""Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts."""
+SCHEMA_VERSION = 4
+"""Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts.
+Version 4 has watchers of endpoints' revisions: a program that ignored the revision in a watcher's name would take an
+endpoint's worker for one of the graph's own service of that name. It also has shares of devices."""
 
 RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
 """Environment variables that are recorded: they tell how a server was started, and none is secret."""
@@ -43,15 +46,22 @@ Phase = Literal["starting", "retiring", "restarting"]
 ready. `retiring`: its process is to end for good. `restarting`: its process is to end, and another one to start under
 its name and on its devices."""
 
+Share = Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=1)]
 DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The devices of an entry. `allocated_gpus`: ids of GPUs or CPU slots; empty for a process that needs none. None
-    for a template, whose process is gone: it is written as `{}`."""
+    for a template, whose process is gone: it is written as `{}`. `share`: the part of its one device that the entry
+    holds; 1 (and not written) for devices that are held whole."""
 
     allocated_gpus: tuple[DeviceId, ...] | None = None
+    share: Share = 1.0
+
+    def __post_init__(self) -> None:
+        if self.share != 1 and len(self.allocated_gpus or ()) != 1:
+            raise StateError(f"a share of {self.share:g} is of one device, not of {list(self.allocated_gpus or ())}")
 
 
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +106,11 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def devices(self) -> tuple[int, ...]:
         return self.resources.allocated_gpus or ()
+
+    @property
+    def device_count(self) -> float:
+        """What its devices count for: their number, or the share of one."""
+        return held(len(self.devices), self.resources.share)
 
     @property
     def watcher(self) -> Watcher:
@@ -143,12 +158,13 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise StateError(f"entry {key} is not one of {component.component} in namespace {self.namespace}")
 
     def _check_devices(self) -> None:
-        holders: dict[int, str] = {}
+        holders: dict[int, list[Component]] = {}
         for name, component in self.components.items():
             for device in component.devices:
-                if device in holders:
-                    raise StateError(f"device {device} is held by both {holders[device]} and {name}")
-                holders[device] = name
+                others = holders.setdefault(device, [])
+                if not fits(summed(other.resources.share for other in others), component.resources.share):
+                    raise StateError(f"device {device} is held by both {_named(others)} and {name}")
+                others.append(component)
 
 
 class _Version(msgspec.Struct):
@@ -180,6 +196,10 @@ def decode(data: bytes) -> State:
 def recorded_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that the statefile records."""
     return {name: environ[name] for name in RECORDED_SETTINGS if name in environ}
+
+
+def _named(components: Iterable[Component]) -> str:
+    return ", ".join(component.watcher_name for component in components)
 
 
 def _check_version(version: int) -> None:

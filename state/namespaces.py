@@ -15,6 +15,7 @@ from state.paths import StatePaths
 
 _SUFFIXES = frozenset({"json", "lock", "run"})
 _LOGS = "logs"
+_REGISTRY = frozenset({"endpoints.json", "endpoints.copy.json"})
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ def is_running(paths: StatePaths) -> bool:
 def with_logs(root: Path) -> tuple[str, ...]:
     """The namespaces that have logs, sorted. Raises DiskError."""
     return tuple(sorted(_names(root, frozenset({_LOGS}))))
+
+
+def with_registry(root: Path) -> tuple[str, ...]:
+    """The namespaces that have a registry of endpoints, sorted. Raises DiskError."""
+    return tuple(sorted(set(_names(root, _REGISTRY))))
 
 
 def _names(root: Path, suffixes: frozenset[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@
     {root}/{namespace}.lock           held by the server for its whole life
     {root}/{namespace}.run/           what a running server needs; removed when it ends
     {root}/{namespace}.logs/          one file a watcher; kept
+    {root}/{namespace}.endpoints.*    the registry of endpoints, its copy and backups; kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -92,6 +93,30 @@ class StatePaths:
         """The resolved graph, as JSON."""
         return self.run_dir / "graph.json"
 
+    def graph_of(self, revision: str) -> Path:
+        """The resolved graph of an endpoint's revision, as JSON; of the server's own graph if `revision` is empty."""
+        return self.run_dir / "endpoints" / f"{revision}.json" if revision else self.graph_file
+
+    @property
+    def board_file(self) -> Path:
+        """The board of endpoints (core/messages/endpoints.py), as JSON. The server writes it for its frontends and its
+        planner."""
+        return self.run_dir / "board.json"
+
+    @property
+    def registry_file(self) -> Path:
+        """The endpoints that were ordered. Kept when the server ends."""
+        return self.root / f"{self.namespace}.endpoints.json"
+
+    @property
+    def registry_copy(self) -> Path:
+        """A copy of that file, which is used if the file is damaged."""
+        return self.root / f"{self.namespace}.endpoints.copy.json"
+
+    def registry_backup(self, version: int) -> Path:
+        """The registry as an earlier release wrote it, from before it was converted."""
+        return self.root / f"{self.namespace}.endpoints.v{version}.json"
+
     @property
     def blueprint_file(self) -> Path:
         """The blueprint of processes, as JSON. Exists while workers may be added and removed."""
@@ -106,6 +131,11 @@ class StatePaths:
     def planner_lock(self) -> Path:
         """Lock of the planner that adds and removes workers, for its whole life."""
         return self.run_dir / "planner.lock"
+
+    @property
+    def endpoint_planner_lock(self) -> Path:
+        """Lock of the planner that orders the workers of endpoints, for its whole life."""
+        return self.run_dir / "planner.endpoints.lock"
 
     @property
     def decisions_file(self) -> Path:
@@ -143,6 +173,10 @@ class StatePaths:
     @property
     def circus_config(self) -> Path:
         return self.run_dir / "circus.ini"
+
+    def changes_lock_of(self, endpoint: str) -> Path:
+        """As `changes_lock`, for the workers of one endpoint; of the server's own graph if `endpoint` is empty."""
+        return self.run_dir / f"changes.{endpoint}.lock" if endpoint else self.changes_lock
 
     def log_file(self, watcher: str) -> Path:
         return self.logs_dir / f"{watcher}.log"

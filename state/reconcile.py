@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
@@ -26,8 +26,11 @@ KILL_S = 5.0
 ROUNDS = 5
 
 
-def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tuple[str, ...]]:
+def reconcile(
+    state: State, watchers_alive: Collection[str], among: Callable[[str], bool] = lambda _: True
+) -> tuple[State, tuple[str, ...]]:
     """Release the claims of watchers that circusd does not know. Returns the new state and a note for each release.
+    `among`: the watchers that are looked at.
 
     A watcher is known also while its process is about to be started again. Claims in the phase "restarting" are kept
     for the next process. Idempotent. `watchers_alive`, the watchers that circusd knows, must have been read after
@@ -35,7 +38,8 @@ def reconcile(state: State, watchers_alive: Collection[str]) -> tuple[State, tup
     """
     notes: list[str] = []
     for name, component in state.components.items():
-        if component.holds and component.phase != "restarting" and name not in watchers_alive:
+        lost = component.holds and component.phase != "restarting" and name not in watchers_alive
+        if lost and among(name):
             state = release(state, name)
             held = f"devices {list(component.devices)}" if component.devices else "no device"
             notes.append(f"{name} has no process: its claim ({held}) is released")

@@ -30,5 +30,5 @@ def read_record(paths: StatePaths) -> ServerRecord | None:
     """The record of the namespace's server; None if there is none, or it cannot be read."""
     try:
         return msgspec.json.decode(paths.record_file.read_bytes(), type=ServerRecord)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return None

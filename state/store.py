@@ -51,6 +51,8 @@ class StateStore:
         self._lock_timeout_s = lock_timeout_s
         self._disk = disk
         self._clock = clock
+        self._decoded: tuple[bytes, State] | None = None
+        """What was read last. Each endpoint looks once a second, which is cheap while nothing changes."""
 
     def create(self, state: State) -> None:
         """Write the first version. Raises StateError if a statefile exists."""
@@ -162,9 +164,13 @@ class StateStore:
             raise self._not_running() from error
         except OSError as error:
             raise UnreadableError(f"cannot read {path}: {error.strerror}", _REPAIR) from error
+        known = self._decoded
+        if known is not None and known[0] == data:
+            return known[1]
         try:
             state = decode(data)
             self._check_namespace(state)
+            self._decoded = data, state
             return state
         except StateError as error:
             raise UnreadableError(f"cannot read {path}: {error.cause}", error.remedy or _REPAIR) from error

@@ -13,6 +13,7 @@
     holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
     holding     --release-->      (no entry)  suffixed: gone for good
     any         --remove-->       (no entry)  a start that is rolled back
+    template    --remove_revision-->  (no entry)  all of an endpoint's revision at once
 
 "holding" is any entry with resources, whatever its phase. A claim precedes the start of its process, and a release
 follows its end, so that no device is ever in use without being recorded.
@@ -21,11 +22,13 @@ follows its end, so that no device is ever in use without being recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.names import Watcher, parse_watcher
+from dynamo_local.core.shares import summed
 from state.devices import DeviceKind
 from state.model import Component, Owner, Phase, Resources, State
 
@@ -56,19 +59,22 @@ def claim(
     role: str,
     cmd: str,
     devices: Iterable[int] = (),
+    share: float = 1.0,
     phase: Phase | None = None,
     replaces: str | None = None,
 ) -> State:
-    """Give the watcher an entry and devices. Illegal if it holds already, if a device is taken, or if it is suffixed
-    and its service has no unsuffixed entry."""
+    """Give the watcher an entry and devices, or a share of one. Illegal if it holds already, if less of a device is
+    free, or if the watcher is suffixed and its service has no unsuffixed entry."""
     name = str(watcher)
     parts = _parse(name)
     held = state.components.get(name)
     if held is not None and held.holds:
         raise StateError(f"{name} is already claimed", "release it first")
-    if parts.index > 0 and str(Watcher(parts.namespace, parts.service)) not in state.components:
+    if parts.index > 0 and str(replace(parts, index=0)) not in state.components:
         raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
-    resources = Resources(tuple(sorted(devices)))
+    ids = tuple(sorted(devices))
+    # The default is written as nothing if it is the very same object.
+    resources = Resources(ids) if share == 1 else Resources(ids, share)
     return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces))
 
 
@@ -139,9 +145,21 @@ def release(state: State, watcher: Watcher | str) -> State:
 def remove(state: State, watcher: Watcher | str) -> State:
     """Remove the entry, template or not. Illegal for an unsuffixed entry while its service has suffixed ones."""
     component = _entry(state, watcher)
-    if component.watcher.index == 0 and len(entries(state, component.component)) > 1:
+    if component.watcher.index == 0 and len(entries(state, component.component, component.watcher.revision)) > 1:
         raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
     return _replaced(state, {name: c for name, c in state.components.items() if name != str(watcher)})
+
+
+def remove_revision(state: State, revision: str) -> State:
+    """Remove the entries of an endpoint's revision, which is to have no process any more. Illegal while one of them
+    holds, and for the graph's own entries. Harmless if there is none."""
+    if not revision:
+        raise StateError("the graph's own entries are not removed together")
+    mine = {name: component for name, component in state.components.items() if component.watcher.revision == revision}
+    holding = sorted(name for name, component in mine.items() if component.holds)
+    if holding:
+        raise StateError(f"{revision} still has processes: {', '.join(holding)}", "end them first")
+    return _replaced(state, {name: c for name, c in state.components.items() if name not in mine})
 
 
 def taken(state: State) -> frozenset[int]:
@@ -149,23 +167,33 @@ def taken(state: State) -> frozenset[int]:
     return frozenset(device for component in state.components.values() for device in component.devices)
 
 
+def shares_taken(state: State) -> dict[int, float]:
+    """How much of each device entries hold, by id; devices that nobody holds are left out."""
+    found: dict[int, list[float]] = {}
+    for component in state.components.values():
+        for device in component.devices:
+            found.setdefault(device, []).append(component.resources.share)
+    return {device: summed(shares) for device, shares in found.items()}
+
+
 def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
     """The watchers in that phase, in the statefile's order."""
     return tuple(name for name, component in state.components.items() if component.phase == phase)
 
 
-def entries(state: State, service: str) -> tuple[Component, ...]:
-    """The entries of a service by index, the unsuffixed one first."""
-    mine = (c for c in state.components.values() if c.component == service)
+def entries(state: State, service: str, revision: str = "") -> tuple[Component, ...]:
+    """The entries of a service by index, the unsuffixed one first: those of an endpoint's revision, or the graph's
+    own."""
+    mine = (c for c in state.components.values() if c.component == service and c.watcher.revision == revision)
     return tuple(sorted(mine, key=lambda component: component.watcher))
 
 
-def next_watcher(state: State, service: str) -> Watcher:
+def next_watcher(state: State, service: str, revision: str = "") -> Watcher:
     """The watcher for one more process of the service: the unsuffixed one if it is not holding, else that of the lowest
     free suffix."""
-    used = {component.watcher.index for component in entries(state, service) if component.holds}
+    used = {component.watcher.index for component in entries(state, service, revision) if component.holds}
     index = next(i for i in range(len(used) + 1) if i not in used)
-    return Watcher(state.namespace, service, index)
+    return Watcher(state.namespace, service, index, revision)
 
 
 def _with(state: State, component: Component) -> State:

@@ -1,7 +1,8 @@
 """The models that are measured: `random`, one heavy enough to resemble real use, and a real one, `smollm2`.
 
 The heavy one is made here by the same recipe (a Llama with seeded random weights, the same tokenizer and preference
-for printable text), with a step of 30 ms or more on one core.
+for printable text), with a step of 30 ms or more on one core. So is another one of the size of `random`, whose answers
+differ from those of `random`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,27 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RANDOM, HEAVY = "random", "heavy"
+RANDOM, HEAVY, OTHER = "random", "heavy", "other"
 MODELS = (RANDOM, HEAVY, SMOLLM2)
 
 _SEED = 7
 _SIZES = {
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
+    HEAVY: {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+    OTHER: {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
 }
 _FORMAT = 1
 
@@ -43,18 +54,19 @@ def model_folder(name: str) -> Path:
     ours = random_model()
     if name == RANDOM:
         return ours
-    recipe = json.dumps([_FORMAT, _SEED, _SIZES, ours.name])
+    sizes = _SIZES[name]
+    recipe = json.dumps([_FORMAT, _SEED, sizes, ours.name])
     folder = ours.parent / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
-        _make(folder, ours)
+        _make(folder, ours, sizes)
     return folder
 
 
-def _make(folder: Path, ours: Path) -> None:
+def _make(folder: Path, ours: Path, sizes: dict[str, int]) -> None:
     with written_whole(folder) as draft:
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copy(ours / name, draft)
-        config = json.loads((ours / "config.json").read_text()) | _SIZES
+        config = json.loads((ours / "config.json").read_text()) | sizes
         (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         _write_weights(draft / "model.safetensors", config)
 

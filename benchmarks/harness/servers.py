@@ -109,6 +109,29 @@ class Server:
     def endpoint(self) -> Endpoint:
         return Endpoint(self.host, self.port, is_tls=False, path="")
 
+    async def dynamo(self, *arguments: str) -> bytes | None:
+        """Standard output of a `dynamo` command about this server, one of ours; None if the command fails."""
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "DYN_LOCAL_STATE_DIR": str(self.state_root)}
+        asked = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dynamo_local.cli.main", *arguments, f"--namespace={NAMESPACE}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environ,
+        )
+        try:
+            async with asyncio.timeout(END_WITHIN_S):
+                output, _ = await asked.communicate()
+        except TimeoutError:
+            asked.kill()
+            await asked.wait()
+            return None
+        return output if asked.returncode == 0 else None
+
+    def replace_by(self, successor: Server) -> None:
+        """Stand for another process from now on, which serves in the place of this one."""
+        self.popen, self.started_at, self.processes = successor.popen, successor.started_at, ()
+
     async def get(self, path: str) -> bytes:
         """The body of the answer, on a connection of its own. Raises ExchangeError if its status is not 200."""
         with contextlib.closing(self.endpoint.connections()) as connections:
@@ -165,6 +188,24 @@ def start_ours(
     argv += [f"--port={port}", f"--namespace={NAMESPACE}", *options]
     settings = {f"VllmWorker.{key}": value for key, value in engine_settings(model).items()} | dict(overrides)
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
+    return _start_ours(argv, folder, port, project)
+
+
+def start_endpoints(
+    folder: Path, specs: Sequence[Mapping[str, Any]] | None, options: Sequence[str] = (), *, port: int | None = None
+) -> Server:
+    """`dynamo serve` of these endpoints; of those that are registered already if `specs` is None."""
+    port = _free_port() if port is None else port
+    argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"--port={port}", f"--namespace={NAMESPACE}"]
+    if specs is not None:
+        file = folder / "endpoints.yaml"
+        # JSON is YAML.
+        file.write_text(json.dumps({"endpoints": list(specs)}, indent=2))
+        argv += ["-f", str(file)]
+    return _start_ours([*argv, *options], folder, port)
+
+
+def _start_ours(argv: list[str], folder: Path, port: int, project: Path = ROOT) -> Server:
     state_root = folder / "state"
     environ = {**ENGINE_ENVIRONMENT, "DYN_LOCAL_STATE_DIR": str(state_root)}
     if not driver_present():

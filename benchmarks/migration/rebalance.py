@@ -150,9 +150,9 @@ async def _metric(server: Server, name: str) -> dict[str, float]:
 
 
 def samples_of(metrics: str, name: str) -> dict[str, float]:
-    """The samples of that name in the text that Prometheus reads, by the values of their labels."""
+    """The samples of that name in the text that Prometheus reads, by the values of their labels but the model."""
     return {
-        " ".join(value for _, value in _LABEL.findall(labels)): float(value)
+        " ".join(value for label, value in _LABEL.findall(labels) if label != "model"): float(value)
         for found, labels, value in _SAMPLE.findall(metrics)
         if found == name
     }

@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.harness.servers import NAMESPACE, Server
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.planner.metrics import claims_of
+from dynamo_local.planner.server_state import claims_of
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -25,11 +25,11 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     """From `at_s` on, so many devices are held by workers of each role."""
 
     at_s: float
-    prefill: int
-    decode: int
+    prefill: float
+    decode: float
 
     @property
-    def devices(self) -> int:
+    def devices(self) -> float:
         return self.prefill + self.decode
 
 

@@ -101,6 +101,7 @@ class Placer:
             session_id=request.session_id,
             trace_headers=None if request.trace_headers is None else dict(request.trace_headers),
             exclusive=live.recovery.standing.suspect,
+            pools=request.pools,
         )
 
     def _question(self, live: LiveRequest) -> AssignRequest:

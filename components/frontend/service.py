@@ -1,4 +1,5 @@
-"""The frontend service: vLLM's OpenAI server in front of all workers. It keeps the log of every request."""
+"""The frontend service: vLLM's OpenAI server in front of all workers, for one model or many. It keeps the log of every
+request."""
 
 from __future__ import annotations
 
@@ -6,67 +7,49 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.dynamo_config import from_dynamo
-from components.frontend.assigner import Assigner, LocalAssigner, RouterAssigner
-from components.frontend.dispatcher import BusDispatcher
-from components.frontend.http.gate import GateState, HttpGate, SettingNames
-from components.frontend.migration.rebalancer import Rebalancer
-from components.frontend.prefill_jobs import PrefillJobs
+from components.frontend.endpoints.board import BoardWatch
+from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
+from components.frontend.endpoints.orders import EndpointOrders
+from components.frontend.endpoints.revision import FrontendIdentity
+from components.frontend.endpoints.served_models import ServedModels
+from components.frontend.http.gate import Administration, HttpGate, SettingNames
+from components.frontend.settings import FrontendSettings, limits_of, read_keys
 from components.planner import Planner
 from components.router import Router
 from components.workers import PrefillWorker, VllmWorker
-from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.live_settings import LiveSettingsWatch
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.errors import ConfigError, PortInUseError
-from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.errors import PortInUseError
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
+from dynamo_local.core.http.asgi import App
 from dynamo_local.core.live_settings import LiveSettings
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.presence import Counts
-from dynamo_local.core.migration import rebalancing
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
-from dynamo_local.core.request import disaggregation
-from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.families import MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
 from dynamo_local.monitor.graph_watch import GraphWatch
-from dynamo_local.monitor.metrics import MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS, FrontendState, Sample, samples
+from dynamo_local.monitor.metrics import Distribution, ModelState, Sample, samples
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
+from state.paths import StatePaths
+
+if TYPE_CHECKING:
+    from dynamo_local.engine.vllm.frontend.server import HttpServer
 
 _UNREAD_MS = 60_000
 """How long data sent to a client may remain unacknowledged, in milliseconds."""
-
-
-@dataclass(frozen=True)
-class FrontendSettings(AdmissionLimits):
-    """The frontend's own settings, beside those of vLLM's server and engine."""
-
-    api_key_file: Path | None = field(
-        default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
-    )
-    request_timeout_s: float = field(
-        default=600.0, metadata={"help": "Maximum time from the arrival of a request to its last token, in s."}
-    )
-    recovery_timeout_s: float = field(
-        default=120.0, metadata={"help": "How long a request that lost its worker waits for another worker, in s."}
-    )
-    drain_timeout_s: float = field(
-        default=15.0, metadata={"help": "How long requests in flight may take to finish when the server stops, in s."}
-    )
 
 
 @service(
     config=combine(
         schema_of(FrontendSettings), schema_of(LiveSettings), engine_schema(), server_schema(), adapter_schema()
     ),
-    role="frontend",
+    role=FRONTEND_ROLE,
     preload=VLLM_PRELOAD,
     rewrite=from_dynamo,
 )
@@ -82,127 +65,105 @@ class Frontend(Service):
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._settings = context.settings(FrontendSettings)
-        self._limits = _with_max_logprobs(self._settings, context.config)
-        self._fleet = FleetWatch(context.bus, context.subjects)
-        self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
-        self._live_settings = LiveSettingsWatch(context.bus, context.subjects, context.settings(LiveSettings))
-        self._prefill_jobs = self._make_prefill_jobs()
-        self._dispatcher = BusDispatcher(
-            context.bus,
-            context.subjects,
-            context.lease,
-            self._fleet,
-            self._assigner(),
-            context.tasks,
-            RecoveryDeadlines(request_s=self._settings.request_timeout_s, recovery_s=self._settings.recovery_timeout_s),
-            self._prefill_jobs,
-        )
-        self._rebalancer = Rebalancer(self._dispatcher.migrations, self._fleet, self._rebalancing, context.tasks)
+        self._limits = limits_of(self._settings, context.config)
+        self._keys = read_keys(self._settings.api_key_file, "api-key-file")
+        self._admin_keys = read_keys(self._settings.admin_key_file, "admin-key-file")
+        routed = context.has(Router.__name__)
+        self._own = self._own_model(routed)
+        identity = FrontendIdentity(context.watcher, context.lease, context.bus, context.private_dir, routed=routed)
+        paths = StatePaths.of(context.namespace, os.environ)
+        self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
+        self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
+        self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
+        self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
         self._draining = False
-        self._server: Any = None
+        self._server: HttpServer | None = None
 
     @async_on_start
     async def start(self) -> None:
-        """Serve HTTP. The process is ready then, and /health reports whether a worker is."""
-        from dynamo_local.engine.vllm.frontend.server import OpenAIServer
-
+        """Serve HTTP. The process is ready then, and /health reports whether a model is."""
         listener = bind()
-        await self._live_settings.start()
-        self._context.tasks.spawn("settings", self._live_settings.run())
-        await self._dispatcher.start()
-        self._rebalancer.start()
-        await self._graph.start()
-        await self._fleet.start()
         context = self._context
-        context.tasks.spawn("fleet", self._fleet.run())
-        if PREFILL_ROLE in self._roles():
-            context.tasks.spawn("queue length", self._graph.follow_queue())
-        self._server = OpenAIServer(context.config, context.private_dir, self._dispatcher, self._gate(), self._limits)
         loop, announcer = asyncio.get_running_loop(), context.announcer
 
         def progress(detail: str) -> None:
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
+        if self._own is None:
+            await self._graph.start()
+            await self._fleet.start()
+            context.tasks.spawn("fleet", self._fleet.run())
+        else:
+            await self._own.start(progress)
+        self.served.refresh()
+        self._server = self._make_server()
         serving = await self._server.start(listener, progress)
-        migrations = self._dispatcher.migrations.statistics
-        migrations.subscribe(lambda counts: announcer.note(counts=Counts(migrations=counts)))
-        self._dispatcher.migrations.record = self._record
-        expose(self._samples, {MIGRATION_GAP_SECONDS: migrations.gap_s, MIGRATION_GAP_STEPS: migrations.gap_steps})
+        await self._board.start()
+        context.tasks.spawn("board of endpoints", self._board.run())
+        expose(self._samples, self._distributions)
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
-
-    def _record(self, event: Event) -> None:
-        context = self._context
-        context.tasks.spawn("event", publish_event(context.bus, context.subjects, event))
 
     @async_on_shutdown
     async def stop(self) -> None:
         """Refuse new requests and let those under way finish."""
         self._draining = True
-        self._dispatcher.migrations.stop()
+        self.served.table.wake()
+        self.served.stop_migrations()
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
-        await self._dispatcher.cancel_all()
+        await self.served.close()
+        if self._own is not None:
+            await self._own.close()
 
-    def _assigner(self) -> Assigner:
-        local = LocalAssigner(self._fleet, self._context.lease)
-        if not self._context.has(Router.__name__):
-            return local
-        return RouterAssigner(self._context.bus, self._context.subjects, self._context.lease, local)
-
-    def _make_prefill_jobs(self) -> PrefillJobs | None:
+    def _own_model(self, routed: bool) -> ServedModel | None:
+        """Return the model of the graph's own workers. None: the graph has none."""
         context = self._context
-        if not context.has(PrefillWorker.__name__):
+        roles = [service.role for service in context.graph.services]
+        if not ENGINE_ROLES & set(roles):
             return None
-        return PrefillJobs(context.bus, context.subjects, context.lease, self._fleet, self._prefill_limits)
-
-    def _prefill_limits(self) -> disaggregation.PrefillLimits:
-        """Return the limits that hold now: `dynamo config set` may have changed them."""
-        settings = self._live_settings.current
-        return disaggregation.PrefillLimits(settings.max_local_prefill_length, settings.max_prefill_queue_size)
-
-    def _rebalancing(self) -> rebalancing.RebalancingLimits | None:
-        """Return the limits that hold now; None: rebalancing is off."""
-        settings = self._live_settings.current
-        if not settings.rebalance:
-            return None
-        return rebalancing.RebalancingLimits(
-            below=settings.rebalance_below, above=settings.rebalance_above, period_s=settings.rebalance_period_s
+        scope = ModelScope(
+            context.bus, context.subjects, context.lease, context.tasks, context.announcer, context.private_dir
         )
-
-    def _roles(self) -> list[str]:
-        return [service.role for service in self._context.graph.services]
+        return ServedModel(scope, ModelPlan(context.config, routed, roles), _application)
 
     def _samples(self) -> Iterator[Sample]:
         """Return the samples that /metrics shows beside vLLM's own."""
-        prefills = None if self._prefill_jobs is None else self._prefill_jobs.outcomes
-        migrations = self._dispatcher.migrations.statistics
-        state = FrontendState(
-            self._dispatcher.live_requests,
-            self._roles(),
-            prefills,
-            migrations.outcomes,
-            migrations.pulled_tokens,
-            migrations.pulled_bytes,
+        # The processes that work for all models belong to the graph, which may have no model of its own.
+        shared = [ModelState("", self._graph.snapshot())] if self._own is None else []
+        served = [ModelState(model.name, model.graph.snapshot(), model.state) for model in self.served.models]
+        return samples([*shared, *served], self.served.board.endpoints, self.served.table.held())
+
+    def _distributions(self) -> Iterator[Distribution]:
+        """Return the histograms that /metrics shows beside vLLM's own."""
+        for model in self.served.models:
+            migrations = model.dispatcher.migrations.statistics
+            yield Distribution(MIGRATION_GAP_SECONDS, (model.name,), migrations.gap_s)
+            yield Distribution(MIGRATION_GAP_STEPS, (model.name,), migrations.gap_steps)
+
+    def _make_server(self) -> HttpServer:
+        from dynamo_local.engine.vllm.frontend.server import HttpServer
+
+        context = self._context
+        return HttpServer(context.config, context.private_dir, self._gate, self._limits, self.served.table.cards)
+
+    def _gate(self, app: App) -> HttpGate:
+        context = self._context
+        return HttpGate(
+            app,
+            limits=self._limits,
+            models=self.served.table,
+            is_draining=lambda: self._draining,
+            api_keys=self._keys,
+            names=SettingNames(type(self).__name__, server_schema().keys()),
+            administration=Administration(self._admin_keys, EndpointOrders(context.bus, context.subjects)),
         )
-        return samples(self._graph.snapshot(), state)
-
-    def _gate(self) -> Any:
-        state = GateState(has_worker=lambda: bool(self._fleet.view.ready()), is_draining=lambda: self._draining)
-        keys = _read_keys(self._settings.api_key_file)
-        names = SettingNames(type(self).__name__, server_schema().keys())
-
-        def gate(app: Any) -> HttpGate:
-            return HttpGate(app, limits=self._limits, state=state, api_keys=keys, names=names)
-
-        return gate
 
 
-def _with_max_logprobs(limits: AdmissionLimits, config: Mapping[str, Any]) -> AdmissionLimits:
-    """Return the limits. vLLM's max-logprobs also sets max-candidates, if that is not set itself."""
-    if "max-candidates" in config or config.get("max-logprobs") is None:
-        return limits
-    return replace(limits, max_candidates=config["max-logprobs"])
+def _application(config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> Application:
+    from dynamo_local.engine.vllm.frontend.application import ModelApplication
+
+    return ModelApplication(config, private_dir, dispatcher)
 
 
 def bind() -> socket.socket:
@@ -227,19 +188,6 @@ def bind() -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _read_keys(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    try:
-        keys = tuple(line.strip() for line in path.expanduser().read_text().splitlines() if line.strip())
-    except OSError as error:
-        raise ConfigError(f"cannot read the API keys in {path}: {error.strerror}") from error
-    if not keys:
-        # An empty file must not open the server to everybody.
-        raise ConfigError(f"{path} holds no API key", "write one key per line, or leave api-key-file out")
-    return keys
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:

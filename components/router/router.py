@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import logging
+from dataclasses import dataclass
 
+from components.router.model_routing import ModelRouting
 from components.workers import VllmWorker
-from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
-from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.bus.subscriptions import Answer, Message
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.names import Subjects, revision_in
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
-UNDER_WAY_S = 3.0
-"""A frontend's charges may not contain assignments younger than this: they had not reached it when it sent them."""
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 10.0
+_FORGET_AFTER_S = 60.0
+"""Time for which a revision without any process is remembered."""
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A revision that is served. `expiry`: keeps its view of workers up to date."""
+
+    routing: ModelRouting
+    beginning: asyncio.Task[None]
+    expiry: asyncio.Task[None]
 
 
 @service(role="router")
 class Router(Service):
-    """Assigns requests to workers, and counts them as their load until they are released."""
+    """Assigns requests to workers, and counts them as their load until they are released.
+
+    The workers of the graph and those of each endpoint's revision are kept apart: each has its own ledger.
+    """
 
     workers = depends(VllmWorker)
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._fleet = FleetWatch(context.bus, context.subjects)
-        self._ledger = Ledger()
-        self._policy: RoutingPolicy = LeastOutstandingTokens()
+        self._own = ModelRouting(context.bus, context.subjects)
+        self._revisions: dict[str, _Served] = {}
         self._assigned = self._unassigned = 0
 
     @async_on_start
@@ -36,36 +53,90 @@ class Router(Service):
         """Listen. A restarted router starts with an empty ledger, and learns the load from the charges of frontends."""
         subjects = self._context.subjects
         self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
-        self._fleet.subscribe(self._on_change)
-        await self._fleet.start()
-        self._context.tasks.spawn("fleet", self._fleet.run())
+        await self._own.start()
+        self._context.tasks.spawn("fleet", self._own.run())
         bus = self._context.bus
         await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue="router")
         await bus.listen(subjects.released, Released, self._on_released)
         await bus.listen(subjects.charges, Charges, self._on_charges)
+        every = Subjects(self._context.namespace, "*")
+        await bus.subscribe(every.assign, self._on_assign_in_revision, queue="router")
+        await bus.subscribe(every.released, self._on_released_in_revision)
+        await bus.subscribe(every.charges, self._on_charges_in_revision)
+        self._context.tasks.spawn("revisions", self._forget())
+
+    # The graph's own workers.
 
     async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
-        worker = self._policy.choose(request, self._fleet.view.routable(), self._ledger)
-        if worker is not None:
-            self._ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
-        self._count(found=worker is not None)
-        await answer.send(Assignment(worker=worker))
-
-    def _count(self, *, found: bool) -> None:
-        self._assigned += found
-        self._unassigned += not found
-        self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
+        await answer.send(self._assign(self._own, request))
 
     async def _on_released(self, released: Released) -> None:
-        self._ledger.release(released.frontend, released.request_id)
+        self._own.release(released)
 
-    async def _on_charges(self, message: Charges) -> None:
-        # Charges of workers that are gone would never be released.
-        charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]
-        now = time.monotonic()
-        self._ledger.settle(message.frontend, charges, now - UNDER_WAY_S, now)
+    async def _on_charges(self, charges: Charges) -> None:
+        self._own.settle(charges)
 
-    def _on_change(self, change: Change) -> None:
-        if change.what in (Happened.LEFT, Happened.REVOKED):
-            self._ledger.forget_worker(change.presence.lease)
-            self._ledger.forget_frontend(change.presence.lease)
+    # The workers of endpoints.
+
+    async def _on_assign_in_revision(self, message: Message) -> None:
+        request = codec.decode(message.data, AssignRequest)
+        served = self._serve(revision_in(message.subject))
+        if served.beginning.done():
+            await self._answer(served, request, message.reply)
+        else:
+            # Other revisions' questions do not wait for it.
+            self._context.tasks.spawn("answer", self._answer(served, request, message.reply))
+
+    async def _on_released_in_revision(self, message: Message) -> None:
+        served = self._revisions.get(revision_in(message.subject))
+        if served is not None:
+            served.routing.release(codec.decode(message.data, Released))
+
+    async def _on_charges_in_revision(self, message: Message) -> None:
+        # Begun by charges as well: the workers are known then when the next request comes.
+        self._serve(revision_in(message.subject)).routing.settle(codec.decode(message.data, Charges))
+
+    async def _answer(self, served: _Served, request: AssignRequest, reply: str) -> None:
+        await asyncio.wait({served.beginning})
+        try:
+            await self._context.bus.send(reply, self._assign(served.routing, request))
+        except BusError as error:
+            _log.warning("the question for a worker for request %s is not answered: %s", request.request_id, error)
+
+    def _serve(self, revision: str) -> _Served:
+        served = self._revisions.get(revision)
+        if served is None:
+            routing = ModelRouting(self._context.bus, Subjects(self._context.namespace, revision))
+            spawn = self._context.tasks.spawn
+            beginning = spawn(f"{revision} begins", self._begin(revision, routing))
+            served = _Served(routing, beginning, spawn(f"fleet of {revision}", routing.run()))
+            self._revisions[revision] = served
+        return served
+
+    async def _begin(self, revision: str, routing: ModelRouting) -> None:
+        try:
+            await routing.start()
+            await routing.heard()
+        except BusError as error:
+            _log.warning("the workers of %s cannot be heard, the next question tries again: %s", revision, error)
+            await self._end(revision)
+
+    async def _forget(self) -> None:
+        """End the routing for revisions that are gone, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            gone = [name for name, one in self._revisions.items() if one.routing.empty_for_s() > _FORGET_AFTER_S]
+            for revision in gone:
+                await self._end(revision)
+
+    async def _end(self, revision: str) -> None:
+        served = self._revisions.pop(revision)
+        served.expiry.cancel()
+        await served.routing.stop()
+
+    def _assign(self, routing: ModelRouting, request: AssignRequest) -> Assignment:
+        worker = routing.assign(request)
+        self._assigned += worker is not None
+        self._unassigned += worker is None
+        self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
+        return Assignment(worker=worker)

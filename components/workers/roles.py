@@ -8,13 +8,11 @@ import logging
 from components.workers.prefill_service import PrefillService
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import DynamoError, EngineError
-from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
-
-DECODE_ROLE = "decode"
 
 
 class Roles:

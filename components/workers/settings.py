@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.workers.listed_adapters import BoardAdapters
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -16,6 +18,7 @@ from dynamo_local.engine.vllm.tuning import TuningSettings
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
+from state.paths import StatePaths
 
 
 @dataclass(frozen=True)
@@ -95,4 +98,13 @@ def make_engine(context: ServiceContext) -> Engine:
         kv_transfer=settings.kv_transfer,
         grammar_timeout_s=settings.grammar_timeout_s,
         tasks=context.tasks,
+        listed=_listed_adapters(context),
     )
+
+
+def _listed_adapters(context: ServiceContext) -> BoardAdapters | None:
+    """The adapters of the worker's endpoint; None for a worker of the graph: its adapters are in its configuration."""
+    revision = context.watcher.revision
+    if not revision:
+        return None
+    return BoardAdapters(StatePaths.of(context.namespace, os.environ).board_file, revision)

@@ -21,7 +21,7 @@ class BusAddress(msgspec.Struct, frozen=True):
         """Read the address from the runtime directory. Raises BusError."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BusError(f"no bus address in {path}: {error}", "is the server running?") from error
 
     @property

@@ -28,7 +28,7 @@ from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError
+from dynamo_local.core.errors import BusError, NobodyListensError
 
 __all__ = ["Bus", "BusAddress"]
 
@@ -202,13 +202,13 @@ class Bus:
         raise BusError(f"NATS ended the connection: {self._client.last_error or 'closed'}")
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Send bytes and wait for one answer. Raises BusError when no process listens, or none answers in time."""
+        """Send bytes and wait for one answer. Raises NobodyListensError, and BusError when none answers in time."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
             return (await self._client.request(subject, data, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
-            raise BusError(f"no process listens on {subject}") from error
+            raise NobodyListensError(f"no process listens on {subject}") from error
         except nats.errors.TimeoutError as error:
             raise BusError(f"no answer on {subject} within {timeout_s:g} s") from error
         except nats.errors.Error as error:

@@ -18,13 +18,13 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.starvation import Starvation
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.fleet.view import TTL_S, Change, FleetView
 from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, parse_watcher
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Announcer:
         self._bus = bus
         self._interval_s = interval_s
         self._subject = subjects.presence(presence.watcher)
-        self._probe = subjects.probe
+        self._probes = {subjects.probe, subjects.probe_of_all}
         self._presence = presence
         self._changed = asyncio.Event()
         self._changed_at = time.monotonic()
@@ -89,7 +89,8 @@ class Announcer:
         async def on_probe(_: Message) -> None:
             await self.announce()
 
-        await self._bus.subscribe(self._probe, on_probe)
+        for probe in self._probes:
+            await self._bus.subscribe(probe, on_probe)
         while True:
             self._changed.clear()
             quiet = time.monotonic() - self._changed_at > QUIET_AFTER_S
@@ -112,14 +113,27 @@ def _timeless(load: Load | None) -> Load | None:
 
 
 class FleetWatch:
-    """Keeps a FleetView up to date from the bus, and calls listeners for every change."""
+    """Keeps a FleetView up to date from the bus, and calls listeners for every change.
 
-    def __init__(self, bus: Bus, subjects: Subjects, clock: Callable[[], float] = time.monotonic) -> None:
+    The processes are those of the subjects' revision, or the graph's own. `everywhere`: the graph's own, and the
+    workers of all endpoints.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        everywhere: bool = False,
+    ) -> None:
         self.view = FleetView()
+        self._everywhere = everywhere
         self._bus = bus
         self._subjects = subjects
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
+        self._subscriptions: list[Subscription] = []
         self.due_at = math.inf
         """Time of the next look for silent processes."""
         self._last: dict[str, tuple[bytes, str]] = {}
@@ -134,10 +148,19 @@ class FleetWatch:
 
     async def start(self) -> None:
         """Listen, and ask all processes to publish their presence now instead of at their next beat."""
-        await self._bus.subscribe(self._subjects.presences, self._on_presence)
-        await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
-        await self._bus.subscribe(self._echo, self._on_echo)
-        await self._bus.publish(self._subjects.probe, b"")
+        bus, subjects, listening = self._bus, self._subjects, self._subscriptions
+        listening.append(await bus.subscribe(subjects.presences, self._on_presence))
+        listening.append(await bus.listen(subjects.revoked, LeaseRevoked, self._on_revoked))
+        if self._everywhere:
+            listening.append(await bus.subscribe(subjects.presences_of_endpoints, self._on_endpoint_presence))
+            listening.append(await bus.listen(subjects.revoked_of_endpoints, LeaseRevoked, self._on_revoked))
+        listening.append(await bus.subscribe(self._echo, self._on_echo))
+        await bus.publish(subjects.probe, b"")
+
+    async def stop(self) -> None:
+        """Listen no more. For a watch that ends before its process does."""
+        while self._subscriptions:
+            await self._subscriptions.pop().unsubscribe()
 
     async def run(self) -> None:
         """Expire silent processes until cancelled."""
@@ -194,6 +217,16 @@ class FleetWatch:
             return
         self._last[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))
+
+    async def _on_endpoint_presence(self, message: Message) -> None:
+        # A frontend announces itself in each revision that it serves, beside its presence as a process of the graph.
+        try:
+            watcher = parse_watcher(message.subject.rpartition(".")[2])
+        except ConfigError as error:
+            _log.warning("the announcement of a process on %s cannot be read: %s", message.subject, error)
+            return
+        if watcher.revision:
+            await self._on_presence(message)
 
     async def _on_revoked(self, revoked: LeaseRevoked) -> None:
         self._tell(self.view.revoke(revoked.lease))

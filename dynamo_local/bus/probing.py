@@ -17,14 +17,17 @@ import msgspec
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, parse_watcher
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_WITHIN_S = 2.0
 _PORT = 4222
+
+_OF_GRAPH, _OF_ENDPOINTS = "1", "2"
+"""Ids of the subscriptions to presences."""
 
 
 class _Info(msgspec.Struct):
@@ -50,7 +53,8 @@ def speaks_plainly(address: BusAddress) -> bool:
 
 
 async def probe(address: BusAddress, subjects: Subjects, awaited: Set[str], within_s: float) -> dict[str, Presence]:
-    """The presences of all processes that announce themselves within `within_s`, by watcher.
+    """The presences of all processes of the graph and of all endpoints that announce themselves within `within_s`, by
+    watcher.
 
     Returns once all watchers in `awaited` have. Raises BusError if the server cannot be reached or refuses this client.
     """
@@ -63,7 +67,13 @@ async def probe(address: BusAddress, subjects: Subjects, awaited: Set[str], with
     except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
         raise BusError(f"cannot connect to NATS at {address.shown}: {error}") from error
     try:
-        writer.write(f"SUB {subjects.presences} 1\r\nPUB {subjects.probe} 0\r\n\r\n".encode())
+        questions = (
+            f"SUB {subjects.presences} {_OF_GRAPH}",
+            f"SUB {subjects.presences_of_endpoints} {_OF_ENDPOINTS}",
+            f"PUB {subjects.probe_of_all} 0",
+            "",
+        )
+        writer.write("\r\n".join((*questions, "")).encode())
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not awaited <= heard.keys():
@@ -100,12 +110,16 @@ async def _next_presence(reader: StreamReader, writer: StreamWriter) -> Presence
         raise BusError(f"NATS ended the connection: {line.decode(errors='replace')}")
     if not line.startswith(b"MSG "):
         return None
-    data = await reader.readexactly(int(line.split()[-1]) + len(b"\r\n"))
+    _, _, subscription, *_, size = line.split()
+    data = await reader.readexactly(int(size) + len(b"\r\n"))
     try:
-        return codec.decode(data[:-2], Presence)
-    except DecodeError as error:
+        presence = codec.decode(data[:-2], Presence)
+        # A frontend announces itself in each revision that it serves, beside its presence as a process of the graph.
+        is_repeated = subscription == _OF_ENDPOINTS.encode() and not parse_watcher(presence.watcher).revision
+    except (ConfigError, DecodeError) as error:
         _log.warning("the announcement of a process cannot be read: %s", error)
         return None
+    return None if is_repeated else presence
 
 
 async def _line(reader: StreamReader) -> bytes:

@@ -64,28 +64,51 @@ def workers(context: click.Context, incomplete: str) -> Iterable[str]:
 
 
 @_quiet
+def endpoints_and_watchers(context: click.Context, incomplete: str) -> Iterable[str]:
+    """Endpoints, then the watchers of services."""
+    names = _names([component.watcher_name for component in _services(context)], incomplete)
+    return [*_endpoints(_paths(context)), *names]
+
+
+@_quiet
 def services_and_watchers(context: click.Context, incomplete: str) -> Iterable[str]:
-    """Services, then their watchers."""
+    """Services and endpoints, then their watchers."""
     found = _services(context)
     names = _names([component.watcher_name for component in found], incomplete)
-    return [*(component.component for component in found), *names]
+    return [*dict.fromkeys(map(_group, found)), *names]
 
 
 @_quiet
 def logs(context: click.Context, incomplete: str) -> Iterable[str]:
-    """Services, watchers and programs that have logs."""
+    """Endpoints, and services, watchers and programs that have logs."""
     from dynamo_local.core.names import short_watcher
 
     names = sorted(path.stem for path in _paths(context).logs_dir.glob("*.log"))
-    return [*map(short_watcher, names), *names]
+    return [*_endpoints(_paths(context)), *map(short_watcher, names), *names]
+
+
+@_quiet
+def endpoints(context: click.Context, incomplete: str) -> Iterable[str]:
+    """Names of endpoints. Nothing once one has been given."""
+    from dynamo_local.cli.options import ONLY_SERVER, paths_of_endpoints
+
+    if any(not word.startswith("-") for word in context.params.get("words") or ()):
+        return []
+    return _endpoints(paths_of_endpoints(context.params.get("namespace") or ONLY_SERVER))
+
+
+@_quiet
+def nothing(context: click.Context, incomplete: str) -> Iterable[str]:
+    """Nothing: the word is a new name."""
+    return ()
 
 
 @_quiet
 def worker_numbers(context: click.Context, incomplete: str) -> Iterable[str]:
-    """SERVICE=NUMBER with each other number of workers up to one more than there are."""
+    """SERVICE=NUMBER or ENDPOINT=NUMBER with each other number of workers up to one more than there are."""
     numbers: dict[str, int] = {}
     for component in _workers(context):
-        numbers[component.component] = numbers.get(component.component, 0) + component.holds
+        numbers[_group(component)] = numbers.get(_group(component), 0) + component.holds
     return [f"{service}={number}" for service, now in numbers.items() for number in range(1, now + 2) if number != now]
 
 
@@ -144,6 +167,20 @@ def _services(context: click.Context) -> list[Component]:
     return [component for component in found if component.component not in MACHINERY]
 
 
+def _group(component: Component) -> str:
+    """The endpoint that a process works for, or else its service."""
+    from dynamo_local.core.names import endpoint_of
+
+    return endpoint_of(component.watcher.revision) or component.component
+
+
+def _endpoints(paths: StatePaths) -> list[str]:
+    from state.registry import read_registry
+
+    # The registry itself, which also has those of a server that does not run: to ask a server would take too long.
+    return list(read_registry(paths).entries)
+
+
 def _workers(context: click.Context) -> list[Component]:
     from dynamo_local.core.fleet.view import ENGINE_ROLES
 
@@ -160,13 +197,15 @@ def _names(full: Iterable[str], incomplete: str) -> list[str]:
 
 def _served() -> list[str]:
     from dynamo_local.cli.options import state_folder
+    from dynamo_local.supervisor.admin.servers import served_models
+    from state.board import read_board
     from state.namespaces import find_servers
     from state.paths import StatePaths
     from state.record import read_record
 
-    # By their records, which are there at once. To ask the servers would take too long.
-    records = (read_record(StatePaths(state_folder(), name)) for name in find_servers(state_folder()).running)
-    return [model for record in records if record is not None for model in record.models]
+    # By their files, which are there at once. To ask the servers would take too long.
+    servers = [StatePaths(state_folder(), name) for name in find_servers(state_folder()).running]
+    return [model for paths in servers for model in served_models(read_record(paths), read_board(paths))]
 
 
 def _servable() -> list[str]:

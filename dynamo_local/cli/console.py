@@ -5,11 +5,24 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 
 import click
 
 from dynamo_local.core.names import short_watcher
+
+
+def facts(known: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each name and text, or more where the text has more; none where the text is empty."""
+    shown = [(name, text) for name, text in known if text]
+    width = max(len(name) for name, _ in shown)
+    return "\n".join(f"{name:{width}}  {text}".replace("\n", f"\n{' ' * width}  ") for name, text in shown)
+
+
+def date(at: float) -> str:
+    """Return a time of the wall clock, in seconds since 1970, as people here read it."""
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,15 +1,17 @@
-"""Descriptions of watchers and requests (supervisor/admin/describe.py) as text. Pure, apart from the local time
-zone."""
+"""Descriptions of watchers, endpoints and requests (supervisor/admin/describe.py) as text. Pure, apart from the local
+time zone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 
+from dynamo_local.cli.console import date, facts
+from dynamo_local.cli.endpoints.text import facts_of
+from dynamo_local.core.messages.endpoints import BoardRevision
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
 from dynamo_local.core.names import short_watcher
-from dynamo_local.supervisor.admin.describe import WatcherDescription
+from dynamo_local.supervisor.admin.describe import EndpointDescription, WatcherDescription
 from dynamo_local.supervisor.admin.requests import RequestLine
 
 _UNKNOWN = "unknown"
@@ -18,24 +20,29 @@ Field = tuple[str, str]
 """Name of a line, and its text."""
 
 
-def text_of(found: WatcherDescription | RequestLine) -> str:
+def text_of(found: WatcherDescription | EndpointDescription | RequestLine) -> str:
     """Return a description with a line for each fact; what a process does not have is left out."""
-    fields = _of_watcher(found) if isinstance(found, WatcherDescription) else _of_request(found)
-    known = [(name, text) for name, text in fields if text]
-    width = max(len(name) for name, _ in known)
-    return "\n".join(f"{name:{width}}  {text}".replace("\n", f"\n{' ' * width}  ") for name, text in known)
+    match found:
+        case WatcherDescription():
+            fields = _of_watcher(found)
+        case EndpointDescription():
+            fields = _of_endpoint(found)
+        case RequestLine():
+            fields = _of_request(found)
+    return facts(fields)
 
 
 def _of_watcher(found: WatcherDescription) -> Iterator[Field]:
     yield "watcher", found.watcher
     yield "service", f"{found.component} ({found.role})"
+    yield "revision", found.revision
     yield "state", f"{found.state}: {found.detail}" if found.detail else found.state
     yield "pid", "-" if found.pid is None else str(found.pid)
     yield "children", "\n".join(found.children)
     yield "devices", ", ".join(map(str, found.devices))
     yield "running for", "" if found.age_s is None else _span(found.age_s)
     yield "starts", f"{found.starts} since the server started"
-    yield "deaths", "\n".join(map(_death, found.deaths)) or "none since the server started"
+    yield "deaths", "\n".join(map(_event, found.deaths)) or "none since the server started"
     yield "url", found.url or ""
     if found.engine is not None:
         yield from _of_engine(found.engine)
@@ -84,13 +91,27 @@ def _counts(counts: Counts) -> str:
     return ", ".join(words)
 
 
-def _death(event: Event) -> str:
-    at = datetime.fromtimestamp(event.time).astimezone()
-    return f"{at:%Y-%m-%d %H:%M:%S}  {event.what}{f' ({event.why})' if event.why else ''}"
+def _event(event: Event) -> str:
+    return f"{date(event.time)}  {event.what}{f' ({event.why})' if event.why else ''}"
+
+
+def _of_endpoint(found: EndpointDescription) -> Iterator[Field]:
+    yield from facts_of(found.endpoint)
+    yield "revisions", "\n".join(map(_revision, found.revisions))
+    yield "processes", "\n".join(f"{short_watcher(row.watcher)} ({row.state})" for row in found.workers)
+    yield "requests", _UNKNOWN if found.requests is None else f"{found.requests} in flight"
+    yield "events", "\n".join(map(_event, found.events))
+
+
+def _revision(revision: BoardRevision) -> str:
+    takes = "takes requests" if revision.takes_requests else "takes no requests"
+    adapters = ", ".join(adapter.name for adapter in revision.adapters)
+    return f"{revision.revision} {takes}{f'; adapters: {adapters}' if adapters else ''}"
 
 
 def _of_request(found: RequestLine) -> Iterator[Field]:
     yield "request", found.request
+    yield "endpoint", found.revision
     yield "worker", short_watcher(found.worker) if found.worker else "none yet"
     yield "here for", _here(found)
     yield "frontend", short_watcher(found.frontend)

@@ -9,7 +9,7 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import short_watcher
 
 WATCHER_WIDTH = 16
-"""Width of the column of watchers. A longer name moves the rest of its line."""
+"""Width of the column of watchers and endpoints. A longer name moves the rest of its line."""
 
 _SERVER = "-"
 
@@ -22,8 +22,8 @@ def chosen(events: Iterable[Event], kinds: Collection[str], cutoff: float | None
 
 
 def line_of(event: Event, today: datetime) -> str:
-    """Return an event as one line: local time, watcher, what happened, and why in brackets. Times of other days than
-    `today` have their date."""
+    """Return an event as one line: local time, watcher or endpoint, what happened, and why in brackets. Times of other
+    days than `today` have their date."""
     at = datetime.fromtimestamp(event.time).astimezone()
     time = f"{at:%H:%M:%S}" if at.date() == today.date() else f"{at:%Y-%m-%d %H:%M:%S}"
     what = event.what if event.request is None else f"{event.request} {event.what}"
@@ -33,4 +33,4 @@ def line_of(event: Event, today: datetime) -> str:
 
 
 def _subject(event: Event) -> str:
-    return short_watcher(event.watcher) if event.watcher else _SERVER
+    return short_watcher(event.watcher) if event.watcher else event.endpoint or _SERVER

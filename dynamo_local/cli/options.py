@@ -38,6 +38,11 @@ def namespace_option(function: _F) -> _F:
     )(function)
 
 
+def endpoint_option(purpose: str) -> Callable[[_F], _F]:
+    """Return a decorator that adds the option --endpoint, which selects an endpoint of the server."""
+    return click.option("--endpoint", metavar="NAME", shell_complete=completion_values.endpoints, help=purpose)
+
+
 def paths_of(namespace: str) -> StatePaths:
     """Return the paths of the files of the namespace's server; without a namespace, of the only server that runs.
 
@@ -79,6 +84,24 @@ def paths_of_logs(namespace: str) -> StatePaths:
         if not found:
             raise NotRunningError("no server runs, and none has left logs", START_REMEDY)
         return found[0]
+
+    return _paths(namespace, choose)
+
+
+def paths_of_endpoints(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace in which endpoints are ordered is meant."""
+    from dynamo_local.core.errors import UsageError
+    from dynamo_local.core.server_choice import choose_server
+    from state.namespaces import with_registry
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        found = () if running else with_registry(state_folder())
+        if len(found) > 1:
+            raise UsageError(
+                f"no server runs, and endpoints are ordered in {len(found)} namespaces: {', '.join(found)}",
+                f"name one by --namespace or {NAMESPACE_ENV}",
+            )
+        return found[0] if found else choose_server(running, crashed)
 
     return _paths(namespace, choose)
 

@@ -52,6 +52,23 @@ class NotRunningError(UsageError):
     """No server is running in the namespace, or it has no such service."""
 
 
+class EndpointAbsentError(UsageError):
+    """There is no endpoint of that name."""
+
+
+class EndpointConflictError(UsageError):
+    """An order contradicts the endpoints there are: a name twice, a base without which adapters would be left."""
+
+
+class EndpointFailedError(DynamoError):
+    """An endpoint does not answer, and will not without another order."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"endpoint {name} has failed: {reason}", f"it stays ordered: `dynamo endpoint update {name}` changes it"
+        )
+
+
 class FetchError(DynamoError):
     """A model could not be fetched: the network, the hub or the disk failed. Trying again may help."""
 
@@ -70,6 +87,10 @@ class BusError(DynamoError):
 
 class BusDownError(BusError):
     """The connection to NATS is down. The bus logs that itself, and when it is there again."""
+
+
+class NobodyListensError(BusError):
+    """No process listens on the subject of a question."""
 
 
 class QueueAbsentError(BusError):
@@ -98,3 +119,8 @@ class RequestError(DynamoError):
 
 class BadRequestError(RequestError):
     """A request's client asks for something that no worker can do."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error that is none of these in one line, of at most 400 characters."""
+    return " ".join(str(error).split())[:400] or type(error).__name__

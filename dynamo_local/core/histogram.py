@@ -28,3 +28,12 @@ class Histogram:
             total += count
             found.append((bound, total))
         return found
+
+
+def added_up(histograms: Sequence[Histogram]) -> Histogram:
+    """Return the histogram of all values that these have counted. At least one; their bounds are the same."""
+    whole = Histogram(histograms[0]._bounds)
+    for each in histograms:
+        whole._counts = [a + b for a, b in zip(whole._counts, each._counts, strict=True)]
+        whole.sum += each.sum
+    return whole

@@ -145,8 +145,12 @@ class Request:
     """How the output survives a new epoch; by default, not at all."""
     max_tokens: int | None = None
     """Largest number of output positions. None: as many as there is room for."""
+    pools: bool = False
+    """Whether the pooled output of the prompt is wanted, and no token. `sampling` then returns the engine's pooling
+    parameters, whatever the position."""
     prefill_elsewhere: bool = True
-    """Whether a prefill worker may compute the prompt. False if log-probabilities of the prompt are wanted."""
+    """Whether a prefill worker may compute the prompt. False if log-probabilities of the prompt are wanted,
+    or its pooled output."""
 
 
 @dataclass(frozen=True)

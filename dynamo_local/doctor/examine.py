@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dynamo_local.core.doctor.endpoints import check_endpoints
 from dynamo_local.core.doctor.finding import Finding
 from dynamo_local.core.doctor.gpus import check_gpus
 from dynamo_local.core.doctor.hub import check_hub
@@ -14,6 +15,7 @@ from dynamo_local.core.doctor.network import check_network
 from dynamo_local.core.doctor.servers import check_servers
 from dynamo_local.core.doctor.software import check_software, vllm_build
 from dynamo_local.core.doctor.storage import check_storage
+from dynamo_local.doctor.endpoints import endpoints
 from dynamo_local.doctor.gpus import gpus
 from dynamo_local.doctor.hub import hub
 from dynamo_local.doctor.kernel import kernel
@@ -37,4 +39,5 @@ def examine(root: Path, cache: Path, host: str, port: int, environ: Mapping[str,
         *check_network(network(host, port, environ)),
         *check_hub(hub(environ)),
         *check_servers(servers(root)),
+        *check_endpoints(endpoints(root)),
     ]

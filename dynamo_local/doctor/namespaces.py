@@ -1,4 +1,4 @@
-"""All namespaces that a state folder has files of, also of locks and logs alone."""
+"""All namespaces that a state folder has files of, also of locks, logs and endpoints alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from dynamo_local.core.errors import ConfigError
 from state.paths import StatePaths
 
-_SUFFIXES = (".json", ".json.lock", ".lock", ".run", ".logs")
+_SUFFIXES = (".json", ".json.lock", ".lock", ".run", ".logs", ".endpoints.json", ".endpoints.copy.json")
 
 
 def namespaces(root: Path) -> list[StatePaths]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from dynamo_local.core.doctor.servers import is_clearable
 from dynamo_local.core.doctor.storage import Storage, open_to_others
 from dynamo_local.core.errors import NamespaceBusyError
+from dynamo_local.doctor.endpoints import endpoints
 from dynamo_local.doctor.servers import owner_lives, servers
 from dynamo_local.doctor.storage import storage
-from state.files import DIRECTORY_MODE, system_errors
+from state.files import DIRECTORY_MODE, FILE_MODE, system_errors
 from state.locks import ServerLock
 from state.paths import StatePaths
 from state.processes import ProcFs
@@ -18,9 +19,9 @@ from state.reconcile import clear_leftovers, leftovers
 
 
 def repair(root: Path, cache: Path) -> list[str]:
-    """Close our folders to other users, and remove what dead servers have left. Returns a line for each thing done.
-    Raises StateError."""
-    done = close_folders(storage(root, cache))
+    """Close our folders and registries to other users, and remove what dead servers have left. Returns a line for each
+    thing done. Raises StateError."""
+    done = [*close_folders(storage(root, cache)), *close_registries(root)]
     for server in servers(root).servers:
         if is_clearable(server):
             done += _clear(StatePaths(root, server.namespace))
@@ -36,6 +37,15 @@ def close_folders(facts: Storage) -> list[str]:
                 Path(folder.path).chmod(DIRECTORY_MODE)
             done.append(f"closed {folder.path} to other users")
     return done
+
+
+def close_registries(root: Path) -> list[str]:
+    """Give files of registries that others can open the mode 0600."""
+    found = [path for facts in endpoints(root) for path in facts.open_files]
+    for path in found:
+        with system_errors(f"cannot close {path} to others"):
+            Path(path).chmod(FILE_MODE)
+    return [f"closed {path} to other users" for path in found]
 
 
 def _clear(paths: StatePaths) -> list[str]:

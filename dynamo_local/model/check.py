@@ -15,9 +15,9 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.architecture import architectures
 from dynamo_local.core.sizing.model_facts import ModelFacts
 from dynamo_local.model import known
+from dynamo_local.model.adapter import CONFIG as ADAPTER_CONFIG
 from dynamo_local.model.facts import CONFIG, MISTRAL_CONFIG, read_config, read_config_facts, read_facts
 
-_ADAPTER = "adapter_config.json"
 _CACHE_PREFIX = "models--"
 _NOT_ON_CPU = frozenset({"modelopt_fp4", "modelopt_mxfp8", "mxfp8", "fp_quant", "humming"})
 """Methods for which vLLM has kernels for GPUs only (`vllm.model_executor.kernels.linear`)."""
@@ -167,7 +167,7 @@ def _no_model(folder: Path, names: set[str]) -> UsageError:
     gguf = sorted(name for name in names if name.lower().endswith(".gguf"))
     if gguf:
         return _gguf(folder / gguf[0])
-    if _ADAPTER in names:
+    if ADAPTER_CONFIG in names:
         return UsageError(
             f"{folder} is a LoRA adapter, not a model", "serve its base model, and name it by lora-modules"
         )

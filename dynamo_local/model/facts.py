@@ -12,8 +12,9 @@ import msgspec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.architecture import architecture_facts
 from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.pooling import pools_by_name
 from dynamo_local.model.defaults import with_defaults
-from dynamo_local.model.known import known_model_types
+from dynamo_local.model.known import known_model_types, vllm_architectures, vllm_pooling
 from dynamo_local.model.weights import weight_facts, weight_files
 
 CONFIG = "config.json"
@@ -26,6 +27,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """Files of which a model with a tokenizer has one at least."""
 
+_MODULES = "modules.json"
 _TEMPLATE = "chat_template.jinja"
 _OLD_TEMPLATE = "chat_template.json"
 
@@ -54,6 +56,8 @@ def read_config_facts(folder: Path) -> ModelFacts:
         needs_remote_code=facts.needs_remote_code and facts.model_type not in (known_model_types() or ()),
         chat_template=_chat_template(folder),
         has_tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES),
+        pools=_is_sentence_transformer(folder)
+        or pools_by_name(facts.architecture, vllm_pooling() or (), vllm_architectures() or ()),
     )
 
 
@@ -71,6 +75,16 @@ def _json_object(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no JSON object ({error})", "fetch the file again, or mend it") from error
+
+
+def _is_sentence_transformer(folder: Path) -> bool:
+    """Whether the folder is of the library Sentence Transformers, and pools: that makes a pooling model of any."""
+    try:
+        modules = msgspec.json.decode((folder / _MODULES).read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    kinds = [module.get("type") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    return any(isinstance(kind, str) and kind.endswith(".Pooling") for kind in kinds)
 
 
 def _chat_template(folder: Path) -> str | None:

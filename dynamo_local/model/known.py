@@ -12,6 +12,12 @@ from importlib import metadata, util
 from pathlib import Path
 
 _REGISTRY = "model_executor/models/registry.py"
+_POOLING_TABLES = (
+    "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS",
+    "_SEQUENCE_CLASSIFICATION_MODELS",
+)  # fmt: skip
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration")
+"""Ends of the names of classes that generate, and embed only if vLLM is told to convert them."""
 _QUANTIZATION = "model_executor/layers/quantization/__init__.py"
 _CONFIGS = "transformers_utils/config.py"
 _PLUGINS = "vllm.general_plugins"
@@ -24,6 +30,26 @@ def vllm_architectures() -> frozenset[str] | None:
     tables = [names for table, names in _dictionaries("vllm", _REGISTRY).items() if table.endswith("_MODELS")]
     excluded = vllm_retired().keys() | vllm_moved().keys()
     return frozenset().union(*tables) - excluded or None
+
+
+@cache
+def vllm_pooling() -> frozenset[str] | None:
+    """Those of these architectures that do not generate: they answer with embeddings, classes or scores."""
+    found = [
+        name
+        for statement in _statements("vllm", _REGISTRY)
+        if _target(statement) in _POOLING_TABLES and isinstance(value := _value(statement), ast.Dict)
+        for name, model in _classes(value)
+        if not model.endswith(_GENERATING)
+    ]
+    return frozenset(found) or None
+
+
+def _classes(table: ast.Dict) -> Iterator[tuple[str, str]]:
+    """Names of architectures in one of vLLM's tables, with the classes that load them."""
+    for key, value in zip(table.keys, table.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple) and isinstance(value.elts[-1], ast.Constant):
+            yield str(key.value), str(value.elts[-1].value)
 
 
 @cache

@@ -1,7 +1,9 @@
 """Shows what a running graph does: metrics for Prometheus, and `dynamo top`. Leaves out what is unknown.
 
     graph_watch     follows presences, the planner's reports and the length of the prefill queue
-    metrics         names, help and values of the metrics (pure)
+    families        the metrics: name, kind, help and labels of each
+    metrics         their values (pure)
+    queue_lengths   follows the prefill queues of endpoints
     exposition      serves them under /metrics
     top_view        the contents of `dynamo top`, as data (pure); top_screen draws them, top_session keeps them current
     scraping        reads TTFT and inter-token latency from the frontend's /metrics

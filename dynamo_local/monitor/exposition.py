@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from dynamo_local.core.histogram import Histogram
-from dynamo_local.monitor.metrics import Metric, Sample
+from dynamo_local.core.histogram import Histogram, added_up
+from dynamo_local.monitor.families import Metric
+from dynamo_local.monitor.metrics import Distribution, Sample
 
 Read = Callable[[], Iterable[Sample]]
+ReadDistributions = Callable[[], Iterable[Distribution]]
 
 
 class _Reader(Collector):
     """A collector that reads the values at each scrape, so that nothing is updated between scrapes."""
 
-    def __init__(self, read: Read, histograms: Mapping[Metric, Histogram]) -> None:
+    def __init__(self, read: Read, distributions: ReadDistributions) -> None:
         self._read = read
-        self._histograms = histograms
+        self._distributions = distributions
 
     def describe(self) -> list[Family]:
         """Return nothing: otherwise the registry reads all values at registration to learn their names."""
@@ -37,14 +39,22 @@ class _Reader(Collector):
             for sample in found:
                 family.add_metric(sample.labels, sample.value)
             yield family
-        for metric, histogram in self._histograms.items():
-            distribution = HistogramMetricFamily(metric.name, metric.help)
-            distribution.add_metric([], histogram.cumulative, histogram.sum)
-            yield distribution
+        yield from _histograms(self._distributions())
 
 
-def expose(
-    read: Read, histograms: Mapping[Metric, Histogram] | None = None, registry: CollectorRegistry = REGISTRY
-) -> None:
-    """Add the samples of `read` and the histograms to /metrics. `read` is called in the serving thread."""
-    registry.register(_Reader(read, histograms or {}))
+def _histograms(distributions: Iterable[Distribution]) -> Iterator[Family]:
+    by_series: defaultdict[Metric, dict[tuple[str, ...], list[Histogram]]] = defaultdict(dict)
+    for each in distributions:
+        by_series[each.metric].setdefault(each.labels, []).append(each.histogram)
+    for metric, series in by_series.items():
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, histograms in series.items():
+            whole = added_up(histograms)
+            family.add_metric(labels, whole.cumulative, whole.sum)
+        yield family
+
+
+def expose(read: Read, distributions: ReadDistributions = tuple, registry: CollectorRegistry = REGISTRY) -> None:
+    """Add the samples of `read` and the histograms of `distributions` to /metrics. Both are called in the serving
+    thread."""
+    registry.register(_Reader(read, distributions))

@@ -1,4 +1,5 @@
-"""Follows a running graph over the bus: presences, the planner's reports, and the length of the prefill queue."""
+"""Follows a running graph, or a revision of an endpoint, over the bus: presences, the planner's reports, and the length
+of the prefill queue."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from dynamo_local.core.errors import BusError, QueueAbsentError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, parse_watcher
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ REPORT_TTL_S = 10.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph at one moment. `at` is CLOCK_MONOTONIC, in seconds. None: unknown, or the graph has no such part."""
+    """A graph or a revision of an endpoint at one moment. `at` is CLOCK_MONOTONIC, in seconds. None: unknown, or there
+    is no such part."""
 
     at: float
     members: tuple[Presence, ...] = ()
@@ -42,7 +44,11 @@ class Snapshot:
 
 
 class GraphWatch:
-    """Keeps the state of a graph for snapshots. `fleet` is started and run by its owner."""
+    """Keeps the state of a graph, or of the subjects' revision, for snapshots. `fleet` is started and run by its owner.
+
+    A revision has workers and a queue. What works for all models belongs to the graph: the planner, and frontends,
+    though they announce themselves in each revision.
+    """
 
     def __init__(
         self, bus: Bus, subjects: Subjects, fleet: FleetWatch, clock: Callable[[], float] = time.monotonic
@@ -62,7 +68,8 @@ class GraphWatch:
     async def start(self) -> None:
         """Subscribe. Call before the fleet is started, so that no start of a process is missed."""
         self._fleet.subscribe(self._on_change)
-        await self._bus.listen(self._subjects.planner, PlannerReport, self._on_report)
+        if not self._subjects.revision:
+            await self._bus.listen(self._subjects.planner, PlannerReport, self._on_report)
 
     async def follow_queue(self) -> None:
         """Read the length of the prefill queue every `QUEUE_EVERY_S` until cancelled; return if the graph has none."""
@@ -81,7 +88,7 @@ class GraphWatch:
         """Return the graph as it is known now."""
         now = self._clock()
         view = self._fleet.view
-        members = tuple(view.members())
+        members = tuple(filter(self._is_member, view.members()))
         return Snapshot(
             at=now,
             members=members,
@@ -97,8 +104,11 @@ class GraphWatch:
             return None
         return self._report[1]
 
+    def _is_member(self, presence: Presence) -> bool:
+        return not self._subjects.revision or parse_watcher(presence.watcher).revision == self._subjects.revision
+
     def _on_change(self, change: Change) -> None:
-        if change.what is Happened.APPEARED:
+        if change.what is Happened.APPEARED and self._is_member(change.presence):
             self._starts[change.presence.watcher] += 1
 
     async def _on_report(self, report: PlannerReport) -> None:

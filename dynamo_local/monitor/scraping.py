@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.monitor.metrics import IN_FLIGHT
+from dynamo_local.monitor.families import IN_FLIGHT
 from dynamo_local.monitor.rates import Rates
 
 _log = logging.getLogger(__name__)
@@ -37,48 +37,71 @@ class FrontendFigures:
     inter_token_s: float | None = None
 
 
+@dataclass(frozen=True)
+class ReadFigures:
+    """The figures of all requests, and those of each model, by the name that metrics have for it."""
+
+    whole: FrontendFigures
+    models: Mapping[str, FrontendFigures]
+
+
 class FrontendReader:
     """Reads one frontend repeatedly, and keeps its counters for rates."""
 
     def __init__(self) -> None:
         self._rates = Rates()
 
-    async def read(self, url: str, now: float) -> FrontendFigures | None:
+    async def read(self, url: str, now: float) -> ReadFigures | None:
         """Read the frontend at `url`, and return its figures. None: the frontend does not answer."""
         try:
             text = await asyncio.to_thread(_get, url)
-            totals = totals_of(text)
+            models = await asyncio.to_thread(totals_by_model, text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             _log.debug("no figures from %s: %s", url, error)
             return None
+        whole = self._figures(url, _added_up(models), now)
+        return ReadFigures(whole, {model: self._figures(f"{url} {model}", one, now) for model, one in models.items()})
+
+    def _figures(self, owner: str, totals: Mapping[str, float], now: float) -> FrontendFigures:
         for counter in _COUNTERS:
             if counter in totals:
-                self._rates.note((url, counter), totals[counter], now)
-        return self._figures(url, totals, now)
-
-    def _figures(self, url: str, totals: Mapping[str, float], now: float) -> FrontendFigures:
+                self._rates.note((owner, counter), totals[counter], now)
         in_flight = totals.get(IN_FLIGHT.name)
         return FrontendFigures(
             in_flight=None if in_flight is None else int(in_flight),
-            requests_per_s=self._rates.rate((url, _FINISHED), now),
-            ttft_s=self._mean(url, _TTFT, now),
-            inter_token_s=self._mean(url, _ITL, now),
+            requests_per_s=self._rates.rate((owner, _FINISHED), now),
+            ttft_s=self._mean(owner, _TTFT, now),
+            inter_token_s=self._mean(owner, _ITL, now),
         )
 
-    def _mean(self, url: str, histogram: str, now: float) -> float | None:
-        total = self._rates.growth((url, f"{histogram}_sum"), now)
-        number = self._rates.growth((url, f"{histogram}_count"), now)
+    def _mean(self, owner: str, histogram: str, now: float) -> float | None:
+        total = self._rates.growth((owner, f"{histogram}_sum"), now)
+        number = self._rates.growth((owner, f"{histogram}_count"), now)
         return total / number if total is not None and number else None
 
 
-def totals_of(text: str) -> dict[str, float]:
-    """Return the needed series of a Prometheus text, each summed over its labels. Raises ValueError for other text."""
+def totals_by_model(text: str) -> dict[str, dict[str, float]]:
+    """Return the needed series of a Prometheus text by model, each summed over its other labels.
+
+    Raises ValueError for other text.
+    """
     wanted = {*_COUNTERS, IN_FLIGHT.name}
-    found: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in wanted:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+                # The label is called so in our metrics, and otherwise in vLLM's.
+                model = sample.labels.get("model") or sample.labels.get("model_name", "")
+                totals = found.setdefault(model, {})
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def _added_up(models: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for totals in models.values():
+        for name, value in totals.items():
+            found[name] = found.get(name, 0.0) + value
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -48,12 +49,35 @@ def fitted(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
 
 def table_of(columns: Sequence[Column], width: int) -> Table:
     """Return a table of the columns that fit into the width."""
+    (table,) = tables_of(columns, width, [len(columns[0].cells)])
+    return table
+
+
+def tables_of(columns: Sequence[Column], width: int, sizes: Sequence[int]) -> list[Table]:
+    """Return the columns that fit into the width as tables of so many rows each, one below the other: their columns are
+    as wide, and the first of them with rows has the headers."""
     shown = fitted(columns, width)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column in shown:
+    rows = iter(zip(*(column.cells for column in shown), strict=True))
+    tables: list[Table] = []
+    is_headed = False
+    for size in sizes:
+        tables.append(_table(shown, tuple(islice(rows, size)), has_header=size > 0 and not is_headed))
+        is_headed = is_headed or size > 0
+    return tables
+
+
+def _table(columns: Sequence[Column], rows: Iterable[tuple[str | Text, ...]], *, has_header: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=has_header)
+    for column in columns:
         justify = "right" if column.right else "left"
-        table.add_column(column.header, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for row in zip(*(column.cells for column in shown), strict=True):
+        table.add_column(
+            column.header,
+            justify=justify,  # type: ignore[arg-type]
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=column.width,
+        )
+    for row in rows:
         table.add_row(*row)
     return table
 

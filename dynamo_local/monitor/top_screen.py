@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -15,7 +15,8 @@ from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
 from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.names import short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
-from dynamo_local.monitor.top_columns import Column, lines_of, table_of
+from dynamo_local.monitor.top_columns import Column, lines_of, table_of, tables_of
+from dynamo_local.monitor.top_sections import STYLES, heading_of, sections_of, shown_number, shown_seconds, unqualified
 from dynamo_local.monitor.top_view import EventRow, ProcessRow, TopView, WorkerRow
 
 Draw = Callable[[TopView], None]
@@ -23,9 +24,10 @@ Draw = Callable[[TopView], None]
 _BAR = 8
 _NAME, _DETAIL = 16, 14
 """Maximum widths of these cells: the table of workers then fits into 80 columns."""
+_EVENT_NAME = 24
+"""The same of an event's watcher, which has its endpoint before it."""
 _DECISIONS = 5
 _UNKNOWN = "-"
-_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "revoked": "yellow", "failed": "red"}
 
 
 @contextmanager
@@ -49,8 +51,8 @@ def _drawn_on(console: Console, view: TopView) -> RenderableType:
 def drawn(view: TopView, width: int, *, ascii_only: bool = False) -> RenderableType:
     """Return the view as a drawing that fits into so many columns, without what has no room."""
     parts: list[RenderableType] = [_head(view, width)]
-    if view.workers:
-        parts += ["", _workers(view, width, ascii_only)]
+    if view.workers or view.endpoints:
+        parts += ["", *_workers(view, width, ascii_only)]
     if view.processes:
         parts += ["", _processes(view, width)]
     if view.planner is not None:
@@ -79,32 +81,46 @@ def _migrations(counts: MigrationCounts) -> list[str]:
     words = [f"migrations: {counts.completed} done, {counts.not_completed} not"]
     if counts.gap_s is not None:
         steps = "" if counts.gap_steps is None else f" ({counts.gap_steps:.1f} steps)"
-        words.append(f"last gap {_seconds(counts.gap_s)}{steps}")
+        words.append(f"last gap {shown_seconds(counts.gap_s)}{steps}")
     return words
 
 
 def _figures(figures: FrontendFigures) -> list[str]:
     return [
-        f"{_number(figures.in_flight)} in flight",
-        f"{_number(figures.requests_per_s, '.1f')} req/s",
-        f"TTFT {_seconds(figures.ttft_s)}",
-        f"ITL {_seconds(figures.inter_token_s)}",
+        f"{shown_number(figures.in_flight)} in flight",
+        f"{shown_number(figures.requests_per_s, '.1f')} req/s",
+        f"TTFT {shown_seconds(figures.ttft_s)}",
+        f"ITL {shown_seconds(figures.inter_token_s)}",
     ]
 
 
-def _workers(view: TopView, width: int, ascii_only: bool) -> Table:
-    rows = view.workers
-    columns = [
-        Column("WATCHER", tuple(_name(row.watcher) for row in rows)),
+def _workers(view: TopView, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+    """The workers of the graph's own model, and those of each revision of an endpoint below its heading."""
+    sections = sections_of(view)
+    rows = [row for section in sections for row in section.workers]
+    if not rows:
+        yield from (heading_of(section, width) for section in sections)
+        return
+    columns = _worker_columns(rows, ascii_only)
+    tables = tables_of(columns, width, [len(section.workers) for section in sections])
+    for section, table in zip(sections, tables, strict=True):
+        if section.revision:
+            yield heading_of(section, width)
+        if section.workers:
+            yield table
+
+
+def _worker_columns(rows: Sequence[WorkerRow], ascii_only: bool) -> list[Column]:
+    return [
+        Column("WATCHER", tuple(_cut(unqualified(row), _NAME) for row in rows)),
         Column("ROLE", tuple(row.role for row in rows), leaves=1),
         Column("STATE", tuple(_state(row.state) for row in rows), leaves=5),
-        Column("RUN", tuple(_number(row.running) for row in rows), right=True),
-        Column("WAIT", tuple(_number(row.waiting) for row in rows), right=True, leaves=4),
+        Column("RUN", tuple(shown_number(row.running) for row in rows), right=True),
+        Column("WAIT", tuple(shown_number(row.waiting) for row in rows), right=True, leaves=4),
         Column("KV", tuple(_kv(row, ascii_only) for row in rows), leaves=2, narrow=tuple(map(_kv_share, rows))),
-        Column("TOK/S", tuple(_number(row.tokens_per_s, ".0f") for row in rows), right=True, leaves=3),
+        Column("TOK/S", tuple(shown_number(row.tokens_per_s, ".0f") for row in rows), right=True, leaves=3),
         Column("AGE", tuple(_age(row.age_s) for row in rows), right=True, leaves=0),
     ]
-    return table_of(columns, width)
 
 
 def _processes(view: TopView, width: int) -> Table:
@@ -128,7 +144,7 @@ def _processes(view: TopView, width: int) -> Table:
 def _planner(report: PlannerReport, width: int) -> list[RenderableType]:
     words = [
         f"planner {report.policy}",
-        f"{_number(report.devices)} of {report.max_devices} devices",
+        f"{shown_number(report.devices, 'g')} of {report.max_devices} devices",
         "" if report.acts else "only observes",
         "" if report.changing is None else f"now: {report.changing}",
     ]
@@ -155,8 +171,12 @@ def _events(rows: tuple[EventRow, ...]) -> Table:
         what = Text(row.what)
         if row.times > 1:
             what.append(f", {row.times} times", style="dim")
-        table.add_row(_clock(row.time), _name(row.watcher) if row.watcher else _UNKNOWN, what)
+        table.add_row(_clock(row.time), _cut(_who(row), _EVENT_NAME), what)
     return table
+
+
+def _who(row: EventRow) -> str:
+    return short_watcher(row.watcher) if row.watcher else row.endpoint or _UNKNOWN
 
 
 def _clock(time: float) -> Text:
@@ -172,7 +192,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _state(state: str) -> Text:
-    return Text(state, style=_STYLES.get(state, ""))
+    return Text(state, style=STYLES.get(state, ""))
 
 
 def _kv(row: WorkerRow, ascii_only: bool) -> Text:
@@ -185,16 +205,6 @@ def _kv(row: WorkerRow, ascii_only: bool) -> Text:
 
 def _kv_share(row: WorkerRow) -> Text:
     return Text(_UNKNOWN if row.kv_usage is None else f"{row.kv_usage:4.0%}")
-
-
-def _number(value: float | None, form: str = "d") -> str:
-    return _UNKNOWN if value is None else format(value, form)
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return _UNKNOWN
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
 
 
 def _age(value: float | None) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, Change, Happened
+from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, parse_watcher
 from dynamo_local.monitor.graph_watch import GraphWatch
+from dynamo_local.monitor.queue_lengths import QueueLengths
 from dynamo_local.monitor.rates import Rates
-from dynamo_local.monitor.scraping import FrontendFigures, FrontendReader
+from dynamo_local.monitor.scraping import FrontendReader, ReadFigures
 from dynamo_local.monitor.top_view import TopView, note_counts, recent, view_of
 from dynamo_local.tasks import TaskGuard
 
@@ -25,24 +27,34 @@ FIRST_LOOK_S = 2.2
 _KEPT_EVENTS = 200
 """Events in memory. Repeated ones are counted among these."""
 
-_FRONTEND_ROLE = "frontend"
+
+_READ_SHARE = 20
+"""A frontend is left alone for so many times as long as it took to answer."""
 
 
 class TopSession:
     """Follows one server from `start` to `close`."""
 
-    def __init__(self, bus: Bus, namespace: str, events: Callable[[], Iterable[Event]] = tuple) -> None:
-        """`events` returns the events since its last call."""
+    def __init__(
+        self,
+        bus: Bus,
+        namespace: str,
+        events: Callable[[], Iterable[Event]] = tuple,
+        board: Callable[[], Board | None] = lambda: None,
+    ) -> None:
+        """`events` returns the events since its last call, `board` the board of endpoints. Both may read a file."""
         subjects = Subjects(namespace)
         self._bus = bus
         self._new_events = events
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._namespace = namespace
-        self._fleet = FleetWatch(bus, subjects)
+        self._board = board
+        self._fleet = FleetWatch(bus, subjects, everywhere=True)
         self._graph = GraphWatch(bus, subjects, self._fleet)
         self._rates = Rates()
         self._reader = FrontendReader()
-        self._figures: FrontendFigures | None = None
+        self._queues = QueueLengths(bus, namespace, self._with_queues)
+        self._figures: ReadFigures | None = None
         self._tasks = TaskGuard()
 
     async def start(self) -> None:
@@ -52,6 +64,7 @@ class TopSession:
         await self._fleet.start()
         self._tasks.spawn("fleet", self._fleet.run())
         self._tasks.spawn("queue length", self._graph.follow_queue())
+        self._tasks.spawn("queue lengths of endpoints", self._queues.follow())
         self._tasks.spawn("frontend", self._follow_frontend())
 
     async def wait(self, seconds: float, unless: asyncio.Event) -> None:
@@ -71,7 +84,21 @@ class TopSession:
         """Return the view of the present moment."""
         self._events.extend(self._new_events())
         snapshot, events = self._graph.snapshot(), recent(self._events)
-        return view_of(self._namespace, snapshot, self._rates, self._figures, events, connected=self._bus.connected)
+        return view_of(
+            self._namespace,
+            snapshot,
+            self._rates,
+            self._figures,
+            events,
+            connected=self._bus.connected,
+            board=self._board(),
+            queues=self._queues.lengths,
+        )
+
+    def _with_queues(self) -> set[str]:
+        """The revisions of endpoints that have prefill workers, and so a queue."""
+        prefill = (parse_watcher(p.watcher) for p in self._fleet.view.members() if p.role == PREFILL_ROLE)
+        return {watcher.revision for watcher in prefill if watcher.revision}
 
     def _on_change(self, change: Change) -> None:
         if change.what is Happened.LEFT:
@@ -81,6 +108,8 @@ class TopSession:
 
     async def _follow_frontend(self) -> None:
         while True:
-            url = next((p.url for p in self._fleet.view.members() if p.role == _FRONTEND_ROLE and p.url), None)
-            self._figures = None if url is None else await self._reader.read(url, time.monotonic())
-            await asyncio.sleep(REFRESH_S / 2)
+            url = next((p.url for p in self._fleet.view.members() if p.role == FRONTEND_ROLE and p.url), None)
+            began = time.monotonic()
+            self._figures = None if url is None else await self._reader.read(url, began)
+            # With many models the text is long, and takes the frontend's time from its requests.
+            await asyncio.sleep(max(REFRESH_S / 2, _READ_SHARE * (time.monotonic() - began)))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from dynamo_local.bus.prefill_queue import QueueLength
-from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
+from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
 from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.rates import Rates
-from dynamo_local.monitor.scraping import FrontendFigures
+from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures
 
 SHOWN_EVENTS = 6
 
@@ -33,6 +36,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     watcher: str
     role: str
+    revision: str = ""
+    """The endpoint's revision that it serves, such as "chat@2"; empty for the graph's own model."""
     state: str
     detail: str
     running: int | None
@@ -53,6 +58,30 @@ class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None
 
 
+class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint. `revision`: the one that answers, or is to answer first. `ready` and `wanted`: numbers of workers.
+
+    `tokens_per_s` and `kv_usage`: sum and mean of what is known of its workers without the prefill workers. An adapter
+    has no workers of its own: `adapter_of` is the endpoint that serves it.
+    """
+
+    name: str
+    revision: str
+    state: str
+    reason: str
+    ready: int
+    wanted: int
+    ready_prefill: int
+    wanted_prefill: int
+    adapter_of: str | None
+    tokens_per_s: float | None
+    kv_usage: float | None
+    frontend: FrontendFigures | None
+    queue: QueueLength | None
+    planned: tuple[EndpointReport, ...] = ()
+    """What the planner decides about its workers, by role; none of those whose number is fixed."""
+
+
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """An event, or several of one kind and watcher in a row: the last of them, at `time` (Unix time, s)."""
 
@@ -60,6 +89,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     watcher: str
     what: str
     times: int = 1
+    endpoint: str = ""
 
 
 class TopView(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +105,7 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRow, ...] = ()
     """The last events, the newest last."""
     connected: bool = True
+    endpoints: tuple[EndpointRow, ...] = ()
 
 
 def note_counts(rates: Rates, presence: Presence, now: float) -> None:
@@ -94,10 +125,11 @@ def recent(events: Iterable[Event], number: int = SHOWN_EVENTS) -> tuple[EventRo
     for event in events:
         if event.kind in _NOT_SHOWN:
             continue
-        gist = event.kind, event.watcher, _NUMBER.sub("#", event.what)
+        gist = event.kind, event.watcher, event.endpoint, _NUMBER.sub("#", event.what)
         times = rows.pop().times + 1 if gist == previous else 1
         what = event.what if event.request is None or times > 1 else f"{event.request} {event.what}"
-        rows.append(EventRow(time=event.time, watcher=event.watcher, what=what, times=times))
+        row = EventRow(time=event.time, watcher=event.watcher, what=what, times=times, endpoint=event.endpoint)
+        rows.append(row)
         previous = gist
     return tuple(rows[-number:])
 
@@ -106,25 +138,72 @@ def view_of(
     namespace: str,
     snapshot: Snapshot,
     rates: Rates,
-    figures: FrontendFigures | None,
+    figures: ReadFigures | None,
     events: tuple[EventRow, ...] = (),
     *,
     connected: bool = True,
+    board: Board | None = None,
+    queues: Mapping[str, QueueLength] = MappingProxyType({}),
 ) -> TopView:
-    """Return the view at the snapshot's moment."""
+    """Return the view at the snapshot's moment. `queues`: lengths of the prefill queues of endpoints, by revision."""
     workers = [member for member in snapshot.members if member.role in ENGINE_ROLES]
     others = [member for member in snapshot.members if member.role not in ENGINE_ROLES]
+    rows = tuple(_worker(presence, snapshot, rates) for presence in workers)
+    models = {} if figures is None else figures.models
+    endpoints = () if board is None else board.endpoints
     return TopView(
         namespace=namespace,
-        workers=tuple(_worker(presence, snapshot, rates) for presence in workers),
+        workers=rows,
         processes=tuple(_process(presence, snapshot) for presence in others),
         queue=snapshot.queue,
-        frontend=figures,
+        frontend=None if figures is None else figures.whole,
         planner=snapshot.planner,
         migrations=migrations_of(snapshot.members),
         events=events,
         connected=connected,
+        endpoints=tuple(_endpoint(view, rows, models, queues, snapshot.planner) for view in endpoints),
     )
+
+
+def _endpoint(
+    view: EndpointView,
+    workers: Iterable[WorkerRow],
+    models: Mapping[str, FrontendFigures],
+    queues: Mapping[str, QueueLength],
+    planner: PlannerReport | None,
+) -> EndpointRow:
+    spec, status = view.spec, view.status
+    mine = [row for row in workers if endpoint_of(row.revision) == spec.name and row.role in WORKER_ROLES]
+    speeds = [row.tokens_per_s for row in mine if row.tokens_per_s is not None]
+    usages = [row.kv_usage for row in mine if row.kv_usage is not None]
+    lengths = [length for revision, length in queues.items() if endpoint_of(revision) == spec.name]
+    return EndpointRow(
+        name=spec.name,
+        revision=str(Revision(spec.name, status.revision)),
+        state=status.state,
+        reason=status.reason,
+        ready=status.ready,
+        wanted=status.wanted,
+        ready_prefill=status.ready_prefill,
+        wanted_prefill=status.wanted_prefill,
+        adapter_of=spec.adapter_of,
+        tokens_per_s=sum(speeds) if speeds else None,
+        kv_usage=sum(usages) / len(usages) if usages else None,
+        frontend=models.get(spec.name),
+        queue=_together(lengths),
+        planned=() if planner is None else tuple(each for each in planner.endpoints if _is_planned(each, spec.name)),
+    )
+
+
+def _is_planned(report: EndpointReport, endpoint: str) -> bool:
+    return report.endpoint == endpoint and report.wanted is not None
+
+
+def _together(lengths: Sequence[QueueLength]) -> QueueLength | None:
+    """The jobs of several revisions' queues."""
+    if not lengths:
+        return None
+    return QueueLength(sum(each.waiting for each in lengths), sum(each.in_hand for each in lengths))
 
 
 def _worker(presence: Presence, snapshot: Snapshot, rates: Rates) -> WorkerRow:
@@ -133,6 +212,7 @@ def _worker(presence: Presence, snapshot: Snapshot, rates: Rates) -> WorkerRow:
     return WorkerRow(
         watcher=presence.watcher,
         role=presence.role,
+        revision=parse_watcher(presence.watcher).revision,
         state=_state(presence, snapshot),
         detail=presence.detail,
         running=load.running,

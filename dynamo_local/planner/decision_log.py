@@ -13,12 +13,18 @@ import msgspec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, RoleVerdict
+from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.observation import Observation
 
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 10 * 1024 * 1024
 """Maximum size of the file. A full one is renamed to `{name}.1`, in place of an earlier one."""
+
+
+_OF_GRAPH = frozenset({"model", "acts"})
+"""Fields of `about` that say something of the graph's own model and of decisions about its workers."""
 
 
 class DecisionLog:
@@ -51,7 +57,21 @@ class DecisionLog:
 
     def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
         """Append a line of a few hundred bytes."""
-        line = msgspec.json.encode({"time": self._wall_clock(), **self._about, **fields_of(decision, outcomes)})
+        self._write({**self._about, **fields_of(decision, outcomes)})
+
+    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
+        """Do nothing, as in `observed`."""
+
+    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
+        """Append a line of a few hundred bytes."""
+        about = {name: value for name, value in self._about.items() if name not in _OF_GRAPH}
+        self._write({**about, **fields_of_endpoint(decision, outcome)})
+
+    def close(self) -> None:
+        """Do nothing: no file is held open."""
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        line = msgspec.json.encode({"time": self._wall_clock(), **fields})
         try:
             self._append(line + b"\n")
             self._broken = False
@@ -59,9 +79,6 @@ class DecisionLog:
             if not self._broken:
                 _log.warning("decisions cannot be written to %s: %s", self.path, error.strerror)
             self._broken = True
-
-    def close(self) -> None:
-        """Do nothing: no file is held open."""
 
     def _append(self, line: bytes) -> None:
         with self.path.open("ab") as file:
@@ -91,8 +108,40 @@ def fields_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> dict[str
     }
 
 
+def fields_of_endpoint(decision: EndpointDecision, outcome: OrderOutcome | None) -> dict[str, Any]:
+    """Return a decision about an endpoint as the fields of its line. Unknown numbers are null."""
+    order = decision.order
+    return {
+        "endpoint": decision.endpoint,
+        "acts": decision.acts,
+        "at": decision.at,
+        "policy": decision.policy,
+        "devices": decision.devices,
+        "max_devices": decision.max_devices,
+        "roles": [_role(verdict) for verdict in decision.verdicts],
+        "order": None if order is None else {"workers": order.workers, "prefill_workers": order.prefill_workers},
+        "outcome": None if outcome is None else {"done": outcome.done, "note": outcome.note},
+        "text": decision.text,
+    }
+
+
+def _role(verdict: RoleVerdict) -> dict[str, Any]:
+    return {
+        "role": verdict.role,
+        "ordered": verdict.ordered,
+        "wanted": verdict.wanted,
+        "gets": verdict.gets,
+        "order": verdict.order,
+        "ready": verdict.ready,
+        "reason": verdict.reason,
+        **verdict.figures,
+    }
+
+
 def _action(action: Action) -> dict[str, Any]:
-    return {"action": type(action).__name__, **msgspec.to_builtins(action)}
+    fields = msgspec.to_builtins(action)
+    # Workers of the graph itself are of no revision.
+    return {"action": type(action).__name__, **{name: fields[name] for name in fields if fields[name] != ""}}
 
 
 def _outcome(outcome: ActionOutcome) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, Actuator, AddWorker, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision, describe, event_of
+from dynamo_local.core.planning.devices import held_after
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.recording import Recorder
@@ -54,6 +55,9 @@ class PlannerLoop:
         self._reconciled_at: float | None = None
         self._gist: tuple[str, ...] = ()
         """The gist of the last decision."""
+        self.devices = 0.0
+        """Devices that the graph's own workers have while an action is under way, those of a worker to be added
+        included; 0 at other times."""
 
     async def run(self) -> None:
         """Plan until cancelled. Raises NotRunningError when the server has ended."""
@@ -69,6 +73,7 @@ class PlannerLoop:
         outcomes: list[ActionOutcome] = []
         try:
             if not self._options.no_operation:
+                self.devices = held_after(window, decision.actions, self._options)
                 await self._carry_out(decision, outcomes)
         finally:
             # Also if the planner is stopped meanwhile: actions that have begun must be on record.
@@ -107,6 +112,7 @@ class PlannerLoop:
             for action in decision.actions:
                 outcomes.append(await self._apply(action, limits))
         finally:
+            self.devices = 0.0
             self._on_action(None)
 
     async def _apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:

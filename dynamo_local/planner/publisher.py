@@ -17,10 +17,14 @@ from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, Ro
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe, event_of
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
+from dynamo_local.core.planning.endpoints.decision import event_of as endpoint_event
+from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import mean
 from dynamo_local.log_once import LogOnce
+from dynamo_local.planner.endpoints.reports import endpoint_reports
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +53,8 @@ class PlannerPublisher:
         self._watcher = watcher
         self._wall_clock = wall_clock
         self._observation: Observation | None = None
+        self._endpoints: EndpointsObservation | None = None
+        self._endpoint_decisions: Sequence[EndpointDecision] = ()
         self._decisions: deque[DecisionReport] = deque(maxlen=KEPT_DECISIONS)
         self._gist: tuple[str, ...] = ()
         self._events: list[Event] = []
@@ -78,6 +84,21 @@ class PlannerPublisher:
         self._gist = () if told else decision.gist
         self._news.set()
 
+    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
+        """Publish the observation soon."""
+        self._endpoints, self._endpoint_decisions = observation, decisions
+        self._news.set()
+
+    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
+        """Publish the decision and what became of its order soon."""
+        told = () if outcome is None or outcome.done else (f"not done: {outcome.note}",)
+        if decision.order is not None or told:
+            self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
+            self._events.append(endpoint_event(decision, outcome))
+            # The next decision about the graph's own workers repeats none that is still the last.
+            self._gist = ()
+        self._news.set()
+
     def acting(self, action: Action | None) -> None:
         """Report this action as under way; None: no action is."""
         self._acting = None if action is None else describe(action)
@@ -91,8 +112,8 @@ class PlannerPublisher:
         while True:
             self._news.clear()
             await self.publish_events()
-            if self._observation is not None:
-                await self._publish(self.report(self._observation))
+            if self._observation is not None or self._endpoints is not None:
+                await self._publish(self.report())
             try:
                 await asyncio.wait_for(self._news.wait(), EVERY_S)
             except TimeoutError:
@@ -104,23 +125,27 @@ class PlannerPublisher:
         for event in events:
             await publish_event(self._bus, self._subjects, event)
 
-    def report(self, observation: Observation) -> PlannerReport:
-        """Return the report of this observation and the last decisions."""
-        queue = observation.queue
-        max_devices = self._options.limits(observation.inventory).max_devices
+    def report(self) -> PlannerReport:
+        """Return the report of the last observations and decisions."""
+        observation, endpoints = self._observation, self._endpoints
+        latest = observation or endpoints
+        assert latest is not None, "there is an observation"
+        queue = None if observation is None else observation.queue
+        max_devices = self._options.limits(latest.inventory).max_devices
         assert max_devices is not None, "the options have a maximum"
         return PlannerReport(
             watcher=self._watcher,
             policy=self._options.policy,
             acts=not self._options.no_operation,
-            at=observation.at,
-            roles=tuple(_role(role, observation.of_role(role)) for role in sorted(observation.templates)),
-            devices=observation.devices,
+            at=latest.at,
+            roles=() if observation is None else _roles(observation),
+            devices=latest.devices,
             max_devices=max_devices,
             queue_waiting=None if queue is None else queue.waiting,
             queue_in_hand=None if queue is None else queue.in_hand,
             changing=self._acting,
             decisions=tuple(self._decisions),
+            endpoints=() if endpoints is None else endpoint_reports(endpoints, self._endpoint_decisions),
         )
 
     async def _publish(self, report: PlannerReport) -> None:
@@ -130,6 +155,10 @@ class PlannerPublisher:
             self._failure.warn(f"the planner's report is not published: {error}")
         else:
             self._failure.clear()
+
+
+def _roles(observation: Observation) -> tuple[RoleReport, ...]:
+    return tuple(_role(role, observation.of_role(role)) for role in sorted(observation.templates))
 
 
 def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:

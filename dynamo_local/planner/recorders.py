@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.recording import Recorder
 from dynamo_local.planner.decision_log import DecisionLog
 from state.paths import StatePaths
 
 
-def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, ...]:
+def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[EndpointRecorder, ...]:
     """Return a decision log, in log-dir or beside the server's logs, and with a log-dir a TensorBoard recorder too.
 
     Raises ConfigError if the folder cannot be written to.

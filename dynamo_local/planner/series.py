@@ -72,7 +72,7 @@ def of_decision(decision: Decision) -> dict[str, float]:
 
 def text_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> str:
     """Return a decision in Markdown: its actions, their outcomes, and the reasons with all figures."""
-    devices = "unknown" if decision.devices is None else str(decision.devices)
+    devices = "unknown" if decision.devices is None else f"{decision.devices:g}"
     lines = [f"**{decision.change}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
     lines += [f"- {_became(outcome)}" for outcome in outcomes]
     lines += [line for verdict in decision.verdicts for line in _why(verdict)]

@@ -1,5 +1,5 @@
-"""Runs the planner of a running server: connects its loop to bus, statefile, actuator and recorders, and holds the lock
-that makes it the only acting planner."""
+"""Runs the planner of a running server: connects its loops, one for the graph's own workers and one for those of
+endpoints, to bus, statefile, actuator and recorders, and holds the locks that make it the only acting planner."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
+from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.recording import Recorder
+from dynamo_local.planner.endpoints.frontends import FrontendsWatch
+from dynamo_local.planner.endpoints.loop import EndpointsLoop
+from dynamo_local.planner.endpoints.metrics import EndpointMetrics, Sources
+from dynamo_local.planner.endpoints.orders import EndpointOrders
 from dynamo_local.planner.loop import PlannerLoop
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
+from dynamo_local.planner.server_state import StateReader
 from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
@@ -36,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 
+_CLOSE_WITHIN_S = 30.0
+"""Time for actions that are cancelled, in seconds."""
+
 
 @dataclass(frozen=True)
 class PlannerSession:
@@ -44,7 +53,7 @@ class PlannerSession:
 
     paths: StatePaths
     options: PlannerOptions
-    recorders: Callable[[], Sequence[Recorder]]
+    recorders: Callable[[], Sequence[EndpointRecorder]]
     watcher: str = ""
 
     async def run(self, bus: Bus, tasks: TaskGuard) -> None:
@@ -56,26 +65,52 @@ class PlannerSession:
         """
         blueprint = await self._blueprint()
         subjects = Subjects(self.paths.namespace)
-        watch = FleetWatch(bus, subjects)
+        watch = FleetWatch(bus, subjects, everywhere=True)
         await watch.start()
         tasks.spawn("fleet", watch.run())
         reports = PlannerPublisher(bus, subjects, self.options, self.watcher)
         tasks.spawn("planner reports", reports.run())
-        templates = {template.role: template.service for template in reversed(blueprint.workers)}
-        inventory = partial(usable_devices, blueprint)
-        metrics = FleetMetrics(bus, subjects, watch, StateStore(self.paths), templates, inventory)
+        state = StateReader(StateStore(self.paths), partial(usable_devices, blueprint))
+        templates = {template.role: template.service for template in reversed(blueprint.workers_of())}
+        metrics = FleetMetrics(bus, subjects, watch, state, templates, lambda: float(endpoints.devices))
         if not self.watcher:
-            self.options.check_fits((await metrics.pull()).devices or 0)
+            found = await state.read()
+            self.options.check_fits(0 if found is None else found.devices)
+        frontends = FrontendsWatch(bus, subjects)
+        await frontends.start()
         actuator = ReopenedActuator(self.paths, self.options.change_timeout)
         recorders = (reports, *self.recorders())
         planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
+        sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
+        orders = EndpointOrders(bus, subjects)
+        endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, orders, recorders)
         try:
-            async with self._only_one():
-                _log.info("%s", self._introduced())
-                await planner.run()
+            await self._plan(planner if templates else None, endpoints)
         finally:
             for recorder in recorders:
                 recorder.close()
+
+    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop) -> None:
+        """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
+        own."""
+        loops = TaskGuard()
+        try:
+            if planner is not None:
+                loops.spawn("planner of the graph's own workers", self._plan_own(planner))
+            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints))
+            await loops.failed()
+        finally:
+            # An action that has begun is undone or recorded before the recorders are closed.
+            await loops.close(_CLOSE_WITHIN_S)
+
+    async def _plan_own(self, planner: PlannerLoop) -> None:
+        async with self._only_one(self.paths.planner_lock, self._busy):
+            _log.info("%s", self._introduced())
+            await planner.run()
+
+    async def _plan_endpoints(self, endpoints: EndpointsLoop) -> None:
+        async with self._only_one(self.paths.endpoint_planner_lock, self._busy_with_endpoints):
+            await endpoints.run()
 
     def _introduced(self) -> str:
         options = self.options
@@ -95,24 +130,29 @@ class PlannerSession:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     @asynccontextmanager
-    async def _only_one(self) -> AsyncIterator[None]:
-        """Hold the planner lock while this planner acts. Any number of planners may only observe."""
+    async def _only_one(self, lock: Path, busy: Callable[[LockTimeoutError, bool], None]) -> AsyncIterator[None]:
+        """Hold a lock while this planner acts. Any number of planners may only observe."""
         if self.options.no_operation:
             yield
             return
-
-        def busy(error: LockTimeoutError, first: bool) -> None:
-            who = f"process {error.holder}"
-            if not self.watcher:
-                raise UsageError(
-                    f"{who} is the planner of namespace {self.paths.namespace} already",
-                    "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
-                ) from error
-            if first:
-                _log.warning("%s is the planner of this namespace already; this one waits until it ends", who)
-
-        async with hold_lock(self.paths.planner_lock, _LOOK_EVERY_S, busy):
+        async with hold_lock(lock, _LOOK_EVERY_S, busy):
             yield
+
+    def _busy(self, error: LockTimeoutError, first: bool) -> None:
+        who = f"process {error.holder}"
+        if not self.watcher:
+            raise UsageError(
+                f"{who} is the planner of namespace {self.paths.namespace} already",
+                "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
+            ) from error
+        if first:
+            _log.warning("%s is the planner of this namespace already; this one waits until it ends", who)
+
+    def _busy_with_endpoints(self, error: LockTimeoutError, first: bool) -> None:
+        if first:
+            _log.info(
+                "process %s is the planner of this namespace's endpoints; this one waits until it ends", error.holder
+            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +177,8 @@ def usable_devices(blueprint: Blueprint, state: State) -> int:
     """Return the number of devices that the server's workers hold or may take. Devices of other servers
     do not count, except where no worker computes."""
     devices = len(blueprint.inventory.devices)
-    if all(template.virtual for template in blueprint.workers):
+    own = blueprint.workers_of()
+    if own and all(template.virtual for template in own):
         return devices
     return devices - len(held(blueprint.inventory, taken(state)))
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
+from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.observation import Observation
+from dynamo_local.planner.endpoints.series import of_endpoints, text_of_endpoint
 from dynamo_local.planner.event_folder import RUN_FORMAT, EventFolder
 from dynamo_local.planner.series import of_decision, of_observation, of_observation_as_dynamo, text_of
 from dynamo_local.planner.thinned import Thinned
@@ -59,6 +62,7 @@ class TensorBoardRecorder:
         self._wall_clock = wall_clock
         self._first_at: float | None = None
         self._curves = Thinned()
+        self._endpoint_curves = Thinned()
         run = f"{datetime.fromtimestamp(wall_clock(), UTC):{RUN_FORMAT}}"
         self.folder = log_dir / run
         try:
@@ -79,9 +83,20 @@ class TensorBoardRecorder:
         tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.actions else (ALL_DECISIONS,)
         self._write(decision.at, [*_scalars(of_decision(decision)), *(_text(tag, text) for tag in tags)])
 
+    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
+        """Write the numbers of a pull that have changed."""
+        self._write_curves(self._endpoint_curves.take(observation.at, of_endpoints(observation, decisions)))
+
+    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
+        """Write a decision as text."""
+        text = text_of_endpoint(decision, outcome)
+        tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.order is not None else (ALL_DECISIONS,)
+        self._write(decision.at, [_text(tag, text) for tag in tags])
+
     def close(self) -> None:
         """Write out what is left."""
         self._write_curves(self._curves.finish())
+        self._write_curves(self._endpoint_curves.finish())
         if self._files is not None:
             self._guarded(self._files.close)
             self._files = None

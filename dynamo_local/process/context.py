@@ -39,7 +39,7 @@ class ServiceContext:
 
     @property
     def subjects(self) -> Subjects:
-        return Subjects(self.namespace)
+        return Subjects(self.namespace, self.watcher.revision)
 
     @property
     def config(self) -> dict[str, Any]:

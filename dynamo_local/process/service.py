@@ -88,7 +88,7 @@ class ServiceProcess:
         self._told_to_end = told_to_end
         self._lease = secrets.token_hex(8)
         self._store = StateStore(startup.paths)
-        self._subjects = Subjects(startup.watcher.namespace)
+        self._subjects = Subjects(startup.watcher.namespace, startup.watcher.revision)
         self._announcer = Announcer(bus, self._subjects, self._first_presence())
         self._client = CallClient(bus, self._subjects)
         self._server = CallServer(bus, self._subjects, tasks)

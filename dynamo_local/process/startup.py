@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import ConfigError, GraphError, NotRunningError
@@ -29,17 +30,17 @@ def read_startup(namespace: str, service: str, environ: Mapping[str, str]) -> St
     if (watcher.namespace, watcher.service) != (namespace, service):
         raise ConfigError(f"{WATCHER_ENV} is {watcher}, which is no watcher of {service} in {namespace}")
     paths = StatePaths.of(namespace, environ)
-    graph = _read_graph(paths)
+    graph = _read_graph(paths.graph_of(watcher.revision))
     if graph.namespace != namespace:
-        raise GraphError(f"{paths.graph_file} is of namespace {graph.namespace}, not {namespace}")
+        raise GraphError(f"{paths.graph_of(watcher.revision)} is of namespace {graph.namespace}, not {namespace}")
     return Startup(watcher, graph, graph.service(service), BusAddress.load(paths.bus_file), paths)
 
 
-def _read_graph(paths: StatePaths) -> ResolvedGraph:
+def _read_graph(path: Path) -> ResolvedGraph:
     try:
-        data = paths.graph_file.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise NotRunningError(
-            f"no graph in {paths.graph_file}: {error.strerror}", "services are started by `dynamo serve`"
+            f"no graph in {path}: {error.strerror}", "services are started by `dynamo serve`"
         ) from error
     return ResolvedGraph.from_json(data)

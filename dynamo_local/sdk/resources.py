@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynamo_local.core.shares import LEAST_SHARE
+
 
 @dataclass(frozen=True)
 class DeviceUse:
@@ -18,18 +20,19 @@ class DeviceUse:
 
 
 _CPU = re.compile(r"(?P<cores>[0-9]+(?:\.[0-9]+)?)|(?P<milli>[0-9]+)m")
-_GPU = re.compile(r"[0-9]+")
+_GPU = re.compile(r"[0-9]+|[0-9]*\.[0-9]+")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a worker. `gpu`: number of devices (GPUs, or CPU slots on a machine without GPUs). `cpu`: number of
-    cores, 0 if not given."""
+    """Resources of a worker. `gpu`: number of devices (GPUs, or CPU slots on a machine without GPUs), or the share of
+    one, such as 0.5. `cpu`: number of cores, 0 if not given."""
 
-    gpu: int = field(
+    gpu: float = field(
         default=0,
         metadata={
-            "help": "Number of devices of each worker: GPUs, or CPU slots on a machine without GPUs. "
+            "help": "Number of devices of each worker: GPUs, or CPU slots on a machine without GPUs. Less than 1: the "
+            "share that it has of one device, such as 0.5. "
             "By default as the service declares. A vLLM worker derives it from tensor-parallel-size and the like."
         },
     )
@@ -59,12 +62,18 @@ class Resources:
         )
 
 
-def _gpu(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if isinstance(value, str) and _GPU.fullmatch(value):
-        return int(value)
-    raise ValueError(f"resources.gpu must be a whole number of devices, not {value!r}")
+def _gpu(value: object) -> float:
+    """A whole number as an int, a share as a float."""
+    number = float(value) if isinstance(value, str) and _GPU.fullmatch(value) else value
+    if isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < float("inf"):
+        if number == int(number):
+            return int(number)
+        if LEAST_SHARE <= number < 1:
+            return number
+    raise ValueError(
+        f"resources.gpu must be a whole number of devices, or a share of one such as 0.5, of at least {LEAST_SHARE}, "
+        f"not {value!r}"
+    )
 
 
 def _cpu(value: object) -> float:

@@ -16,7 +16,7 @@ class Router(router.Router):
     @endpoint()
     async def charges(self) -> dict[str, int]:
         """Return the number of charged requests, by frontend."""
-        return dict(self._ledger.charged)
+        return dict(self._own.ledger.charged)
 
 
 Router.link(VllmWorker)

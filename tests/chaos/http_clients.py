@@ -151,7 +151,8 @@ async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], No
 
 
 def _counters(metrics: str, name: str) -> list[tuple[str, int]]:
-    """Return the values of labels, as words, and the count, of each series of this name above 0."""
+    """Return the values of labels but the model, as words, and the count, of each series of this name above 0."""
+    metrics = re.sub(r'\bmodel="[^"]*",?', "", metrics)
     lines = re.findall(rf"^{name}\{{(.*)\}} ([0-9.e+]+)$", metrics, re.MULTILINE)
     counted = ((" by ".join(re.findall(r'"(.*?)"', labels)), round(float(count))) for labels, count in lines)
     return [(labels, count) for labels, count in counted if count]

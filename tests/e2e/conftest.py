@@ -5,7 +5,10 @@ A fixture that starts a server or engines depends on `turn` and is named in SERV
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +27,19 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = ("served", "pair", "disagg", "lora", "monitored", "ranks", "engines", "real", "real_float32", "own_servers")
+SERVERS = (
+    "served",
+    "pair",
+    "disagg",
+    "lora",
+    "endpoints",
+    "monitored",
+    "ranks",
+    "engines",
+    "real",
+    "real_float32",
+    "own_servers",
+)
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 
@@ -155,6 +170,37 @@ def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
     with LlmServer(root / "state", "lora", options) as server:
         server.await_ready()
         server.await_workers(2)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
+    """No model of its own, and three endpoints with one worker each, of which `chat` takes adapters. Its end is a
+    test."""
+    root = tmp_path_factory.mktemp("endpoints")
+    story = root / "story"
+    # In a process of its own: after torch has computed in this one, no engine can be forked from it.
+    code = (
+        "import sys, pathlib; from tests.e2e.tiny_models import FAMILIES, make_model;"
+        "make_model(FAMILIES['full attention'], pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(story)], check=True, timeout=PATIENCE_S)
+    args = {"dtype": "float32", "max-model-len": 2048, "kv-cache-memory-bytes": 128 * 2**20}
+    lora = {"enable-lora": True, "max-lora-rank": RANK, "max-loras": 2}
+    specs = [
+        {"name": "chat", "model": "random", "args": {**args, **lora}},
+        {"name": "story", "model": str(story), "args": args},
+        {"name": "embed", "model": "random", "args": {**args, "runner": "pooling", "convert": "embed"}},
+    ]
+    file = root / "models.yaml"
+    # JSON is YAML.
+    file.write_text(json.dumps({"endpoints": specs}))
+    # Slots for one worker more: an update starts the new worker before the old one ends.
+    options = [f"--file={file}", "--cpu-slots=4", f"--drain-timeout={PATIENCE_S}"]
+    with LlmServer(root / "state", "endpoints", options) as server:
+        server.await_ready()
+        for spec in specs:
+            server.command("wait", str(spec["name"]))
         yield server
 
 

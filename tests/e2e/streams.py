@@ -83,9 +83,14 @@ def begin(pool: ThreadPoolExecutor, stream: Stream) -> Future[dict[int, list[Any
 
 
 def samples(api: openai.OpenAI, name: str, labels: str = ".*") -> list[float]:
-    """What the frontend's /metrics shows."""
-    metrics = httpx.get(f"{str(api.base_url).removesuffix('/v1/')}/metrics").text
+    """What the frontend's /metrics shows. `labels`: without the model, of which there is one."""
+    metrics = without_model(httpx.get(f"{str(api.base_url).removesuffix('/v1/')}/metrics").text)
     return [float(value) for value in re.findall(rf"^{name}{{{labels}}} (\S+)$", metrics, re.MULTILINE)]
+
+
+def without_model(metrics: str) -> str:
+    """The text of /metrics without the label `model`."""
+    return re.sub(r'\bmodel="[^"]*",?', "", metrics)
 
 
 def requests(pair: LlmServer) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|
 
 KNOWN = {
     "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
+    "dynamo_local/supervisor/endpoints/start.py": "when endpoints of a file were created or changed: shown",
     "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
     "dynamo_local/cli/server/events.py": "which day it is: events of other days are shown with their date",
     "dynamo_local/doctor/kernel.py": "whether the clock is years behind: shown, never waited for",

@@ -50,6 +50,9 @@ class Admission:
             self._tasks.spawn(f"grow {request}", self._grow_or_submit(request, work, warm))
         elif work.source is not None:
             self._tasks.spawn(f"pull {request}", self._pull_and_submit(request, work, work.source))
+        elif work.adapter is not None:
+            # The engine may have to load it first.
+            self._tasks.spawn(f"submit {request}", self._submit_if_wanted(request, work))
         else:
             await self._submit(request, work, None)
 
@@ -78,6 +81,10 @@ class Admission:
             await self._kv_puller.done([request])
             return
         await self._submit(request, work, pulled)
+
+    async def _submit_if_wanted(self, request: RequestEpoch, work: Submit) -> None:
+        if self._wanted(request):
+            await self._submit(request, work, None)
 
     async def _submit(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
         try:

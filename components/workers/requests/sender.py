@@ -40,13 +40,19 @@ class TokenSender:
             too_large = await self.send(frontend, timestamp, deltas[:middle])
             return too_large + await self.send(frontend, timestamp, deltas[middle:])
         request = RequestEpoch(deltas[0].request_id, deltas[0].epoch)
-        why = "the log-probabilities asked for are more than can be sent"
+        why = _too_large(deltas[0], self._context.bus.max_payload)
         await self.send(frontend, timestamp, (error_delta(request, why, fault="request"),))
         return [request]
 
     def forget(self, frontend: str) -> None:
         """Drop the count of a frontend that is gone."""
         self._sequence.pop(frontend, None)
+
+
+def _too_large(delta: TokenDelta, most: int) -> str:
+    if delta.pooled is None:
+        return "the log-probabilities asked for are more than can be sent"
+    return f"the pooled output has {len(delta.pooled.data)} bytes, and at most {most} can be sent: shorten the input"
 
 
 def error_delta(request: RequestEpoch, why: str, *, refused: bool = False, fault: Fault | None = None) -> TokenDelta:

@@ -34,8 +34,8 @@ from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, RpcError
 from dynamo_local.core.names import Subjects
+from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.client import Call, EndpointClient
-from dynamo_local.sdk.config.suggestions import suggest
 from dynamo_local.sdk.service import EndpointSpec, spec_of
 from dynamo_local.sdk.signatures import reply_type
 

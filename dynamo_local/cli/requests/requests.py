@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.options import JSON_HELP, endpoint_option, namespace_option, paths_of
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.requests import RequestLine
 
-_HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
+_HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
+_ENDPOINT = "ENDPOINT"
 
 
 @click.command()
@@ -27,8 +29,9 @@ _HEADERS = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
     help="Maximum number of requests to show of each frontend, oldest first.",
 )
 @click.option("--worker", metavar="WATCHER", help="Show the requests of this worker only.")
+@endpoint_option("Show the requests for this endpoint only.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-def requests(namespace: str, limit: int, worker: str | None, as_json: bool) -> None:
+def requests(namespace: str, limit: int, worker: str | None, endpoint: str | None, as_json: bool) -> None:
     """List the requests in flight, with their workers.
 
     The table has the worker, epoch, tokens and age of each request, and whether it can migrate. The epoch counts the
@@ -37,6 +40,7 @@ def requests(namespace: str, limit: int, worker: str | None, as_json: bool) -> N
 
     \b
     dynamo requests
+    dynamo requests --endpoint chat
     dynamo requests --json -n 1000
     """
     import asyncio
@@ -45,13 +49,22 @@ def requests(namespace: str, limit: int, worker: str | None, as_json: bool) -> N
 
     from dynamo_local.supervisor.admin.requests import list_requests
 
-    view = asyncio.run(list_requests(paths_of(namespace), limit, worker))
+    view = asyncio.run(list_requests(paths_of(namespace), limit, worker, endpoint))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
         return
-    click.echo(table(_HEADERS, [_cells(line) for line in view.requests]))
+    click.echo(as_table(view.requests))
     if view.left_out:
         click.echo(f"and {view.left_out} more")
+
+
+def as_table(lines: Sequence[RequestLine]) -> str:
+    """Return the lines as text, with a column of endpoints if any request is for one."""
+    headers, rows = _HEADERS, [_cells(line) for line in lines]
+    if any(line.endpoint for line in lines):
+        headers = (headers[0], _ENDPOINT, *headers[1:])
+        rows = [(row[0], line.endpoint or "-", *row[1:]) for row, line in zip(rows, lines, strict=True)]
+    return table(headers, rows)
 
 
 def _cells(line: RequestLine) -> tuple[str, ...]:

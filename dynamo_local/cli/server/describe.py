@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import click
 
+from dynamo_local.cli import completion_values
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 
 
 @click.command()
-@click.argument("name", metavar="WATCHER|REQUEST")
+@click.argument("name", metavar="WATCHER|ENDPOINT|REQUEST", shell_complete=completion_values.endpoints_and_watchers)
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def describe(name: str, namespace: str, as_json: bool) -> None:
-    """Show everything known of a process or a live request.
+    """Show everything known of a process, endpoint or live request.
 
-    WATCHER is a name that `dynamo ps` shows, REQUEST the id of a request or its first characters. Secrets in the
-    configuration are masked.
+    WATCHER is a name that `dynamo ps` shows, ENDPOINT one that `dynamo endpoint list` shows, REQUEST the id of a
+    request or its first characters. Secrets in the configuration are masked.
 
     \b
     dynamo describe VllmWorker_1
+    dynamo describe chat
     dynamo describe cmpl-92fe --json
     """
     import asyncio

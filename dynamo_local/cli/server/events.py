@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_EVENTS = 100
 _LOOK_EVERY_S = 0.2
 
-_KINDS = ("server", "start", "death", "scale", "planner", "role", "drain", "migration", "device", "setting")
+_KINDS = ("server", "start", "death", "scale", "planner", "role", "drain", "migration", "device", "setting", "endpoint")
 
 
 @click.command()
@@ -38,8 +38,8 @@ def events(
 ) -> None:
     """Show what has happened to a server, and why.
 
-    Events are starts, deaths, scalings, role changes, drains, migrations, devices that are claimed and freed, and
-    changed settings. They are kept after the server has ended.
+    Events are starts, deaths, scalings, role changes, drains, migrations, devices that are claimed and freed, changed
+    settings, and states of endpoints. They are kept after the server has ended.
 
     \b
     dynamo events -f

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -43,22 +44,41 @@ def logs(
 ) -> None:
     """Print the logs of all services, or of one SERVICE.
 
-    SERVICE is the name of a service or watcher, Nats or circusd. Logs are kept after the server has ended. With -f, a
-    line that is repeated is shown once, with a number.
+    SERVICE is the name of a service or watcher, of an endpoint or one of its revisions, Nats or circusd. Logs are kept
+    after the server has ended. With -f, a line that is repeated is shown once, with a number.
 
     \b
     dynamo logs -f                  follow all logs
     dynamo logs VllmWorker -n 20    the last 20 lines of each worker
+    dynamo logs chat                the workers of endpoint chat; chat@2: of its second revision
     """
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.server.logs import Follower, select
+    from dynamo_local.supervisor.server.logs import select
     from state.locks import server_pid
 
-    cutoff, paths = cutoff_of(since), paths_of_logs(namespace)
-    names = select(paths.logs_dir, service)
-    if not names and server_pid(paths) is None:
+    paths = paths_of_logs(namespace)
+    if not select(paths.logs_dir, service) and server_pid(paths) is None:
         raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
-    prefixed = service is None or len(names) > 1
+    choose = partial(select, paths.logs_dir, service)
+    show_logs(paths, choose, follow, lines, since, level, prefixed=service is None)
+
+
+def show_logs(
+    paths: StatePaths,
+    choose: Callable[[], Sequence[str]],
+    follow: bool,
+    lines: int | None,
+    since: str | None,
+    level: str | None,
+    *,
+    prefixed: bool = True,
+) -> None:
+    """Print the logs that `choose` names, by the options of `dynamo logs`. `prefixed`: each line begins with the name
+    of its log, as it does anyway if there are several."""
+    from dynamo_local.supervisor.server.logs import Follower
+
+    cutoff, names = cutoff_of(since), choose()
+    prefixed = prefixed or len(names) > 1
 
     def log_of(name: str) -> _Log:
         return _Log(name, Follower(paths.log_file(name)), Selection(cutoff, level), Repeats(), prefixed)
@@ -69,7 +89,7 @@ def logs(
     for log in shown.values():
         log.show_last(lines, everything=since is not None or level is not None)
     if follow:
-        _follow(paths, service, shown, log_of)
+        _follow(paths, choose, shown, log_of)
 
 
 @dataclass(frozen=True)
@@ -100,15 +120,16 @@ class _Log:
             click.echo(f"{click.style(short_watcher(self.name), fg='cyan')} | {text}" if self.prefixed else text)
 
 
-def _follow(paths: StatePaths, service: str | None, shown: dict[str, _Log], log_of: Callable[[str], _Log]) -> None:
-    from dynamo_local.supervisor.server.logs import select
+def _follow(
+    paths: StatePaths, choose: Callable[[], Sequence[str]], shown: dict[str, _Log], log_of: Callable[[str], _Log]
+) -> None:
     from state.locks import server_pid
 
     running = True
     while running:
         # Before the logs are read, so that the last lines of a server that ends meanwhile are read too.
         running = server_pid(paths) is not None
-        for name in select(paths.logs_dir, service):
+        for name in choose():
             if name not in shown:
                 shown[name] = log_of(name)
             shown[name].show_new()

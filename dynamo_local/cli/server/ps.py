@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -9,11 +10,12 @@ import click
 from dynamo_local.cli.console import table
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.names import short_watcher
+from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.status import Row
 
-_HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
+_HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 
 
 @click.command()
@@ -22,8 +24,8 @@ _HEADERS = ("WATCHER", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
 def ps(namespace: str, as_json: bool) -> None:
     """List the processes of a server, with their states and devices.
 
-    The table has the pid, role, devices, state and load of each process. Below it are the devices that other servers
-    hold.
+    The table has the pid, role, devices, state and load of each process, and its endpoint if the server has endpoints.
+    Below it are the devices that other servers hold.
 
     \b
     dynamo ps
@@ -40,18 +42,28 @@ def ps(namespace: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
-        click.echo(table(_HEADERS, [_cells(row) for row in found]))
+        click.echo(as_table(found))
         for line in asyncio.run(devices_of_others(paths)):
             click.echo(line)
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text, with a column of endpoints if there are any."""
+    lines = [_HEADERS, *map(_cells, rows)]
+    if not any(row.endpoint for row in rows):
+        column = _HEADERS.index("ENDPOINT")
+        lines = [(*line[:column], *line[column + 1 :]) for line in lines]
+    return table(lines[0], lines[1:])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         short_watcher(row.watcher),
+        row.endpoint or "-",
         row.component,
         row.role,
         "-" if row.pid is None else str(row.pid),
-        ",".join(map(str, row.devices)) or "-",
+        shown_devices(row.devices, row.share) or "-",
         row.state,
         row.url or row.detail or _load(row),
     )

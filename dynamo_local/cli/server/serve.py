@@ -40,7 +40,7 @@ class _ServeCommand(click.Command):
     "arguments",
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="MODEL|GRAPH [VLLM_OPTION]...",
+    metavar="[MODEL|GRAPH] [VLLM_OPTION]...",
     shell_complete=completion_values.targets,
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Number of workers, each with a copy of the model.")
@@ -85,6 +85,7 @@ class _ServeCommand(click.Command):
     help="Namespace of the server. It tells the servers of one machine apart.  [default: the graph's own]",
 )
 @click.option("--model", help="Model to serve: a folder, a Hugging Face id, or one of smollm2, random, quickstart.")
+@click.option("--forget", is_flag=True, help="Drop the endpoints that were created earlier.")
 @click.option("--nats-url", help="NATS server to use instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
 @click.option(
     "--cpu-slots",
@@ -140,20 +141,25 @@ def serve(
     (--explain shows them). A VLLM_OPTION is an option of `vllm serve` (--help-engine lists them). The server runs until
     interrupted.
 
+    The configuration file may list endpoints: models that are served as well, at the same address. They stay until they
+    are deleted; without MODEL they are all that is served.
+
     GRAPH (package.module:Service) starts a graph of your own instead. Every configuration key of a service can be given
     as --SERVICE.KEY=VALUE, for example --VllmWorker.max-num-seqs=64. It takes precedence over the configuration file.
 
     \b
     dynamo serve quickstart
     dynamo serve Qwen/Qwen3-0.6B --workers 2 --max-model-len 8192
+    dynamo serve -f models.yaml
     dynamo serve ./my-model --disagg --planner --explain
     dynamo serve examples.llm.graphs.agg_router:Frontend -f agg_router.yaml
     """
+    from dynamo_local.cli.serving.endpoints import endpoints_in, has_ordered
     from dynamo_local.cli.serving.serving import Mode, Serving
     from dynamo_local.cli.serving.wishes import Wishes
     from dynamo_local.cli.working_folder import leave_unusable_folder
     from dynamo_local.engine.vllm.command_line import parse
-    from dynamo_local.supervisor.server.server import ServerSettings
+    from dynamo_local.supervisor.server.settings import ServerSettings
 
     left = leave_unusable_folder()
     if left is not None:
@@ -171,9 +177,19 @@ def serve(
     if click.get_current_context().get_parameter_source("port") is ParameterSource.DEFAULT:
         given = port_in(config, line.overrides)
         port = port if given is None else given
-    serving = Serving.of(line, wishes, model)
+    endpoints, forget = endpoints_in(config), options["forget"]
+    unnamed = not line.targets and model is None
+    alone = endpoints is not None or (unnamed and not forget and has_ordered(namespace))
+    serving = Serving.of(line, wishes, model, alone=alone)
     serving = replace(
-        serving, config=config, namespace=namespace, nats_url=nats_url, cpu_slots=cpu_slots, forkserver=forkserver
+        serving,
+        config=config,
+        namespace=namespace,
+        nats_url=nats_url,
+        cpu_slots=cpu_slots,
+        forkserver=forkserver,
+        endpoints=endpoints or (),
+        forget=forget,
     )
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))

@@ -19,10 +19,12 @@ from dynamo_local.cli.options import namespace_option, paths_to_stop
     metavar="SECONDS",
     help="How long to wait until the server has ended.",
 )
-def stop(namespace: str, timeout: float) -> None:
+@click.option("--forget", is_flag=True, help="Also drop the endpoints that were created.")
+def stop(namespace: str, timeout: float, forget: bool) -> None:
     """Stop a running server, or clean up after a crash.
 
-    Requests in flight are finished first, for as long as the server's --drain-timeout allows.
+    Requests in flight are finished first, for as long as the server's --drain-timeout allows. Endpoints come back with
+    the next server unless --forget is given.
 
     \b
     dynamo stop
@@ -30,4 +32,4 @@ def stop(namespace: str, timeout: float) -> None:
     """
     from dynamo_local.supervisor.admin.stop import stop as stop_server
 
-    stop_server(paths_to_stop(namespace), timeout, Console())
+    stop_server(paths_to_stop(namespace), timeout, Console(), forget_endpoints=forget)

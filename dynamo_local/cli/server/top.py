@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def top(namespace: str, once: bool, as_json: bool) -> None:
     """Show workers, requests and planner of a server live.
 
-    The screen has workers and their load, requests, the prefill queue and the planner. Press q to end.
+    The screen has workers and their load, by endpoint if there are any, requests, the prefill queue and the planner.
+    Press q to end.
 
     \b
     dynamo top
@@ -85,14 +86,17 @@ async def _watch(paths: StatePaths) -> None:
 
 @asynccontextmanager
 async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
+    from functools import partial
+
     from dynamo_local.monitor.top_session import TopSession
     from dynamo_local.supervisor.admin.connect import bus_of
     from dynamo_local.supervisor.server.event_log import EventReader
+    from state.board import read_board
 
     # Warnings of the bus would be printed into the screen, which shows a lost connection itself.
     logging.getLogger().addHandler(logging.NullHandler())
     async with bus_of(paths, "top") as bus:
-        session = TopSession(bus, paths.namespace, EventReader(paths.events_file).new)
+        session = TopSession(bus, paths.namespace, EventReader(paths.events_file).new, partial(read_board, paths))
         try:
             await session.start()
             yield session

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dynamo_local.cli.serving.wishes import Wishes
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
-from dynamo_local.core.sizing.choosing import EnginePlan, plan_engines
+from dynamo_local.core.shares import held, summed
+from dynamo_local.core.sizing.choosing import MEMORY_KEYS, EnginePlan, plan_engines
 from dynamo_local.core.sizing.machine import GIB, Choice, Gpu, Machine, Wanted, counted, size
 from dynamo_local.core.sizing.model_facts import ModelFacts
 from dynamo_local.core.sizing.parsers import PARSER_KEYS, TOOL_PARSER, choose_parsers
+from dynamo_local.core.sizing.pooling import is_pooling
 from dynamo_local.engine.vllm.command_line import OF_VLLM
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Section
@@ -30,7 +33,7 @@ _ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _MAX_LEN = "max-model-len"
 _SERVED_NAME = "served-model-name"
 _MOCKER = "mocker"
-_PLANNER_ROLE = "planner"
+PLANNER_ROLE = "planner"
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,20 @@ class FindFacts(Protocol):
 class ModelChooser:
     """A `launch.Chooser`. `decided` is what was chosen by its last call.
 
-    `sized`: whether engines and planner are to be decided on as well, and not parsers alone.
+    `sized`: whether engines and planner are to be decided on as well, and not parsers alone. The memory of workers with
+    shares of devices is decided on in any case. `machine`: that of a running server, as it was before the first worker:
+    its devices stay as they are, and memory goes by devices. None: this machine, as it is now. `beside_endpoints`:
+    memory goes by devices in this case, too, since endpoints get the rest; `endpoint_slots`: CPU slots to make for
+    them.
     """
 
     find: FindFacts
     wishes: Wishes
     sized: bool
     cpu_slots: int | None = None
+    machine: Machine | None = None
+    beside_endpoints: bool = False
+    endpoint_slots: int = 0
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     decided: list[Decided] = field(default_factory=list)
 
@@ -74,26 +84,36 @@ class ModelChooser:
             return Chosen()
         engines = [service for service in resolved.services if service.role in ENGINE_ROLES]
         computing = any(service.config.get("engine") != _MOCKER for service in engines)
-        machine = _machine(inventory, self._slots())
+        machine = self.machine or machine_of(
+            inventory, slots_given(self.cpu_slots, self.environ) if self.sized else len(inventory.devices)
+        )
+        by_device = self.machine is not None or self.beside_endpoints or not self.sized
         wanted = _wanted(resolved, engines, self.wishes, self.environ)
+        wanted = replace(wanted, by_device=by_device, endpoint_slots=self.endpoint_slots)
+        sizes = computing and (self.sized or wanted.share < 1)
 
         def fit(facts: ModelFacts) -> None:
-            if self.sized and computing:
+            if sizes:
                 plan_engines(facts, machine, wanted)
 
         facts = self.find(config, computing=computing, on_cpu=not machine.on_gpu, fit=fit)
-        slots = None
-        if self.sized and computing:
-            plan = plan_engines(facts or ModelFacts(), machine, wanted)
-            _check_lending(plan, wanted)
-            self._take(graph, plan.choices)
-            self._plan_planner(graph, plan, machine)
-            slots = plan.slots
+        plan = plan_engines(facts or ModelFacts(), machine, wanted) if sizes else None
+        if plan is not None:
+            self._plan(graph, plan, machine, wanted)
         if self.sized:
             self._name(graph, config)
-        if facts is not None and self.wishes.parsers:
+        if facts is not None and self.wishes.parsers and not is_pooling(facts, wanted.given):
             self._take(graph, choose_parsers(facts, _given(resolved)))
-        return Chosen(_sections(self.decided), slots)
+        sections = _sections(self.decided)
+        return Chosen(sections) if plan is None else Chosen(sections, plan.slots, plan.engine_bytes)
+
+    def _plan(self, graph: Graph, plan: EnginePlan, machine: Machine, wanted: Wanted) -> None:
+        if not self.sized:
+            self._take(graph, [choice for choice in plan.choices if choice.key in MEMORY_KEYS])
+            return
+        _check_lending(plan, wanted)
+        self._take(graph, plan.choices)
+        self._plan_planner(graph, plan, machine, wanted.share)
 
     def _name(self, graph: Graph, config: Mapping[str, Any]) -> None:
         """Serve a folder under its name: the whole path would tell clients how this machine is arranged."""
@@ -101,24 +121,19 @@ class ModelChooser:
         if folder.is_dir() and not config.get(_SERVED_NAME):
             self._take(graph, [Choice(_SERVED_NAME, [folder.absolute().name], "the name of the folder", "all")])
 
-    def _slots(self) -> int | None:
-        """The number of CPU slots if the user has said it; the inventory has that many then."""
-        set_by_variable = self.environ.get(CPU_SLOTS_VARIABLE, "").strip()
-        return self.cpu_slots or (int(set_by_variable) if set_by_variable.isdigit() else None)
-
     def _take(self, graph: Graph, choices: Sequence[Choice]) -> None:
         for choice in choices:
             services = tuple(spec.name for spec in graph.specs if _reads(spec, choice))
             if services or choice.key == "cpu-slots":
                 self.decided.append(Decided(choice.key, choice.value, services, choice.reason))
 
-    def _plan_planner(self, graph: Graph, plan: EnginePlan, machine: Machine) -> None:
-        planners = tuple(spec.name for spec in graph.specs if spec.role == _PLANNER_ROLE)
+    def _plan_planner(self, graph: Graph, plan: EnginePlan, machine: Machine, share: float) -> None:
+        planners = tuple(spec.name for spec in graph.specs if spec.role == PLANNER_ROLE)
         if not planners:
             return
         settings: dict[str, tuple[Any, str]] = {}
         if self.wishes.planner:
-            budget = plan.most_engines * plan.ranks
+            budget = math.ceil(summed([plan.most_engines * held(plan.ranks, share)]))
             devices = counted(budget, "GPU" if machine.on_gpu else "CPU slot")
             settings["no-operation"] = (False, "--planner: it adds and removes workers")
             settings["max-gpu-budget"] = (
@@ -134,8 +149,14 @@ class ModelChooser:
         self.decided += [Decided(key, value, planners, reason) for key, (value, reason) in settings.items()]
 
 
+def slots_given(cpu_slots: int | None, environ: Mapping[str, str]) -> int | None:
+    """The number of CPU slots if the user has said it; the inventory has that many then."""
+    set_by_variable = environ.get(CPU_SLOTS_VARIABLE, "").strip()
+    return cpu_slots or (int(set_by_variable) if set_by_variable.isdigit() else None)
+
+
 def _reads(spec: ServiceSpec, choice: Choice) -> bool:
-    if spec.role == _PLANNER_ROLE:
+    if spec.role == PLANNER_ROLE:
         # Its served-model-name is a label of its own, one text instead of a list.
         return False
     is_engine = spec.role in ENGINE_ROLES
@@ -185,13 +206,16 @@ def _wanted(
         workers=sum(service.workers for service in engines if service.role != PREFILL_ROLE),
         prefill_workers=sum(service.workers for service in engines if service.role == PREFILL_ROLE),
         scaling=wishes.planner,
+        share=min((service.gpu for service in engines if 0 < service.gpu < 1), default=1.0),
         given=given,
         kv_space=int(space) * GIB if space and space.isdigit() else None,
         any_length=(long or "").strip().lower() in ("1", "true"),
     )
 
 
-def _machine(inventory: Inventory, slots: int | None) -> Machine:
+def machine_of(inventory: Inventory, slots: int | None) -> Machine:
+    """This machine with these devices, and the memory that is free now. `slots`: CPU slots, None if the number may be
+    chosen."""
     memory = machine_memory()
     total, free = (None, None) if memory is None else (memory.total, memory.free)
     if inventory.kind == "gpu":
@@ -206,7 +230,8 @@ def _check_lending(plan: EnginePlan, wanted: Wanted) -> None:
     refused = [choice for choice in plan.choices if choice.key == "kv-transfer" and choice.value is False]
     if wanted.prefill_workers and refused:
         raise UsageError(
-            f"prefill workers hand KV over, which is not possible here: {refused[0].reason}", "leave out --disagg"
+            f"prefill workers hand KV over, which is not possible here: {refused[0].reason}",
+            "leave out --disagg (or `disaggregated` of the endpoint)",
         )
 
 

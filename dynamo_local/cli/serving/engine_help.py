@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.suggestions import suggest
 from dynamo_local.engine.vllm.arguments import VllmKey, described_vllm, every_argument
 from dynamo_local.engine.vllm.command_line import REFUSED
-from dynamo_local.sdk.config.suggestions import suggest
 
 _WIDTH = 100
 _INDENT = " " * 6

@@ -12,15 +12,20 @@ import click
 
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.serving.choosing import ModelChooser, parsers_line, summary
+from dynamo_local.cli.serving.endpoint_tools import EndpointTools, check_settings
+from dynamo_local.cli.serving.endpoints import EndpointsChooser, specs_of
 from dynamo_local.cli.serving.source import ModelSource
 from dynamo_local.cli.serving.target import Target, parse_target
-from dynamo_local.cli.serving.wishes import Wishes, graph_of, overrides_of
-from dynamo_local.core.errors import UsageError
+from dynamo_local.cli.serving.wishes import OF_ENDPOINTS, Wishes, graph_of, overrides_of
+from dynamo_local.core.endpoints.devices import devices_together
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.sdk.config.flags import Flag
-from dynamo_local.supervisor.server.launch import Launch, ServeRequest, prepare
+from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.server.launch import Launch, ServeRequest, prepare, registry_of
 from dynamo_local.supervisor.server.listening import claim_address
 from dynamo_local.supervisor.server.machine_room import check_room
 from dynamo_local.supervisor.server.plan import HttpAddress
@@ -31,9 +36,11 @@ from state.paths import state_root
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.server.report import Report
-    from dynamo_local.supervisor.server.server import ServerSettings
+    from dynamo_local.supervisor.server.settings import ServerSettings
 
 _MODEL = "model"
+
+AnyChooser = ModelChooser | EndpointsChooser
 
 
 class Mode(Enum):
@@ -58,10 +65,13 @@ class Serving:
     nats_url: str | None = None
     cpu_slots: int | None = None
     forkserver: bool = True
+    endpoints: tuple[EndpointSpec, ...] = ()
+    forget: bool = False
 
     @classmethod
-    def of(cls, line: CommandLine, wishes: Wishes, model: str | None) -> Serving:
-        """Raises UsageError if no target is named, or two are."""
+    def of(cls, line: CommandLine, wishes: Wishes, model: str | None, *, alone: bool = False) -> Serving:
+        """`alone`: there are endpoints, so that neither model nor graph need be named. Raises UsageError if no target
+        is named, or two are."""
         flags = tuple(flag for flag in line.flags if flag.path != (_MODEL,))
         # A file for `vllm serve --config` names the model as well.
         model = next((flag.text for flag in line.flags if flag.path == (_MODEL,)), None) if model is None else model
@@ -71,9 +81,12 @@ class Serving:
             )
         if len(line.targets) > 1:
             raise UsageError(f"{line.targets[1]!r} is one argument too many", "write values as --key=value")
+        if not line.targets and model is None and alone:
+            return cls(Target(OF_ENDPOINTS, is_graph=True), wishes, line.overrides, _no_flags(flags))
         if not line.targets and model is None:
             raise UsageError(
-                "no graph named, and no model", "write `dynamo serve MODEL` or `dynamo serve MODULE:SERVICE`"
+                "no graph named, and no model",
+                "write `dynamo serve MODEL` or `dynamo serve MODULE:SERVICE`, or list endpoints in a file (-f)",
             )
         target = parse_target(line.targets[0] if line.targets else str(model))
         if target.is_graph:
@@ -84,9 +97,11 @@ class Serving:
 
     def described(self, host: str, port: int, mode: Mode, *, as_json: bool) -> str:
         """The text of --explain and --dry-run. Raises UsageError for what could not be started."""
+        if mode is Mode.EXPLAIN and self._of_endpoints:
+            raise UsageError("--explain shows what is chosen for a model, and none is named", "use --dry-run")
         chooser, source = self._chooser(Console(err=True), fetches_weights=False)
         explained = mode is Mode.EXPLAIN
-        looks = explained or not self.target.is_graph
+        looks = explained or not self.target.is_graph or self._of_endpoints
         launch = prepare(
             self._request(),
             HttpAddress(host, port),
@@ -102,10 +117,13 @@ class Serving:
             return text(self.model or self.target.name, launch, chooser.decided)
         from dynamo_local.cli.server import dry_run
 
-        for note in _notes(launch):
+        slots = self._chosen_lines(launch, chooser) if self._of_endpoints else []
+        for note in (*_notes(launch), *slots):
             click.echo(note, err=True)
         launch = beside(launch, held_elsewhere(launch.inventory, os.getpid()))
-        return dry_run.as_json(launch) if as_json else dry_run.as_text(launch)
+        endpoints = registry_of(launch.paths, launch.endpoints, forget=launch.forget).entries.values()
+        specs = [entry.spec for entry in endpoints]
+        return dry_run.as_json(launch, specs) if as_json else dry_run.as_text(launch, specs)
 
     def run(self, host: str, port: int, settings: ServerSettings, report: Report) -> None:
         """Serve until a signal comes. Raises DynamoError."""
@@ -117,9 +135,11 @@ class Serving:
         check_room(launch.paths.root, launch.templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
-        serve(launch, settings, report)
+        tools = EndpointTools.at_start(launch.inventory)
+        serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:
+        self._check_endpoints()
         graph = graph_of(self.target, self.wishes)
         return ServeRequest(
             graph,
@@ -131,15 +151,45 @@ class Serving:
             self.cpu_slots,
             self.forkserver,
             self.flags,
+            self.endpoints,
+            self.forget,
         )
 
-    def _chooser(self, report: Report, *, fetches_weights: bool) -> tuple[ModelChooser, ModelSource]:
+    def _check_endpoints(self) -> None:
+        """Raise ConfigError for settings of the file's endpoints that nothing takes: a server that starts would have
+        endpoints that fail."""
+        for spec in self.endpoints:
+            try:
+                check_settings(spec)
+            except UsageError as error:
+                raise ConfigError(f"endpoint {spec.name}: {error.cause}", error.remedy) from error
+
+    @property
+    def _of_endpoints(self) -> bool:
+        """Whether endpoints are all that is served."""
+        return self.target.name == OF_ENDPOINTS
+
+    def _chooser(self, report: Report, *, fetches_weights: bool) -> tuple[AnyChooser, ModelSource]:
         source = ModelSource(report, fetches_weights=fetches_weights)
         sized = not self.target.is_graph
-        return ModelChooser(source.facts, self.wishes, sized, self.cpu_slots), source
+        # The settings of other graphs do not depend on endpoints.
+        served = sized or self._of_endpoints
+        specs = specs_of(self.namespace, self.endpoints, forget=self.forget) if served else ()
+        if self._of_endpoints:
+            return EndpointsChooser(specs, self.cpu_slots), source
+        # One more, for the next revision of an endpoint.
+        slots = devices_together(specs)[0] + 1 if specs else 0
+        beside = bool(specs)
+        chooser = ModelChooser(
+            source.facts, self.wishes, sized, self.cpu_slots, beside_endpoints=beside, endpoint_slots=slots
+        )
+        return chooser, source
 
-    def _chosen_lines(self, launch: Launch, chooser: ModelChooser) -> list[str]:
+    def _chosen_lines(self, launch: Launch, chooser: AnyChooser) -> list[str]:
         """At most two lines about what was chosen."""
+        if self._of_endpoints:
+            slots = [one for one in chooser.decided if one.setting == "cpu-slots"]
+            return [f"{one.value} CPU slots, {one.reason} (--cpu-slots N: another number)" for one in slots]
         lines = []
         if not self.target.is_graph:
             workers = [service for service in launch.graph.services if service.gpu]
@@ -149,6 +199,13 @@ class Serving:
             )
         parsers = parsers_line(chooser.decided)
         return [*lines, parsers] if parsers else lines
+
+
+def _no_flags(flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
+    """Raise UsageError for options of vLLM's: without a model there is no engine that would take them."""
+    if flags:
+        raise UsageError(f"{flags[0].typed} goes with a model, and none is named", "write it under args of an endpoint")
+    return flags
 
 
 def _kind(role: str) -> str:

@@ -9,6 +9,7 @@ from dynamo_local.core.errors import UsageError
 
 AGGREGATED = "components.graphs.aggregated:Frontend"
 DISAGGREGATED = "components.graphs.disaggregated:Frontend"
+OF_ENDPOINTS = "components.graphs.endpoints:Frontend"
 _WORKERS, _PREFILL_WORKERS = "VllmWorker", "PrefillWorker"
 
 
@@ -27,6 +28,9 @@ def graph_of(target: Target, wishes: Wishes) -> str:
     """The graph to start, as `module:Service`. Raises UsageError for options that a graph does not take."""
     if not target.is_graph:
         return DISAGGREGATED if wishes.disagg or wishes.prefill_workers else AGGREGATED
+    if target.name == OF_ENDPOINTS:
+        _check_no_model(wishes)
+        return target.name
     for option, given, instead in (
         ("--workers", wishes.workers is not None, f"--{_WORKERS}.ServiceArgs.workers=N"),
         ("--prefill-workers", wishes.prefill_workers is not None, f"--{_PREFILL_WORKERS}.ServiceArgs.workers=N"),
@@ -36,6 +40,17 @@ def graph_of(target: Target, wishes: Wishes) -> str:
         if given:
             raise UsageError(f"{option} goes with a model, and {target.name} is a graph", f"write {instead}")
     return target.name
+
+
+def _check_no_model(wishes: Wishes) -> None:
+    """Raise UsageError for options that go with a model, where endpoints are all that is served."""
+    for option, given, field in (
+        ("--workers", wishes.workers is not None, "min_workers"),
+        ("--prefill-workers", wishes.prefill_workers is not None, "min_prefill_workers"),
+        ("--disagg", wishes.disagg, "disaggregated"),
+    ):
+        if given:
+            raise UsageError(f"{option} goes with a model, and none is named", f"set {field} of each endpoint")
 
 
 def overrides_of(wishes: Wishes) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
 
     The worker gets no new requests. Its requests migrate or finish; then its process ends, and its devices are free.
 
-    WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again.
+    WATCHER is the worker's name as `dynamo ps` shows it. `dynamo scale` adds a worker again. The number of an
+    endpoint's workers is kept by the server: `dynamo scale ENDPOINT=NUMBER` sets it.
 
     \b
     dynamo drain VllmWorker_1

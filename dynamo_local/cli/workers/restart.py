@@ -11,7 +11,7 @@ from dynamo_local.cli.workers.scale import check_done, outcome_fields, ready_tim
 
 
 @click.command()
-@click.argument("name", metavar="SERVICE|WATCHER", shell_complete=completion_values.services_and_watchers)
+@click.argument("name", metavar="SERVICE|ENDPOINT|WATCHER", shell_complete=completion_values.services_and_watchers)
 @namespace_option
 @click.option("--force", is_flag=True, help="Proceed even if no worker answers requests meanwhile.")
 @ready_timeout_option
@@ -19,7 +19,8 @@ from dynamo_local.cli.workers.scale import check_done, outcome_fields, ready_tim
 def restart(name: str, namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
     """Restart a service or one worker with no failed requests.
 
-    SERVICE restarts all workers of a service, one at a time; WATCHER restarts one worker. If a device is free, a new
+    SERVICE restarts all workers of a service, one at a time, ENDPOINT those of an endpoint; WATCHER restarts one
+    worker. If a device is free, a new
     worker (for example VllmWorker_1) starts first; then the requests of the old one migrate to other workers, and it
     ends. If no device is free, the requests of the old worker migrate first, and its new process takes over its name
     and devices. The command ends at the first worker that does not become ready; workers not yet restarted keep
@@ -33,6 +34,7 @@ def restart(name: str, namespace: str, force: bool, ready_timeout: float | None,
     \b
     dynamo restart VllmWorker           all workers of the service, one after the other
     dynamo restart VllmWorker_1         one worker
+    dynamo restart chat                 all workers of the endpoint, one after the other
     """
     import asyncio
 

@@ -13,6 +13,7 @@ from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import SupervisorError
 
 if TYPE_CHECKING:
+    from dynamo_local.core.messages.endpoints import EndpointView
     from dynamo_local.core.planning.actions import ActionOutcome
 
 FORCE_HELP = "Proceed even if no worker is left to answer requests."
@@ -27,23 +28,30 @@ ready_timeout_option = click.option(
 
 @click.command()
 @click.argument(
-    "targets", nargs=-1, required=True, metavar="SERVICE=NUMBER...", shell_complete=completion_values.worker_numbers
+    "targets",
+    nargs=-1,
+    required=True,
+    metavar="SERVICE|ENDPOINT=NUMBER...",
+    shell_complete=completion_values.worker_numbers,
 )
 @namespace_option
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @ready_timeout_option
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
-    """Set the number of workers of a service.
+    """Set the number of workers of a service or an endpoint.
 
-    SERVICE=NUMBER names a service of the graph and its number of workers. Several services can be given.
+    SERVICE=NUMBER names a service of the graph and its number of workers, ENDPOINT=NUMBER an endpoint and its. Several
+    can be given.
 
-    Workers are added or removed one at a time. The command waits until a new worker is ready, and until the requests of
-    a worker to be removed have migrated or finished.
+    Workers of a service are added or removed one at a time. The command waits until a new worker is ready, and until
+    the requests of a worker to be removed have migrated or finished. Workers of an endpoint are added and removed by
+    the server, within the endpoint's bounds; the command does not wait for them.
 
     \b
     dynamo scale VllmWorker=3
     dynamo scale VllmWorker=2 PrefillWorker=1
+    dynamo scale chat=3
     """
     import asyncio
 
@@ -51,20 +59,36 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
 
     from dynamo_local.supervisor.actuator.commands import parse_targets
     from dynamo_local.supervisor.actuator.commands import scale as scale_workers
+    from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named, scale_endpoints
 
-    work = scale_workers(
-        paths_of(namespace),
-        parse_targets(targets),
-        Console(err=as_json),
-        even_the_last=force,
-        ready_deadline_s=ready_timeout,
-    )
-    outcomes = asyncio.run(work)
+    paths, wanted = paths_of(namespace), parse_targets(targets)
+    of_endpoints = {name: number for name, number in wanted.items() if endpoint_named(name)}
+    of_services = {name: number for name, number in wanted.items() if name not in of_endpoints}
+    outcomes: list[ActionOutcome] = []
+    if of_services:
+        console = Console(err=as_json)
+        work = scale_workers(paths, of_services, console, even_the_last=force, ready_deadline_s=ready_timeout)
+        outcomes = asyncio.run(work)
+    all_done = all(outcome.done for outcome in outcomes)
+    ordered = asyncio.run(scale_endpoints(paths, of_endpoints)) if of_endpoints and all_done else []
     if as_json:
-        click.echo(msgspec.json.encode([outcome_fields(outcome) for outcome in outcomes]))
-    elif not outcomes:
+        click.echo(msgspec.json.encode([*map(outcome_fields, outcomes), *map(_order_fields, ordered)]))
+    elif not outcomes and not ordered:
         click.echo("nothing to do")
+    else:
+        for endpoint in ordered:
+            click.echo(f"{endpoint.spec.name}: {endpoint.status.wanted} wanted, {endpoint.status.ready} ready")
     check_done(outcomes)
+
+
+def _order_fields(endpoint: EndpointView) -> dict[str, Any]:
+    """Return an endpoint whose number of workers was ordered as the fields that are printed as JSON."""
+    return {
+        "action": "ScaleEndpoint",
+        "endpoint": endpoint.spec.name,
+        "wanted": endpoint.status.wanted,
+        "ready": endpoint.status.ready,
+    }
 
 
 def outcome_fields(outcome: ActionOutcome) -> dict[str, Any]:

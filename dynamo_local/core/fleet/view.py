@@ -26,7 +26,10 @@ _QUIET_TTL_S = TTL_S + QUIET_BEAT_S - BEAT_S
 AGGREGATED_ROLE = "aggregated"
 """Role of workers that serve whole requests, prompt and answer."""
 
-WORKER_ROLES = frozenset({AGGREGATED_ROLE, "decode"})
+DECODE_ROLE = "decode"
+"""Role of workers that serve whole requests, and may have prompts prefilled by others."""
+
+WORKER_ROLES = frozenset({AGGREGATED_ROLE, DECODE_ROLE})
 """Roles of workers to which the router assigns requests."""
 
 PREFILL_ROLE = "prefill"
@@ -34,6 +37,10 @@ PREFILL_ROLE = "prefill"
 
 ENGINE_ROLES = WORKER_ROLES | {PREFILL_ROLE}
 """Roles of all workers: they have an engine, hold devices, and are scaled."""
+
+
+FRONTEND_ROLE = "frontend"
+"""Role of processes that take clients' requests."""
 
 
 class Happened(enum.Enum):
@@ -68,6 +75,13 @@ def ttl_s(presence: Presence) -> float:
 def has_failed(presence: Presence) -> bool:
     """Whether this is a worker whose engine has failed. (Other services that fail finish their work if they can.)"""
     return presence.state == "failed" and presence.role in ENGINE_ROLES
+
+
+def in_flight_of(frontends: Iterable[Presence]) -> int | None:
+    """Requests in flight that these frontends announce together. None if there are none, or one tells no number."""
+    numbers = [None if presence.counts is None else presence.counts.in_flight for presence in frontends]
+    known = [number for number in numbers if number is not None]
+    return sum(known) if numbers and len(known) == len(numbers) else None
 
 
 @dataclass

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from dynamo_local.core.http.bounds import Excess, RequestBounds, excess_of, excess_of_headers, excess_of_text
+from dynamo_local.core.http.bounds import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
+from dynamo_local.core.http.holding import HoldLimits
+from dynamo_local.core.http.inputs import characters_of_inputs, field_of_inputs, number_of_inputs
 from dynamo_local.core.http.json_text import why_not
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
@@ -26,12 +28,22 @@ _NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
 
 
 @dataclass(frozen=True)
-class AdmissionLimits(RequestBounds):
+class AdmissionLimits(HoldLimits, RequestBounds):
     """Bounds on what clients can send and how much may be under way."""
 
     max_body_bytes: int = field(default=8 * 1024 * 1024, metadata={"help": "Maximum size of a request body, in bytes."})
     max_prompts: int = field(default=64, metadata={"help": "Maximum number of prompts in a request."})
     max_n: int = field(default=16, metadata={"help": "Maximum number of choices per prompt (n, best_of)."})
+    max_inputs: int = field(
+        default=2048,
+        metadata={
+            "help": "Maximum number of inputs of a request for embeddings, classes or scores (texts, documents)."
+        },
+    )
+    max_input_characters: int = field(
+        default=4 * 1024 * 1024,
+        metadata={"help": "Maximum number of characters of all inputs of such a request."},
+    )
     max_scored_characters: int = field(
         default=64 * 1024,
         metadata={
@@ -48,7 +60,8 @@ class AdmissionLimits(RequestBounds):
     max_requests: int = field(
         default=256,
         metadata={
-            "help": "Maximum number of sequences (prompts times n) in flight in the frontend. More get status 429."
+            "help": "Maximum number of sequences (prompts times n, or inputs) in flight in the frontend, for each "
+            "model. More get status 429."
         },
     )
     max_headers: int = field(
@@ -78,7 +91,7 @@ class AdmissionLimits(RequestBounds):
 class Refusal:
     """An answer in OpenAI's error shape. `retry_after_s` becomes the Retry-After header."""
 
-    status: Literal[400, 401, 404, 405, 408, 413, 429, 431, 503]
+    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 429, 431, 503]
     message: str
     kind: str
     param: str | None = None
@@ -117,16 +130,20 @@ class Demand:
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def examine(body: bytes, limits: AdmissionLimits) -> Demand | Refusal:
-    """Judge the body of a generation request against the limits.
+def read_fields(body: bytes) -> dict[str, Any] | Refusal:
+    """Read the body of a generation request.
 
     `body` is UTF-8. A body that cannot be read here is refused here: the server behind reads more than JSON (NaN,
     numbers beyond range, lone surrogates), and what is let through unread could ask for anything.
     """
     try:
-        fields = _decoder.decode(body)
+        return _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return _bad(f"the body is not a JSON object: {why_not(body, error)}", None)
+
+
+def examine(fields: dict[str, Any], limits: AdmissionLimits) -> Demand | Refusal:
+    """Judge the fields of a generation request against the limits of the model that it asks for."""
     forbidden = _forbidden(fields)
     if forbidden is not None:
         return _bad(f"{forbidden} cannot be set by clients", forbidden)
@@ -135,20 +152,27 @@ def examine(body: bytes, limits: AdmissionLimits) -> Demand | Refusal:
         _refused(excess_of(fields, limits, limits.max_candidates))
         or _not_numbers(asked)
         or _over_bounds(asked, limits)
+        or _inputs_over_bounds(fields, limits)
         or _negative(asked, limits)
     )
     if refusal is not None:
         return refusal
-    demand = Demand(_prompts(asked) * max(_int(asked.n), _int(asked.best_of), 1))
+    inputs = number_of_inputs(fields)
+    demand = Demand(max(_prompts(asked) * max(_int(asked.n), _int(asked.best_of), 1), inputs))
+    if inputs > limits.max_requests:
+        why = f"a request must have at most {limits.max_requests} inputs (setting max-requests), got {inputs}"
+        return _bad(why, field_of_inputs(fields))
     if demand.sequences > limits.max_requests:
         why = f"prompts x n must be at most {limits.max_requests} (setting max-requests), got {demand.sequences}"
         return _bad(why, "n")
     return demand
 
 
-def examine_text(body: bytes, limits: AdmissionLimits) -> Refusal | None:
-    """Judge the body of a request that generates nothing."""
-    return _refused(excess_of_text(body, limits))
+def examine_text(body: bytes, limits: AdmissionLimits) -> dict[str, Any] | Refusal:
+    """Judge the body of a request that generates nothing. Return its fields; none of a body that is no JSON object,
+    which is left to the server behind."""
+    found = fields_of_text(body, limits)
+    return _bad(found.message, found.param) if isinstance(found, Excess) else found
 
 
 def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
@@ -199,6 +223,18 @@ def _over_bounds(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
     for name, what, value, bound, setting in bounds:
         if value > bound and not (setting == "max-candidates" and bound == ALL):
             return _bad(f"{what} must be at most {bound} (setting {setting}), got {value}", name)
+    return None
+
+
+def _inputs_over_bounds(fields: dict[str, Any], limits: AdmissionLimits) -> Refusal | None:
+    """Bound the inputs of a request for pooled outputs."""
+    bounds = (
+        ("inputs", number_of_inputs(fields), limits.max_inputs, "max-inputs"),
+        ("characters of all inputs", characters_of_inputs(fields), limits.max_input_characters, "max-input-characters"),
+    )
+    for what, value, bound, setting in bounds:
+        if value > bound:
+            return _bad(f"{what} must be at most {bound} (setting {setting}), got {value}", field_of_inputs(fields))
     return None
 
 

@@ -40,6 +40,12 @@ _MEDIA_KEYS = _MEDIA_TYPES & {
 }  # fmt: skip
 """Keys by which vLLM recognises a part without a type."""
 
+_PROMPTS = (
+    "messages", "input", "system", "items",
+    "inputs", "query", "queries", "text_1", "text_2", "data_1", "data_2",
+)  # fmt: skip
+"""Fields in which the several APIs have texts, or messages with parts. (`documents` of a conversation are others.)"""
+
 _CONTENTS = ("content", "output")
 """Fields in which messages, and the items of the Responses API, have their parts."""
 
@@ -82,12 +88,15 @@ def excess_of(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: 
     return _long_name(fields) or _media(fields) or _grammar(fields, bounds) or _lists(fields, bounds, max_candidates)
 
 
-def excess_of_text(body: bytes, bounds: RequestBounds) -> Excess | None:
-    """Find the excess of a request that generates nothing. A body that the server cannot read either is left to it."""
+def fields_of_text(body: bytes, bounds: RequestBounds) -> dict[str, Any] | Excess:
+    """Return the fields of a request that generates nothing, or its excess. A body that is no JSON object has no
+    fields, and is left to the server behind."""
     if len(body) > bounds.max_tokenize_bytes:
         return _beyond("the body", f"{bounds.max_tokenize_bytes} bytes", "max-tokenize-bytes", len(body), "prompt")
     fields = _read(body)
-    return (_long_name(fields) or _media(fields)) if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        return {}
+    return _long_name(fields) or _media(fields) or fields
 
 
 def _read(body: bytes) -> Any:
@@ -128,7 +137,10 @@ def _no_name(what: str) -> Excess:
 
 def _media(fields: Mapping[str, Any]) -> Excess | None:
     """An address in it would be fetched before the model is found to take no images."""
-    for name in ("messages", "input", "system", "items"):
+    if fields.get("images"):
+        return Excess("multimodal prompts are not supported: text only", "images")
+    scored = fields.get("query") is not None or fields.get("queries") is not None
+    for name in (*_PROMPTS, "documents") if scored else _PROMPTS:
         for part in _parts(fields.get(name)):
             kind = part.get("type")
             if (isinstance(kind, str) and kind in _MEDIA_TYPES) or not _MEDIA_KEYS.isdisjoint(part):

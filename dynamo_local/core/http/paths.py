@@ -9,6 +9,11 @@ from types import MappingProxyType
 MODEL_PREFIX = "/v1/models/"
 """Prefix of a model's path. The rest is the model's name, which may contain slashes."""
 
+ENDPOINTS = "/v1/endpoints"
+"""Path of the endpoints; behind it, a slash and a name, and behind these perhaps the next."""
+
+SCALE = "/scale"
+
 
 @dataclass(frozen=True)
 class Route:
@@ -16,26 +21,46 @@ class Route:
 
     methods: frozenset[str]
     generates: bool = False
-    """The body asks for tokens; admission counts its sequences."""
+    """The body asks for work of the engines (tokens, or pooled outputs); admission counts its sequences."""
+    streams: bool = False
+    """If the body asks for it, the answer is a stream of server-sent events."""
     keyless: bool = False
     """No API key is needed, as monitoring expects."""
+    asks_model: bool = False
+    """The body names a model, which answers."""
+    admin: bool = False
+    """The key of an administrator is needed."""
 
 
-_GENERATION = Route(frozenset({"POST"}), generates=True)
-_CALL = Route(frozenset({"POST"}))
+_GENERATION = Route(frozenset({"POST"}), generates=True, asks_model=True)
+_STREAM = Route(frozenset({"POST"}), generates=True, asks_model=True, streams=True)
+_CALL = Route(frozenset({"POST"}), asks_model=True)
 _LOOK = Route(frozenset({"GET"}))
 _PUBLIC = Route(frozenset({"GET", "HEAD"}), keyless=True)
 _PAGE = Route(frozenset({"GET"}), keyless=True)
 
+_ENDPOINTS = Route(frozenset({"GET", "POST"}), admin=True)
+_ENDPOINT = Route(frozenset({"GET", "PUT", "PATCH", "DELETE"}), admin=True)
+_SCALE = Route(frozenset({"POST"}), admin=True)
+
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
-        "/v1/chat/completions": _GENERATION,
+        "/v1/chat/completions": _STREAM,
         "/v1/chat/completions/batch": _GENERATION,
-        "/v1/completions": _GENERATION,
-        "/v1/responses": _GENERATION,
-        "/v1/messages": _GENERATION,
+        "/v1/completions": _STREAM,
+        "/v1/responses": _STREAM,
+        "/v1/messages": _STREAM,
         "/generative_scoring": _GENERATION,
         "/invocations": _GENERATION,
+        "/v1/embeddings": _GENERATION,
+        "/v2/embed": _GENERATION,
+        "/pooling": _GENERATION,
+        "/classify": _GENERATION,
+        "/v1/score": _GENERATION,
+        "/score": _GENERATION,
+        "/v1/rerank": _GENERATION,
+        "/v2/rerank": _GENERATION,
+        "/rerank": _GENERATION,
         "/v1/messages/count_tokens": _CALL,
         "/tokenize": _CALL,
         "/detokenize": _CALL,
@@ -58,7 +83,18 @@ def route_of(path: str) -> Route | None:
     """Find what is open at exactly this path; None if nothing is."""
     if path.startswith(MODEL_PREFIX) and path != MODEL_PREFIX:
         return _LOOK
-    return ROUTES.get(path)
+    return _endpoint_route(path) if path.startswith(ENDPOINTS) else ROUTES.get(path)
+
+
+def _endpoint_route(path: str) -> Route | None:
+    rest = path.removeprefix(ENDPOINTS)
+    if not rest:
+        return _ENDPOINTS
+    slash, _, rest = rest.partition("/")
+    name, _, action = rest.partition("/")
+    if slash or not name:
+        return None
+    return {"": _ENDPOINT, SCALE[1:]: _SCALE}.get(action) if "/" not in action else None
 
 
 def without_last_slash(path: str) -> str:

@@ -20,6 +20,7 @@ EVENT_KINDS = {
     "migration": "the migration of a request has ended",
     "device": "devices are claimed and freed",
     "setting": "a live setting was changed",
+    "endpoint": "an endpoint is created, changes its state, or is deleted",
 }
 """Kinds of events, each with its meaning."""
 
@@ -36,7 +37,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str
     why: str = ""
     watcher: str = ""
-    """The watcher concerned; empty for an event of the whole server."""
+    """The watcher concerned; empty for an event of the whole server or of an endpoint."""
     time: float = 0.0
     pid: int | None = None
     exit_code: int | None = None
@@ -51,6 +52,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Watcher that the request was on."""
     destination: str | None = None
     """Watcher that the request was to migrate to."""
+    endpoint: str = ""
+    """The endpoint concerned, if no watcher is."""
     gap_s: float | None = None
     """From the last token before the migration's cut to the first token after it, in seconds."""
     v: int = VERSION

@@ -19,6 +19,23 @@ class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: float | None = None
 
 
+class EndpointReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An endpoint's workers of one role as the planner observes them. None: the value could not be read.
+
+    `ordered`: their number as the server was told. `ready`: those that take requests. `in_flight`: requests that are
+    not finished; jobs for prefill workers. `wanted`: what the endpoint's policy asks for, and `share`: what it gets of
+    the budget; None if the number is fixed or the server is changing it.
+    """
+
+    endpoint: str
+    role: str
+    ordered: int
+    ready: int | None = None
+    in_flight: int | None = None
+    wanted: int | None = None
+    share: int | None = None
+
+
 class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A decision, and the outcomes of its actions. `time` and `since` are Unix time, in seconds.
 
@@ -50,7 +67,7 @@ class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float
     """CLOCK_MONOTONIC, in seconds."""
     roles: tuple[RoleReport, ...]
-    devices: int | None
+    devices: float | None
     max_devices: int
     queue_waiting: int | None = None
     queue_in_hand: int | None = None
@@ -58,4 +75,6 @@ class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The action under way. Meanwhile the planner observes nothing."""
     decisions: tuple[DecisionReport, ...] = ()
     """The last decisions, the newest last."""
+    endpoints: tuple[EndpointReport, ...] = ()
+    """By endpoint, the oldest first, and role."""
     v: int = VERSION

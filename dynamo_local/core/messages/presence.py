@@ -26,6 +26,8 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Size of a KV block in bytes, over all devices of the engine. None: not reported."""
     forgotten: tuple[str, ...] = ()
     """Sampling parameters whose state this engine cannot rebuild from a request's log (see Survival.rebuilt)."""
+    tasks: tuple[str, ...] = ("generate",)
+    """What the engine can be asked for, in vLLM's words: "generate", or for pooling models "embed", "classify", ..."""
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,6 +92,9 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests for which the router has found no worker."""
     migrations: MigrationCounts | None = None
     """Migrations of a frontend."""
+    in_flight: int | None = None
+    """Sequences that a frontend has admitted for the presence's revision and not finished, those that wait for a worker
+    included. Unlike the others it falls again."""
 
 
 class Exclusive(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Messages from workers to frontends: tokens."""
+"""Messages from workers to frontends: tokens, and pooled outputs."""
 
 from __future__ import annotations
 
@@ -85,6 +85,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Scheduling events (kind, timestamp): 1 queued, 2 scheduled, 3 preempted."""
     created_tokens: int = 0
     """Prompt tokens that the worker has added to its cache; set with `cached_tokens`."""
+    pooled: Array | None = None
+    """What a pooling model has made of the prompt, in the only delta of such a request, which has no tokens: shape (n,)
+    for the whole prompt, (tokens, n) where each token has its own."""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     `source` is the lease of a worker from which the KV of this context, or most of it, can be pulled. `hold_s` > 0: the
     full blocks of the finished request are kept for readers until it is cancelled, at most so many seconds.
 
+    `pools`: the pooled output of the prompt is wanted, and no token. `sampling` then has the engine's pooling
+    parameters.
+
     `exclusive`: take the request only if the worker is set apart for it, and free.
 
     `adapter` names a LoRA adapter. Which files a name stands for is configured at the worker, never by a client.
@@ -44,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     source: str | None = None
     hold_s: float = 0.0
     exclusive: bool = False
+    pools: bool = False
     v: int = VERSION
 
 

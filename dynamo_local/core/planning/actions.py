@@ -10,11 +10,13 @@ from typing import Protocol
 class AddWorker:
     """Add a worker in `role`, with the command and the number of devices of its service's unsuffixed entry.
 
-    `component` names the service. None: the service whose unsuffixed entry has that role.
+    `component` names the service. None: the service whose unsuffixed entry has that role. `revision`: text of the
+    endpoint's revision that the worker is to belong to; empty for the graph's own workers.
     """
 
     role: str
     component: str | None = None
+    revision: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class ActionOutcome:
 
 
 class Actuator(Protocol):
-    """Applies actions, one at a time, for the planner and for commands such as `dynamo scale` and `dynamo drain`."""
+    """Applies actions for the planner and for commands such as `dynamo scale` and `dynamo drain`."""
 
     async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
         """Apply an action; return once it is complete or undone. An added worker is routable by then; a removed one has

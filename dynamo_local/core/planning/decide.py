@@ -14,20 +14,18 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decision import Decision, Verdict
-from dynamo_local.core.planning.devices import devices_of_one_more, held_by_all
+from dynamo_local.core.planning.devices import devices_for_minimum, devices_of_one_more, held_by_all
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies import concurrency, freeness, load
 from dynamo_local.core.planning.policies.dynamo import decide_as_dynamo
-from dynamo_local.core.planning.proposals import Policy, Proposal
+from dynamo_local.core.planning.proposals import Policy, Proposal, why_starting
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow
+from dynamo_local.core.shares import fits, summed
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {"load": load.propose, "freeness": freeness.propose, "concurrency": concurrency.propose}
 )
 """Policies that propose for each role. Policy `dynamo` is none of them: it makes the whole decision."""
-
-STARTING_INTERVALS = 3
-"""Intervals for which a role with a starting worker is left alone. No longer, since a worker may die at each start."""
 
 FAILED_INTERVALS = 3
 """Intervals for which a role is left alone after an action that failed. Its cause is likely to persist, and each worker
@@ -46,7 +44,7 @@ def decide(window: Window, history: History, options: PlannerOptions, now: float
         return Decision(now, options.policy, (why,), (), None, max_devices, not options.no_operation)
     if options.policy == "dynamo":
         return decide_as_dynamo(tuple(window.roles.values()), window, history, options, now)
-    devices = sum(held_by_all(role.workers, options) for role in window.roles.values())
+    devices = summed([window.taken, *(held_by_all(role.workers, options) for role in window.roles.values())])
     policy = POLICIES[options.policy]
     proposals = [
         _RoleProposal(role, _restrained(role, policy(role, window, history, options), history, options))
@@ -78,7 +76,7 @@ class _Allocation:
     """Shares the budget among the roles' proposals. `free`: devices that are left of the budget."""
 
     options: PlannerOptions
-    free: int
+    free: float
     actions: list[Action] = field(default_factory=list)
     settled: list[_RoleProposal] = field(default_factory=list)
 
@@ -111,8 +109,8 @@ class _Allocation:
     def _add(self, short: _RoleProposal) -> None:
         role = short.role
         cost = devices_of_one_more(role, self.options)
-        if cost > self.free:
-            self.settled.append(short.because(f"the budget has {max(self.free, 0)} devices left, {cost} needed"))
+        if not fits(0, cost, self.free):
+            self.settled.append(short.because(f"the budget has {max(self.free, 0):g} devices left, {cost:g} needed"))
             return
         self.free -= cost
         self.actions.append(AddWorker(role.role, role.template))
@@ -124,9 +122,8 @@ def _restrained(role: RoleWindow, proposal: Proposal, history: History, options:
     staying = role.staying
     if proposal.wanted <= 0 and (below := _below_minimum(staying, options)) is not None:
         proposal = replace(proposal, wanted=1, reason=f"{below} ({proposal.reason})")
-    if proposal.wanted and role.starting and not _starts_for_long(role, history):
-        names = ", ".join(short_watcher(worker.watcher) for worker in role.starting)
-        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but {names} is starting")
+    if proposal.wanted and (why := why_starting(role, history)) is not None:
+        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but {why}")
     if proposal.wanted and any(role.role in window.failed for window in history[-FAILED_INTERVALS:]):
         return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the last action failed")
     if proposal.wanted < 0:
@@ -140,7 +137,7 @@ def _restrained(role: RoleWindow, proposal: Proposal, history: History, options:
 
 def _below_minimum(workers: Collection[WorkerWindow], options: PlannerOptions) -> str | None:
     """Return which minimum the workers of a role fall short of, or None."""
-    held = held_by_all(workers, options)
+    held = devices_for_minimum(workers, options)
     if held < options.min_gpu_budget:
         return f"{held} devices, minimum {options.min_gpu_budget}"
     if len(workers) < options.min_endpoint:
@@ -159,8 +156,3 @@ def _last(role: RoleWindow) -> WorkerWindow | None:
 def _victim(spare: _RoleProposal) -> str:
     assert spare.proposal.victim is not None, "a restrained proposal for one worker less names the worker"
     return spare.proposal.victim
-
-
-def _starts_for_long(role: RoleWindow, history: History) -> bool:
-    before = [window.role(role.role) for window in history[-STARTING_INTERVALS:]]
-    return len(before) == STARTING_INTERVALS and all(then is not None and bool(then.starting) for then in before)

@@ -45,7 +45,7 @@ class Decision:
     policy: str
     verdicts: tuple[Verdict, ...]
     actions: tuple[Action, ...]
-    devices: int | None
+    devices: float | None
     max_devices: int
     acts: bool = True
 

@@ -10,6 +10,7 @@ from dynamo_local.core.fleet.readings import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.shares import summed
 
 Standing = Literal["starting", "routable", "retiring"]
 """`starting`: the statefile has the worker, and it is not ready (yet, or again). `retiring`: the worker drains, or its
@@ -22,18 +23,19 @@ class Claim:
 
     watcher: str
     role: str
-    devices: int
+    devices: float
     retiring: bool = False
 
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """A worker at one pull. `devices`: number that it holds. `reading`: its load, None if missing or stale."""
+    """A worker at one pull. `devices`: number that it holds, or its share of one. `reading`: its load, None if missing
+    or stale."""
 
     watcher: str
     role: str
     standing: Standing
-    devices: int
+    devices: float
     reading: Reading | None = None
     kv_tokens: int | None = None
     """Size of the KV cache, in tokens."""
@@ -62,15 +64,18 @@ class Observation:
     inventory: int | None = None
     migrations: MigrationCounts | None = None
     """Migrations of all frontends, for recorders only: no policy reads them."""
+    taken: float = 0
+    """Devices that the workers of endpoints hold, or have been promised."""
 
     def of_role(self, role: str) -> tuple[WorkerSeen, ...]:
         """Return the workers of that role; none if the workers are unknown."""
         return tuple(worker for worker in self.workers or () if worker.role == role)
 
     @property
-    def devices(self) -> int | None:
-        """Number of devices that all workers hold together, starting and leaving ones included."""
-        return None if self.workers is None else sum(worker.devices for worker in self.workers)
+    def devices(self) -> float | None:
+        """Devices that all workers hold together, shares of them added up, those of endpoints, starting and leaving
+        ones included."""
+        return None if self.workers is None else summed([self.taken, *(worker.devices for worker in self.workers)])
 
 
 def observe(
@@ -81,6 +86,7 @@ def observe(
     queue: QueueReading | None,
     templates: Mapping[str, str],
     inventory: int | None = None,
+    taken: float = 0,
 ) -> Observation:
     """Combine statefile (`claims`), presences and queue into an observation.
 
@@ -98,6 +104,7 @@ def observe(
         templates=dict(templates),
         inventory=inventory,
         migrations=migrations_of(members),
+        taken=taken,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.planning.actions import DeviceLimits
+from dynamo_local.core.shares import fits
 
 
 def _option(
@@ -97,6 +98,12 @@ class PlannerOptions:
         at_least=0,
         at_most=86400,
     )
+    endpoint_concurrency_window: float = _option(
+        600.0,
+        "Endpoints with policy concurrency: time over which the highest number of requests counts, in s.",
+        at_least=0,
+        at_most=86400,
+    )
     change_timeout: float = _option(
         300.0, "How long an action may take, in s. A new worker that is not ready by then is removed again.", above=0
     )
@@ -120,11 +127,11 @@ class PlannerOptions:
         """Return the limits on a machine with `inventory` devices (None: unknown)."""
         return DeviceLimits(self.max_gpu_budget if inventory is None else min(self.max_gpu_budget, inventory))
 
-    def check_fits(self, devices: int) -> None:
+    def check_fits(self, devices: float) -> None:
         """Raise ConfigError if `devices`, held by all workers together, exceed the budget of a planner that acts."""
-        if not self.no_operation and devices > self.max_gpu_budget:
+        if not self.no_operation and not fits(0, devices, self.max_gpu_budget):
             raise ConfigError(
-                f"max-gpu-budget is {self.max_gpu_budget}, and the workers hold {devices} devices",
+                f"max-gpu-budget is {self.max_gpu_budget}, and the workers hold {devices:g} devices",
                 "raise max-gpu-budget, start fewer workers, or use --no-operation",
             )
 

@@ -39,6 +39,20 @@ def unread(role: RoleWindow) -> str | None:
     return None
 
 
+STARTING_INTERVALS = 3
+"""Intervals for which a role with a starting worker is left alone. No longer, since a worker may die at each start."""
+
+
+def why_starting(role: RoleWindow, history: History) -> str | None:
+    """Return which workers start, while the role is to be left alone for them; else None."""
+    if not role.starting:
+        return None
+    before = [window.role(role.role) for window in history[-STARTING_INTERVALS:]]
+    if len(before) == STARTING_INTERVALS and all(then is not None and bool(then.starting) for then in before):
+        return None
+    return f"{', '.join(short_watcher(worker.watcher) for worker in role.starting)} is starting"
+
+
 def added_within(role: RoleWindow, history: History, intervals: int) -> bool:
     """Return whether a worker of the role became routable during the last `intervals` intervals. Also true if the
     planner has not run for that long: a worker may have come just before it started."""

@@ -22,7 +22,7 @@ class WorkerWindow:
     watcher: str
     role: str
     standing: Standing
-    devices: int
+    devices: float
     kv_tokens: int | None = None
     last: Reading | None = None
     kv_usage: float | None = None
@@ -123,7 +123,8 @@ class Window:
 
     `roles`: the roles of the graph; None if statefile or bus could not be read at the last pull. `queue`: None if the
     queue could not be read then, or the graph has none. `inventory`: number of devices. `failed`: roles whose action at
-    the end of the interval failed. `added`: roles to which a worker was added then.
+    the end of the interval failed. `added`: roles to which a worker was added then. `taken`: devices that endpoints
+    have.
     """
 
     started: float
@@ -134,6 +135,7 @@ class Window:
     inventory: int | None = None
     failed: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    taken: float = 0
 
     def role(self, name: str) -> RoleWindow | None:
         return None if self.roles is None else self.roles.get(name)
@@ -164,6 +166,7 @@ def aggregate(pulls: Sequence[Observation]) -> Window:
         roles=_roles(pulls) if last.workers is not None else None,
         queue=_queue([pull.queue for pull in pulls]),
         inventory=last.inventory,
+        taken=last.taken,
     )
 
 

@@ -34,6 +34,11 @@ _LENGTHENED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "dee
 _FULL_ATTENTION_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 """Which layers attend to everything, by model type, where the configuration leaves it to Transformers' defaults."""
 
+_ENCODER_TYPES = frozenset(
+    {"bert", "camembert", "distilbert", "gte", "modernbert", "new", "nomic_bert", "roberta", "xlm-roberta"}
+)
+"""Model types whose attention goes both ways."""
+
 _RECURRENT_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7"})
 """Model types without any attention layer."""
 _HYBRID_KEYS = (
@@ -73,6 +78,7 @@ def architecture_facts(config: Config) -> ModelFacts:
         is_mla=is_mla,
         has_recurrent_state=_is_recurrent(text) or _is_hybrid(text),
         is_encoder_decoder=config.get("is_encoder_decoder") is True,
+        is_encoder=_text(config, "model_type") in _ENCODER_TYPES,
         is_multimodal=any(isinstance(config.get(part), Mapping) for part in (*_PERCEPTION_PARTS, "thinker_config")),
         is_moe=moe_experts is not None,
         experts=moe_experts,
@@ -108,7 +114,7 @@ def configured_dtype(config: Config, text: Config) -> str | None:
 
 def _attention(text: Config, layers: int | None, is_mla: bool) -> tuple[AttentionLayers, ...] | None:
     """Layers with a KV cache; None where the configuration does not tell which they are or how large."""
-    if _is_recurrent(text):
+    if _is_recurrent(text) or _text(text, "model_type") in _ENCODER_TYPES:
         return ()
     elements = _elements(text, is_mla)
     kinds = _layer_kinds(text, layers)

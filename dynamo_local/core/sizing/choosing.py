@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from dynamo_local.core.shares import times_in_one
 from dynamo_local.core.sizing.devices import TENSOR_PARALLEL, choose_parallelism, choose_slots, ranks_given
 from dynamo_local.core.sizing.machine import GIB, MIB, Choice, Machine, Wanted, check_numbers, counted, integer, size
 from dynamo_local.core.sizing.memory import (
@@ -19,12 +20,16 @@ from dynamo_local.core.sizing.memory import (
     utilization,
 )
 from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.pooling import frontend_choice
 from dynamo_local.core.sizing.transfer import why_no_transfer
 
 KV_BYTES = "kv-cache-memory-bytes"
 MAX_LEN = "max-model-len"
 _SEQS = "max-num-seqs"
 _UTILIZATION = "gpu-memory-utilization"
+
+MEMORY_KEYS = (KV_BYTES, MAX_LEN, _UTILIZATION)
+"""What keeps an engine within its part of a memory."""
 
 _CPU_SEQS = 64
 _CPU_SEQS_SCALING = 16
@@ -33,6 +38,7 @@ before they fill the KV cache, so that nothing would ever be added at 64."""
 _TOKENS_OF_A_REQUEST = 256
 _USEFUL_KV = 4 * GIB
 _LEAST_KV = GIB
+_NO_KV = 16 * MIB
 _CPU_BLOCK = 32
 _BROKEN_PREFIX_CACHE = ("granitemoehybrid",)
 """Model types whose first request vLLM 0.32 fails on a CPU with prefix caching (docs/guides/models.md)."""
@@ -42,13 +48,15 @@ _BROKEN_PREFIX_CACHE = ("granitemoehybrid",)
 class EnginePlan:
     """What was chosen. `ranks`: devices of an engine. `slots`: CPU slots to make, None as the user says.
 
-    `most_engines`: how many engines the memory has room for, where the planner may add some.
+    `most_engines`: how many engines the memory has room for, where the planner may add some. `engine_bytes`: what each
+    takes of the machine's memory at most; None on GPUs, and where it is not known.
     """
 
     choices: tuple[Choice, ...]
     ranks: int
     slots: int | None
     most_engines: int
+    engine_bytes: int | None = None
 
 
 def plan_engines(facts: ModelFacts, machine: Machine, wanted: Wanted) -> EnginePlan:
@@ -59,22 +67,35 @@ def plan_engines(facts: ModelFacts, machine: Machine, wanted: Wanted) -> EngineP
     loaded = str(wanted.given.get("dtype") or (dtype.value if dtype else None) or facts.dtype)
     loaded = str(facts.dtype) if loaded == "auto" else loaded
     parallel = None
-    if machine.on_gpu and ranks_given(wanted) == 1 and TENSOR_PARALLEL not in wanted.given:
+    if machine.on_gpu and ranks_given(wanted) == 1 and TENSOR_PARALLEL not in wanted.given and wanted.share == 1:
         parallel = choose_parallelism(facts, machine, wanted, loaded)
     ranks = int(parallel.value) if parallel else ranks_given(wanted)
     slots = choose_slots(machine, wanted, ranks)
     number = int(slots.value) if slots else machine.slots or machine.cores
+    machine = replace(machine, slots=number)
     devices = machine.gpu_count if machine.on_gpu else number
+    most = max(devices // ranks * times_in_one(wanted.share), wanted.engines)
+    engine_bytes: int | None = None
     if machine.on_gpu:
-        most = max(devices // ranks, wanted.engines)
         choices = [parallel, *_on_gpu(facts, machine, wanted, ranks, loaded)]
     else:
-        most = _most_engines(facts, machine, wanted, ranks, loaded, max(devices // ranks, wanted.engines))
+        most = _most_engines(facts, machine, wanted, ranks, loaded, most)
         engines = most if wanted.scaling else wanted.engines
-        choices = [slots, *_on_cpu(facts, machine, wanted, ranks, loaded, engines)]
-    choices += [dtype, *_always(facts, machine, wanted)]
+        found = list(_on_cpu(facts, machine, wanted, ranks, loaded, engines))
+        engine_bytes = _engine_bytes(facts, machine, wanted, ranks, loaded, found)
+        choices = [slots, *found]
+    choices += [dtype, *_always(facts, machine, wanted), frontend_choice(facts, wanted.given)]
     kept = tuple(choice for choice in choices if choice is not None and choice.key not in wanted.given)
-    return EnginePlan(kept, ranks, None if slots is None else int(slots.value), most)
+    return EnginePlan(kept, ranks, None if slots is None else int(slots.value), most, engine_bytes)
+
+
+def _engine_bytes(
+    facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, choices: Sequence[Choice]
+) -> int | None:
+    """What an engine on CPUs takes of the memory: all its ranks, with weights, KV cache and the rest."""
+    budget = cpu_budget(facts, machine, wanted, 1, ranks, dtype)
+    kv = next((choice.value for choice in choices if choice.key == KV_BYTES), _given_kv(wanted))
+    return None if budget is None or kv is None else ranks * (budget.weights + budget.rest + int(kv))
 
 
 def _dtype(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Choice | None:
@@ -94,14 +115,15 @@ def _dtype(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Choice | None
 def _most_engines(facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, limit: int) -> int:
     """How many engines fit into the memory, up to `limit`. Raises TooLargeError if those asked for do not."""
     tokens = shortest(facts, wanted)
-    asked = cpu_budget(facts, machine, wanted.engines, ranks, dtype)
+    asked = cpu_budget(facts, machine, wanted, wanted.engines, ranks, dtype)
     if asked is None:
         return wanted.engines
-    check_fits(asked, tokens, wanted.engines, "worker" if ranks == 1 else "rank")
+    engines = 1 if wanted.by_device else wanted.engines
+    check_fits(asked, tokens, engines, "worker" if ranks == 1 else "rank", wanted)
     kv = max(asked.kv_of(tokens) or 0, _asked_kv(machine, wanted, asked) or 0)
     most = wanted.engines
     for number in range(wanted.engines + 1, limit + 1):
-        budget = cpu_budget(facts, machine, number, ranks, dtype)
+        budget = cpu_budget(facts, machine, wanted, number, ranks, dtype)
         if budget is None or budget.for_kv < kv:
             break
         most = number
@@ -124,7 +146,10 @@ def _asked_kv(machine: Machine, wanted: Wanted, budget: Budget) -> int | None:
 def _on_cpu(
     facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, engines: int
 ) -> Iterator[Choice]:
-    budget = cpu_budget(facts, machine, engines, ranks, dtype)
+    budget = cpu_budget(facts, machine, wanted, engines, ranks, dtype)
+    if facts.is_encoder:
+        yield Choice(KV_BYTES, _NO_KV, "the model keeps no KV cache; vLLM wants a number")
+        return
     if budget is None:
         if _given_kv(wanted) is None:
             yield Choice(KV_BYTES, _LEAST_KV, "the size of the model or of the memory is not known")
@@ -132,7 +157,7 @@ def _on_cpu(
     asked = _asked_kv(machine, wanted, budget)
     if asked is None:
         kv = _kv_bytes(facts, budget, wanted)
-        yield Choice(KV_BYTES, kv, _kv_reason(budget, kv, engines))
+        yield Choice(KV_BYTES, kv, _kv_reason(budget, kv, None if wanted.by_device else engines))
     else:
         kv = asked
         _check_given_kv(budget, kv)
@@ -158,8 +183,11 @@ def _kv_bytes(facts: ModelFacts, budget: Budget, wanted: Wanted) -> int:
     return min(budget.for_kv, -(-kv // (16 * MIB)) * 16 * MIB)
 
 
-def _kv_reason(budget: Budget, kv: int, engines: int) -> str:
+def _kv_reason(budget: Budget, kv: int, engines: int | None) -> str:
+    """`engines`: that divide the memory; None where each has its devices' part of it."""
     most = "all that fits" if kv >= budget.for_kv else f"up to {size(budget.for_kv)} would fit"
+    if engines is None:
+        return f"{most}: {budget.where}, {size(budget.total)} for each with {size(budget.weights)} of weights"
     return f"{most}: {budget.where}, for {counted(engines, 'worker')} with {size(budget.weights)} of weights each"
 
 
@@ -204,21 +232,38 @@ def _rounded(tokens: int) -> int:
 
 
 def _on_gpu(facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str) -> Iterator[Choice]:
-    if not machine.gpus:
-        return
-    share = utilization(machine)
-    if share < GPU_SHARE:
-        least = min(machine.gpus, key=lambda gpu: gpu.free / gpu.memory)
-        reason = f"{size(least.free)} of {size(least.memory)} is free on one of the GPUs"
-        yield Choice(_UTILIZATION, share, reason)
-    budget = gpu_budget(facts, machine, ranks, wanted.given, dtype)
+    yield from _utilization(machine, wanted)
+    budget = gpu_budget(facts, machine, wanted, ranks, dtype)
     if budget is None:
         return
-    check_fits(budget, shortest(facts, wanted), 1, "engine")
+    check_fits(budget, shortest(facts, wanted), 1, "engine", wanted)
     kv = _given_kv(wanted) if KV_BYTES in wanted.given else None
     kv = budget.for_kv if kv is None else kv
+    if wanted.share < 1:
+        _check_given_kv(budget, kv)
+        # Without it vLLM measures how much is left, and takes for its own what others allocate on the GPU meanwhile.
+        yield Choice(KV_BYTES, kv, f"what {size(budget.weights)} of weights and the rest leave of {budget.where}")
     have = f"{size(kv)} is left of {budget.where} beside {size(budget.weights)} of weights"
     yield from _length(facts, wanted, budget, kv, have)
+
+
+def _utilization(machine: Machine, wanted: Wanted) -> Iterator[Choice]:
+    """The part of a GPU's memory that an engine may take, where it is not vLLM's default."""
+    given = wanted.given.get(_UTILIZATION)
+    if wanted.share < 1 and isinstance(given, int | float) and given > wanted.share:
+        raise TooLargeError(
+            f"gpu-memory-utilization {given:g} is more than the share of a GPU that each worker gets, {wanted.share:g}",
+            "leave it out, or give each worker a larger share (gpu)",
+        )
+    whole, part = utilization(machine), utilization(machine, wanted.share)
+    least = min(machine.gpus, key=lambda gpu: gpu.free / gpu.memory, default=None)
+    reasons = [f"{size(least.free)} of {size(least.memory)} is free on one of the GPUs"] if least is not None else []
+    if whole == GPU_SHARE:
+        reasons = []
+    if wanted.share < 1:
+        reasons.append(f"{wanted.share:g} of the {whole:.0%} of a GPU that engines may take")
+    if reasons:
+        yield Choice(_UTILIZATION, part, "; ".join(reasons))
 
 
 def _always(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Iterator[Choice]:

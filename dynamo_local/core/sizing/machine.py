@@ -26,7 +26,8 @@ class Machine:
     """Devices and memory that a server may use.
 
     `slots`: CPU slots among which `cores` are divided, None if the number may be chosen. `memory` and `free` are those
-    of the machine or, where that is less, of the control group. `gpus` is empty where engines run on CPUs.
+    of the machine or, where that is less, of the control group. `gpus` is empty where engines run on CPUs. Where
+    endpoints come and go, all is as it was before the first of their workers.
     """
 
     cores: int
@@ -48,16 +49,22 @@ class Wanted:
 
     `workers` decode, or do both; `prefill_workers` is 0 in a graph without such. `scaling`: the planner may add
     workers.
+    `share`: below 1, the part of one device that each engine gets. `by_device`: an engine's memory goes by its devices
+    alone, so that it does not depend on which others there are; False: the engines that are wanted divide the memory.
     `kv_space`: KV cache of an engine on a CPU by $VLLM_CPU_KVCACHE_SPACE. `any_length`: vLLM is to take a context
-    longer than the model's, by $VLLM_ALLOW_LONG_MAX_MODEL_LEN.
+    longer than the model's, by $VLLM_ALLOW_LONG_MAX_MODEL_LEN. `endpoint_slots`: CPU slots to make for endpoints, which
+    are served beside.
     """
 
     workers: int = 1
     prefill_workers: int = 0
     scaling: bool = False
     given: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    share: float = 1.0
+    by_device: bool = False
     kv_space: int | None = None
     any_length: bool = False
+    endpoint_slots: int = 0
 
     @property
     def engines(self) -> int:

@@ -5,11 +5,10 @@ Allowances are for what is neither weights nor KV, and are meant to be rather to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.shares import summed
 from dynamo_local.core.sizing.machine import GIB, MIB, Machine, Wanted, counted, integer, size
 from dynamo_local.core.sizing.model_facts import DTYPE_BYTES, ModelFacts
 
@@ -70,38 +69,51 @@ def loaded_bytes(facts: ModelFacts, dtype: str | None) -> int | None:
     return facts.weight_bytes * wanted // stored
 
 
-def cpu_budget(facts: ModelFacts, machine: Machine, engines: int, ranks: int, dtype: str | None) -> Budget | None:
-    """The budget of one rank where so many engines share the machine's memory; None where sizes are unknown."""
+def cpu_budget(
+    facts: ModelFacts, machine: Machine, wanted: Wanted, engines: int, ranks: int, dtype: str | None
+) -> Budget | None:
+    """The budget of one rank where so many engines divide the machine's memory, or where each device has its part of it
+    (`wanted.by_device`); None where sizes are unknown."""
     weights = loaded_bytes(facts, dtype)
     if machine.free is None or weights is None:
         return None
     usable = int(machine.free * (1 - SPARE)) - SERVER_BYTES
-    where = f"{size(machine.free)} of memory is free"
-    return Budget(usable // (engines * ranks), -(-weights // ranks), ENGINE_BYTES, _token(facts, ranks, dtype), where)
+    if wanted.by_device:
+        slots = machine.slots or machine.cores
+        total = int(usable * wanted.share / slots)
+        where = f"{size(machine.free)} of memory was free at the server's start, for {counted(slots, 'CPU slot')}"
+        if wanted.share < 1:
+            where = f"{where}, of which each worker gets {wanted.share:g} of one"
+    else:
+        total = usable // (engines * ranks)
+        where = f"{size(machine.free)} of memory is free"
+    return Budget(total, -(-weights // ranks), ENGINE_BYTES, _token(facts, ranks, dtype), where)
 
 
-def gpu_budget(
-    facts: ModelFacts, machine: Machine, ranks: int, given: Mapping[str, Any], dtype: str | None
-) -> Budget | None:
-    """The budget on the GPU with the least memory; None where sizes are unknown."""
+def gpu_budget(facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str | None) -> Budget | None:
+    """The budget on the GPU with the least memory, or of a share of it; None where sizes are unknown."""
     weights = loaded_bytes(facts, dtype)
     if not machine.gpus or weights is None:
         return None
     least = min(machine.gpus, key=lambda gpu: gpu.memory)
-    share = given.get("gpu-memory-utilization", utilization(machine))
-    where = f"{share:.0%} of a GPU with {size(least.memory)}"
+    part = wanted.given.get("gpu-memory-utilization", utilization(machine, wanted.share))
+    where = f"{part:.0%} of a GPU with {size(least.memory)}"
+    if wanted.share < 1:
+        where = f"{where}, for {wanted.share:g} of it"
     token = _token(facts, ranks, dtype)
-    return Budget(int(least.memory * share), -(-weights // ranks), GPU_ENGINE_BYTES, token, where)
+    return Budget(int(least.memory * part), -(-weights // ranks), GPU_ENGINE_BYTES, token, where)
 
 
 GPU_SHARE = 0.92
 """vLLM's default of gpu-memory-utilization."""
 
 
-def utilization(machine: Machine) -> float:
-    """The part of a GPU's memory that an engine may take: vLLM's default, or what is free if that is less."""
-    free = min(gpu.free / gpu.memory for gpu in machine.gpus)
-    return max(min(GPU_SHARE, int(free * 100 - 1) / 100), 0.0)
+def utilization(machine: Machine, share: float = 1.0) -> float:
+    """The part of a GPU's memory that an engine may take: vLLM's default, or what is free if that is less; or a share
+    of that, rounded down to thousandths."""
+    free = min((gpu.free / gpu.memory for gpu in machine.gpus), default=1.0)
+    whole = max(min(GPU_SHARE, int(free * 100 - 1) / 100), 0.0)
+    return whole if share == 1 else int(summed([whole * share * 1000])) / 1000
 
 
 def _token(facts: ModelFacts, ranks: int, dtype: str | None) -> int | None:
@@ -132,7 +144,7 @@ def check_length(facts: ModelFacts, wanted: Wanted) -> None:
     )
 
 
-def check_fits(budget: Budget, tokens: int, engines: int, engine: str) -> None:
+def check_fits(budget: Budget, tokens: int, engines: int, engine: str, wanted: Wanted) -> None:
     """Raise TooLargeError, with figures, if an engine does not get by with its budget."""
     kv = budget.kv_of(tokens) or 0
     need = budget.weights + budget.rest + kv
@@ -141,7 +153,8 @@ def check_fits(budget: Budget, tokens: int, engines: int, engine: str) -> None:
     parts = f"{size(budget.weights)} of weights, {size(kv)} of KV cache for {tokens} tokens, {size(budget.rest)} beside"
     have = f"{budget.where}, {size(max(budget.total, 0))} for each {engine}"
     times = f"{counted(engines, 'worker')} with " if engines > 1 else ""
-    fewer = "start fewer workers, " if engines > 1 else ""
+    more = "give each worker a larger part of a device, " if wanted.share < 1 else ""
+    fewer = "start fewer workers, " if engines > 1 else more
     raise TooLargeError(
         f"the model does not fit: {times}{parts} need {size(need)} {'each' if engines > 1 else 'in all'}, and {have}",
         f"{fewer}serve a smaller or a quantized model, or a shorter context (--max-model-len)",

@@ -54,12 +54,16 @@ class ModelFacts:
     sliding_window: int | None = None
     """Window in tokens of the layers that have one."""
     attention: tuple[AttentionLayers, ...] | None = None
-    """Layers with a KV cache. Empty: the model has no attention."""
+    """Layers with a KV cache. Empty: the model has none."""
     is_mla: bool = False
     """Whether the cache holds one latent vector for a token in place of keys and values (DeepSeek)."""
     has_recurrent_state: bool = False
     """Whether some layers keep a state of fixed size for each request (Mamba, linear attention)."""
     is_encoder_decoder: bool = False
+    is_encoder: bool = False
+    """Whether every layer sees the whole text at once, so that there is no KV cache (BERT)."""
+    pools: bool = False
+    """Whether vLLM takes it for a pooling model: one that answers with embeddings, classes or scores, not tokens."""
     is_multimodal: bool = False
     is_moe: bool = False
     experts: int | None = None

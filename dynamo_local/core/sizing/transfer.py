@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.pooling import is_pooling
 
 _EXCLUSIVE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill-context-parallel-size")
 
@@ -13,6 +14,7 @@ _EXCLUSIVE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill
 def why_no_transfer(facts: ModelFacts, given: Mapping[str, Any], *, on_gpu: bool) -> str | None:
     """The reason why KV is not transferred; None if nothing is known against it. The engine decides in the end."""
     kinds = (
+        (is_pooling(facts, given), "the model answers in one step, so requests never move"),
         (facts.has_recurrent_state, "the model has layers without a KV cache"),
         (facts.is_encoder_decoder, "the model has an encoder"),
         (facts.is_mla and not on_gpu, "not with latent attention on a CPU"),

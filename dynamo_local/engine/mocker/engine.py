@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -120,6 +120,8 @@ class MockerEngine:
         current = RequestEpoch(work.request_id, work.epoch)
         if current in self._live:
             raise RequestError(f"{current} is being worked on already")
+        if work.pools:
+            raise BadRequestError("the mocker has no pooled outputs (embeddings, classes, scores): it only generates")
         queued = self._scheduler.submit(
             work.token_ids,
             read_sampling(work.sampling, self._settings.mocker_vocab_size),

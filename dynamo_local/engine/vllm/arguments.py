@@ -41,6 +41,7 @@ MANAGED: Mapping[str, str] = MappingProxyType(
         "h11-max-header-count": _HEADS,
         "h11-max-incomplete-event-size": _HEADS,
         "config": "use --file of `dynamo serve`",
+        "enable-flash-late-interaction": "leave it out: these scores are computed in the frontend",
         "enable-fault-tolerance": "leave it out: requests are recovered from lost workers anyway",
         "enable-server-load-tracking": "leave it out: GET /load always counts requests",
         "enable-return-routed-experts": _UNTOLD,
@@ -60,6 +61,8 @@ _AGREED = (
     # The server refuses what the engine cannot do, or would not do.
     "logits-processors", "enable-trace-replay", "watermark", "watermark-config",
     "speculative-config", "spec-method", "spec-model", "spec-tokens",
+    # What the model is made into says which paths the server has.
+    "runner", "convert", "pooler-config",
     # The server reads the model's own configuration: its vocabulary, its length.
     "hf-config-path", "hf-overrides", "revision", "trust-remote-code",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError, one_line
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
@@ -26,10 +26,12 @@ from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV
+from dynamo_local.engine.vllm.information import info_of
 from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
+from dynamo_local.engine.vllm.requests.adapters import ListAdapters
 from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.tuning import TuningSettings
 from dynamo_local.sdk.config.schema import build_settings
@@ -50,6 +52,8 @@ class _Live:
     """Blocks of another engine may still be read for it."""
     stays: int = 0
     """Tokens of its context at the start, if it is to wait for more when it has finished; otherwise 0."""
+    adapter: int = 0
+    """Number of its LoRA adapter in this engine; 0 without one."""
 
 
 class VllmEngine:
@@ -58,6 +62,7 @@ class VllmEngine:
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
     environment.py. `kv_transfer`: whether KV blocks can be pulled from this engine, and by it, as far as its model
     allows that. `grammar_timeout_s`: time for a grammar to compile. `tasks`: a task that fails there ends the worker.
+    `listed`: LoRA adapters that are loaded when a request asks for one.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class VllmEngine:
         kv_transfer: bool = False,
         grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
         tasks: TaskGuard | None = None,
+        listed: ListAdapters | None = None,
     ) -> None:
         self._tasks = tasks or TaskGuard()
         self._threads = EngineThreads()
@@ -76,6 +82,7 @@ class VllmEngine:
         self._private_dir = private_dir
         self._kv_transfer = kv_transfer
         self._grammar_timeout_s = grammar_timeout_s
+        self._listed = listed
         self._pull: PullHost | None = None
         self._live: dict[str, _Live] = {}
         self._names: dict[RequestEpoch, str] = {}
@@ -92,6 +99,8 @@ class VllmEngine:
         self._adapters: Any = None
         self._no_transfer: str | None = NO_TRANSFER
         self._max_model_len = 0
+        self._supported: Any = ()
+        """The engine's tasks, in vLLM's words."""
         self._forgotten: tuple[str, ...] = ()
 
     async def start(self, progress: Progress) -> EngineInfo:
@@ -101,15 +110,16 @@ class VllmEngine:
             launched = await self._launch(progress)
             self._core, self._adapters, self._no_transfer = launched.core, launched.adapters, launched.no_transfer
             await self._adapters.load(self._core)
+            self._supported = await self._core.get_supported_tasks_async()
             if launched.identity is not None:
                 await self._open_pull(launched, launched.identity)
         except EngineError:
             raise
         except (Exception, SystemExit) as error:
             # vLLM has no error tree for start-up, and its argument parser exits.
-            raise EngineError(f"vLLM cannot start: {_one_line(error)}", "the worker's log has the details") from error
+            raise EngineError(f"vLLM cannot start: {one_line(error)}", "the worker's log has the details") from error
         self._processes = watch_processes(self._core)
-        info = _info(launched.vllm_config, self._pull, self._no_transfer)
+        info = info_of(launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported))
         await asyncio.to_thread(note_segments, self._private_dir, os.environ)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
@@ -126,7 +136,8 @@ class VllmEngine:
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))
-            launched = partial(launch, self._config, self._kv_transfer, self._threads, self._binding, progress)
+            how = (self._config, self._kv_transfer, self._threads, self._binding, self._listed)
+            launched = partial(launch, *how, progress)
             return await asyncio.get_running_loop().run_in_executor(self._thread, launched)
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
@@ -146,7 +157,8 @@ class VllmEngine:
             return False
         del self._warm[from_warm]
         current = RequestEpoch(work.request_id, work.epoch)
-        self._begin(kept.name, _Live(current, work.position, stays=len(work.token_ids) if warm else 0))
+        stays = len(work.token_ids) if warm else 0
+        self._begin(kept.name, _Live(current, work.position, stays=stays, adapter=kept.adapter))
         self._names[current] = kept.name
         grown = await self._pull.grow(kept, work, stays=warm)
         if not grown:
@@ -157,17 +169,31 @@ class VllmEngine:
     async def _add(self, work: Submit, pulled: PulledPrefix | None, *, stays: bool = False) -> None:
         from dynamo_local.engine.vllm.requests.wire import core_request_of
 
-        if len(work.token_ids) >= self._max_model_len:
+        if len(work.token_ids) + (not work.pools) > self._max_model_len:
             # The frontend goes by the model's configuration; an engine may have settled for less, by its memory. (If it
             # is to prefill for another one, or comes from another one, that one has more.)
             why = f"{len(work.token_ids)} tokens leave no room for an answer in this worker's {self._max_model_len}"
             raise RequestError(why) if work.hold_s > 0 or work.position > 0 else BadRequestError(why)
+        await self._obtain_adapter(work.adapter)
         transfer = self._pull.params_of(work, pulled) if self._pull is not None else None
-        request = core_request_of(work, transfer, self._forgotten, adapters=self._adapters, stays=stays)
+        request = core_request_of(
+            work, transfer, self._forgotten, adapters=self._adapters, stays=stays, tasks=self._supported
+        )
         current = RequestEpoch(work.request_id, work.epoch)
         kept = len(work.token_ids) if stays else 0
-        self._begin(request.request_id, _Live(current, work.position, work.hold_s, pulled is not None, kept))
+        number = 0 if request.lora_request is None else request.lora_request.lora_int_id
+        self._begin(request.request_id, _Live(current, work.position, work.hold_s, pulled is not None, kept, number))
         await self._core.add_request_async(request)
+
+    async def _obtain_adapter(self, name: str | None) -> None:
+        """Load the adapter if it is one of the list that has not been loaded, or has changed."""
+        obtained = await self._adapters.obtain(name, self._core, self._adapters_in_use)
+        # Nothing is awaited from here until the request is noted as one that uses the adapter.
+        if name is not None and obtained is not None and self._pull is not None:
+            self._pull.know_adapter(name, obtained)
+
+    def _adapters_in_use(self) -> set[int]:
+        return {live.adapter for live in self._live.values()} | {kept.adapter for kept in self._warm.values()}
 
     def _begin(self, name: str, live: _Live) -> None:
         self._live[name] = live
@@ -243,12 +269,12 @@ class VllmEngine:
         self._thread.shutdown(wait=False)
 
     def _load(self, stats: Any) -> Load | None:
-        from dynamo_local.engine.vllm.requests.wire import load_of
+        from dynamo_local.engine.vllm.requests.outputs import load_of
 
         return load_of(stats, keeps=self._pull is not None, warm=len(self._warm))
 
     def _stamp(self, output: Any) -> TokenDelta | None:
-        from dynamo_local.engine.vllm.requests.wire import delta_of
+        from dynamo_local.engine.vllm.requests.outputs import delta_of
 
         live = self._live.get(output.request_id)
         if live is None:
@@ -260,7 +286,7 @@ class VllmEngine:
             del self._live[output.request_id]
             self._names.pop(live.current, None)
             if live.stays and delta.finish in ("length", "stop"):
-                self._warm[live.current] = Warm(output.request_id, live.stays)
+                self._warm[live.current] = Warm(output.request_id, live.stays, live.adapter)
             if live.hold_s > 0 and self._pull is not None:
                 self._hold(self._pull, output.request_id, live.hold_s)
         return delta
@@ -270,25 +296,3 @@ class VllmEngine:
         self._held = {other: end for other, end in self._held.items() if end > now}
         self._held[name] = now + hold_s
         pull.watch(now + hold_s)
-
-
-def _info(vllm_config: Any, pull: PullHost | None, no_transfer: str | None) -> EngineInfo:
-    """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
-    from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
-
-    return EngineInfo(
-        engine="vllm",
-        model=vllm_config.model_config.served_model_name,
-        max_model_len=vllm_config.model_config.max_model_len,
-        block_size=vllm_config.cache_config.block_size,
-        kv_blocks=vllm_config.cache_config.num_gpu_blocks,
-        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
-        no_transfer=no_transfer,
-        forgotten=forgotten(vllm_config),
-        block_bytes=None if pull is None else pull.block_bytes,
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:400] or type(error).__name__

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
-from state.devices import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, cores_of_slots
+from state.devices import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -38,8 +38,9 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.
     if slots := environ.get(CPU_CORES_VARIABLE):
-        # One list for each rank.
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = slots
+        # One list for each rank. Workers that share a slot use any of its cores, each with fewer threads: bound to one
+        # core each, their threads would meet on the same ones.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind" if environ.get(SHARE_VARIABLE) else slots
         # Forked engine processes inherit this process's OpenMP, which has read its settings already.
         defaults[OMP_THREADS_VARIABLE] = str(min(map(len, cores_of_slots(slots))))
     for name, value in defaults.items():

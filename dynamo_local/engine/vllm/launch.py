@@ -18,7 +18,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
-from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
+from dynamo_local.engine.vllm.requests.adapters import AdapterSettings, ListAdapters
 from dynamo_local.engine.vllm.tuning import TuningSettings, tune_cpu_engine
 from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.sdk.config.schema import build_settings
@@ -44,7 +44,12 @@ class Launched:
 
 
 def launch(
-    config: dict[str, Any], kv_transfer: bool, threads: EngineThreads, binding: SoftBinding | None, progress: Progress
+    config: dict[str, Any],
+    kv_transfer: bool,
+    threads: EngineThreads,
+    binding: SoftBinding | None,
+    listed: ListAdapters | None,
+    progress: Progress,
 ) -> Launched:
     """Import vLLM, start its engine core, and wait until that has loaded the model."""
     progress("importing vLLM")
@@ -65,10 +70,12 @@ def launch(
         """Parse them anew each time: vLLM changes some of them in place."""
         return AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
 
-    adapters = Adapters(configured, enabled=bool(arguments().enable_lora))
+    adapters = Adapters(configured, enabled=bool(arguments().enable_lora), listed=listed)
 
     def configuration(transfer: Any = None) -> Any:
         args = arguments()
+        if config.get("max-loras") is None:
+            adapters.leave_slots(args)
         if current_platform.is_cpu():
             adapters.make_room(args)
         if transfer is not None:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import register_kernels_once
 
 READ_LATER = (
     "CUDA_DEVICE_ORDER",
@@ -84,6 +85,7 @@ def _import() -> None:
     if current_platform.is_cpu():
         importlib.import_module("vllm.v1.worker.cpu_worker")
         importlib.import_module("vllm.v1.attention.backends.cpu_attn")
+        register_kernels_once()
 
 
 _import()

@@ -30,8 +30,10 @@ def tune_cpu_engine(binding: SoftBinding | None, *, eager: bool) -> None:
 
     `binding` is that of the engine to its slots' cores, if it has any; `eager`: the engine compiles no model.
     """
+    from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_once
     from dynamo_local.engine.vllm.patches.tuning.compilation import disable_compilation
     from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
+    from dynamo_local.engine.vllm.patches.tuning.kv_memory import zero_kv_at_first_use
     from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
     from dynamo_local.engine.vllm.patches.tuning.rank_cores import start_ranks_on_their_slots
     from dynamo_local.engine.vllm.patches.tuning.torch_groups import share_process_groups
@@ -40,6 +42,8 @@ def tune_cpu_engine(binding: SoftBinding | None, *, eager: bool) -> None:
     skip_memory_binding()
     wait_without_spinning()
     share_process_groups()
+    zero_kv_at_first_use()
+    configure_logging_once()
     if eager:
         disable_compilation()
     if binding is not None:

@@ -82,7 +82,9 @@ class Download:
             for n in range(min(_AT_A_TIME, len(files)))
         ]
         total = sum(file.size or 0 for file in files)
-        terminal = sys.stderr if sys.stderr.isatty() else None
+        # A line that is renewed is for one download: those in other threads report lines.
+        is_main = threading.current_thread() is threading.main_thread()
+        terminal = sys.stderr if is_main and sys.stderr.isatty() else None
         progress = DownloadProgress(what, total, report, terminal, time.monotonic)
         try:
             for thread in threads:

@@ -23,17 +23,20 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_namespace
+from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.config.agreement import agree
 from dynamo_local.sdk.config.flags import Flag, overrides_of
 from dynamo_local.sdk.config.overrides import Override, parse_override
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.schema import SchemaTable, build_settings, settings_of
 from dynamo_local.sdk.config.sections import ARGS, COMMON, Section, check_value, merge, read_keys, read_section
-from dynamo_local.sdk.config.suggestions import suggest
 from dynamo_local.sdk.config.yaml_source import read_yaml
 from dynamo_local.sdk.graph import Graph, target_of
 from dynamo_local.sdk.resources import DeviceUse, Resources
 from dynamo_local.sdk.service import Rewrite, ServiceSpec, spec_of
+
+ENDPOINTS = "endpoints"
+"""Key of the file whose value is no service's: the endpoints to serve (core/endpoints), which are not read here."""
 
 _MODEL = "model"
 
@@ -105,7 +108,7 @@ def _file_layer(specs: Sequence[ServiceSpec], path: Path | None, rewrite: Rewrit
         tree = {}
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{origin}: not a mapping of services", "write `Service:` with `key: value` lines under it")
-    tree, notes = rewrite(tree)
+    tree, notes = rewrite({name: value for name, value in tree.items() if name != ENDPOINTS})
     for name in tree:
         _check_section(str(name), specs, origin)
     return _Layer(
@@ -200,14 +203,16 @@ def _resolved(cls: type, section: Section, depends_on: tuple[str, ...], role: st
     )
 
 
-def _devices(spec: ServiceSpec, section: Section, resources: Resources, use: DeviceUse) -> int:
-    """Return the number of devices of each worker. Raises ConfigError if the given number is not the one that the
-    engine's settings need."""
+def _devices(spec: ServiceSpec, section: Section, resources: Resources, use: DeviceUse) -> float:
+    """Return the number of devices of each worker, or its share of one. Raises ConfigError if the given number is not
+    the one that the engine's settings need."""
     if use.ranks is None:
+        return resources.gpu
+    if "gpu" in section.resources and 0 < resources.gpu < 1 and use.ranks == 1:
         return resources.gpu
     if "gpu" in section.resources and resources.gpu != use.ranks:
         raise ConfigError(
-            f"{spec.name}.{ARGS}.resources.gpu is {resources.gpu}, but by its settings a worker needs {use.ranks}",
+            f"{spec.name}.{ARGS}.resources.gpu is {resources.gpu:g}, but by its settings a worker needs {use.ranks}",
             "leave resources.gpu out, or change tensor-parallel-size and the like",
         )
     return use.ranks

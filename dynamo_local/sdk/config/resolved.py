@@ -19,17 +19,17 @@ SCHEMA_VERSION = 1
 class ResolvedService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A service of a resolved graph.
 
-    `target`: "module:Class" of the service class. `gpu`: number of devices of each worker. `cpu`: number of cores of
-    each worker, 0 if not given. `virtual`: the workers compute nothing on their devices. `config`: the given keys in
-    kebab-case, without defaults. `depends_on`: the services whose clients a process gets. `preload`: the module that
-    the fork server imports.
+    `target`: "module:Class" of the service class. `gpu`: number of devices of each worker, or its share of one. `cpu`:
+    number of cores of each worker, 0 if not given. `virtual`: the workers compute nothing on their devices. `config`:
+    the given keys in kebab-case, without defaults. `depends_on`: the services whose clients a process gets. `preload`:
+    the module that the fork server imports.
     """
 
     name: str
     target: str
     role: str
     workers: int
-    gpu: int
+    gpu: float
     cpu: float
     envs: dict[str, str]
     config: dict[str, Any]
@@ -72,7 +72,7 @@ class ResolvedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Read the output of `to_json`. Raises DecodeError for anything else."""
         try:
             graph = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise DecodeError(f"not a resolved graph: {error}") from error
         if graph.schema_version != SCHEMA_VERSION or not graph.services:
             raise DecodeError(

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.config.redaction import shown
 from dynamo_local.sdk.config.schema import KeySpec, SchemaTable, canonical, coerce, fixed_by
-from dynamo_local.sdk.config.suggestions import suggest
 from dynamo_local.sdk.resources import Resources
 from dynamo_local.sdk.service import ServiceSpec
 

@@ -1,7 +1,8 @@
-"""The actuator: makes one change at a time of what runs. Nothing else adds, removes or restarts workers.
+"""The actuator: makes changes of what runs. Nothing else adds, removes or restarts workers.
 
-The planner, `dynamo scale`, `dynamo drain` and `dynamo restart` all go through it. Each step of a change leaves the
-statefile and circus such that `reconcile` can tell what was under way, and finish it:
+The graph's own processes have one, and so have the workers of each endpoint. The server, the planner, `dynamo scale`,
+`dynamo drain` and `dynamo restart` all go through them. Each step of a change leaves the statefile and circus such that
+`reconcile` can tell what was under way, and finish it:
 
     claimed, no watcher          the start never happened: the claim is released
     starting, with a watcher     awaited, then settled, or undone
@@ -14,11 +15,12 @@ Whoever holds the lock on changes is the only one to make any, so every mark tha
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import reduce
 
-from dynamo_local.core.errors import ConfigError, NotRunningError, SupervisorError, UsageError
-from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.errors import ConfigError, DynamoError, NotRunningError, SupervisorError, UsageError
+from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import (
     Action,
     ActionOutcome,
@@ -28,22 +30,32 @@ from dynamo_local.core.planning.actions import (
     Restart,
     SwitchRole,
 )
+from dynamo_local.core.planning.decision import describe
 from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
-from dynamo_local.supervisor.actuator.remove import WorkerRemoval
+from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
+from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.server.blueprint import Blueprint
-from state.model import State
+from dynamo_local.supervisor.server.templates import WatcherPlan
+from state.model import Phase, State
 from state.reconcile import reconcile, unclaimed
-from state.transitions import in_phase
+from state.transitions import in_phase, remove_revision, retire
 
 
 class LocalActuator:
-    """The actuator of one running server (core.planning.actions.Actuator)."""
+    """The actuator of one running server (core.planning.actions.Actuator).
 
-    def __init__(self, ports: Ports, blueprint: Blueprint, ready_deadline_s: float | None = None) -> None:
+    `endpoint`: the endpoint whose workers it changes; empty for the graph's own processes. It sees no others, so that
+    changes of two endpoints can be made at the same time.
+    """
+
+    def __init__(
+        self, ports: Ports, blueprint: Blueprint, ready_deadline_s: float | None = None, endpoint: str = ""
+    ) -> None:
         ready_s = blueprint.ready_deadline_s if ready_deadline_s is None else ready_deadline_s
         self._ports = ports
+        self._endpoint = endpoint
         self._removal = WorkerRemoval(ports, blueprint.drain_deadline_s)
         self._addition = WorkerAddition(ports, blueprint, self._removal, ready_s)
         self._restart = WorkerRestart(ports, blueprint, self._addition, self._removal)
@@ -53,28 +65,120 @@ class LocalActuator:
 
         A call that is cancelled leaves the rest to the next `reconcile`, which the server makes within seconds.
         """
-        try:
-            async with self._ports.change_lock():
-                for note in await self._reconcile():
-                    self._ports.report.step(note)
-                started = self._ports.clock()
-                result = await self._make(change, limits)
-                took_s = self._ports.clock() - started
-        except NotRunningError as error:
-            raise _ended_meanwhile() from error
-        return ActionOutcome(change, result.done, result.watcher, result.note, took_s)
+        async with self._changing():
+            await self._finish_what_is_left()
+            started = self._ports.clock()
+            result = await self._make(change, limits)
+            return self._outcome(change, result, started)
+
+    async def apply_all(self, changes: Sequence[Action], limits: DeviceLimits) -> list[ActionOutcome]:
+        """Make several changes, and return their outcomes in the same order. A change that fails stops no other.
+
+        All removals are made at the same time, then all additions, whose devices are claimed in the order given, then
+        the others in turn. Cancelled, it leaves the rest as `apply` does.
+        """
+        async with self._changing():
+            await self._finish_what_is_left()
+            started = self._ports.clock()
+            removals = [self._remove(change) for change in changes if isinstance(change, RemoveWorker)]
+            removed = iter(await side_by_side(removals))
+            added = iter(await self._add_all([each for each in changes if isinstance(each, AddWorker)], limits))
+            outcomes: list[ActionOutcome] = []
+            for change in changes:
+                match change:
+                    case RemoveWorker():
+                        outcomes.append(next(removed))
+                    case AddWorker():
+                        outcomes.append(next(added))
+                    case _:
+                        result = await self._attempt(self._make(change, limits))
+                        outcomes.append(self._outcome(change, result, started))
+            return outcomes
+
+    async def end_revision(self, revision: str) -> tuple[str, ...]:
+        """End all processes of a revision of the endpoint at the same time, whatever is under way with them, then drop
+        the revision's entries. Returns the watchers that were ended.
+
+        Repeated after a crash or a cancellation at any step, it goes on. Raises SupervisorError if a process cannot be
+        ended: its entry and its devices are kept.
+        """
+        if not revision or endpoint_of(revision) != self._endpoint:
+            raise UsageError(f"{revision!r} is no revision of the endpoint {self._endpoint!r}")
+        async with self._changing():
+            self._ports.check_changeable()
+            state = await self._ports.read()
+            # After the state: a claim precedes its watcher.
+            statuses = await self._ports.watchers.statuses()
+            holding = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
+            strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
+            await self._ports.update(lambda state: reduce(retire, holding, state))
+            await side_by_side(
+                [
+                    *(self._removal.finish(n, UNDO_S if c.phase == "starting" else None) for n, c in holding.items()),
+                    *(self._removal.end_unclaimed(name) for name in strays),
+                ]
+            )
+            await self._ports.update(lambda state: remove_revision(state, revision))
+            return (*holding, *strays)
 
     async def reconcile(self) -> tuple[str, ...]:
         """Finish changes that were left half done, and return a note for each. Waits for the lock on changes, and for
         workers that were left starting."""
+        async with self._changing():
+            return await self._reconcile()
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
         try:
             async with self._ports.change_lock():
-                return await self._reconcile()
+                yield
         except NotRunningError as error:
             raise _ended_meanwhile() from error
 
+    async def _finish_what_is_left(self) -> None:
+        for note in await self._reconcile():
+            self._ports.report.step(note)
+
+    async def _remove(self, change: RemoveWorker) -> ActionOutcome:
+        started = self._ports.clock()
+        result = await self._attempt(self._make(change, DeviceLimits()))
+        return self._outcome(change, result, started)
+
+    async def _add_all(self, changes: Sequence[AddWorker], limits: DeviceLimits) -> list[ActionOutcome]:
+        started = self._ports.clock()
+
+        async def claimed(change: AddWorker) -> WatcherPlan | Result:
+            try:
+                self._check_mine(change)
+                return await self._addition.claim(change, limits)
+            except NotRunningError:
+                raise
+            except DynamoError as error:
+                return Result(False, None, str(error))
+
+        async def begun(change: AddWorker, claim: WatcherPlan | Result) -> ActionOutcome:
+            result = claim if isinstance(claim, Result) else await self._attempt(self._addition.start(claim))
+            return self._outcome(change, result, started)
+
+        claims = [(change, await claimed(change)) for change in changes]
+        return await side_by_side(begun(change, claim) for change, claim in claims)
+
+    async def _attempt(self, work: Awaitable[Result]) -> Result:
+        """The result of a change among others. One whose end is not known is finished by the next `reconcile`."""
+        try:
+            return await work
+        except NotRunningError:
+            raise
+        except DynamoError as error:
+            return Result(False, None, str(error))
+
+    def _outcome(self, change: Action, result: Result, started: float) -> ActionOutcome:
+        took_s = self._ports.clock() - started
+        return ActionOutcome(change, result.done, result.watcher, result.note, took_s)
+
     async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:
+            self._check_mine(change)
             match change:
                 case AddWorker():
                     return await self._addition.add(change, limits)
@@ -97,20 +201,27 @@ class LocalActuator:
 
     async def _reconcile(self) -> tuple[str, ...]:
         self._ports.check_changeable()
-        state = await asyncio.to_thread(self._ports.store.read)
+        state = await self._ports.read()
         # After the state: a claim precedes its watcher.
         statuses = await self._ports.watchers.statuses()
-        notes = [await self._end_unclaimed(name) for name in unclaimed(state, statuses) if _is_ours(state, name)]
+        strays = [name for name in unclaimed(state, statuses) if self._is_mine(name)]
+        notes = await side_by_side(map(self._end_unclaimed, strays))
         state, released = await self._release_dead(statuses)
         notes += released
-        for name in in_phase(state, "retiring"):
-            await self._removal.finish(name)
-            notes.append(f"{name} was left retiring: it has ended")
-        for name in in_phase(state, "restarting"):
-            notes.append(f"{name} was left restarting: {(await self._restart.finish(name)).note}")
-        for name in in_phase(state, "starting"):
-            notes.append(f"{name} was left starting: {(await self._addition.await_ready(name)).note}")
+        notes += await side_by_side(map(self._finish_retiring, self._in_phase(state, "retiring")))
+        notes += await side_by_side(map(self._finish_restarting, self._in_phase(state, "restarting")))
+        notes += await side_by_side(map(self._finish_starting, self._in_phase(state, "starting")))
         return tuple(notes)
+
+    async def _finish_retiring(self, name: str) -> str:
+        await self._removal.finish(name)
+        return f"{name} was left retiring: it has ended"
+
+    async def _finish_restarting(self, name: str) -> str:
+        return f"{name} was left restarting: {(await self._restart.finish(name)).note}"
+
+    async def _finish_starting(self, name: str) -> str:
+        return f"{name} was left starting: {(await self._addition.await_ready(name)).note}"
 
     async def _end_unclaimed(self, name: str) -> str:
         await self._removal.end_unclaimed(name)
@@ -121,19 +232,38 @@ class LocalActuator:
         notes: list[str] = []
 
         def released(state: State) -> State:
-            after, found = reconcile(state, statuses)
+            after, found = reconcile(state, statuses, self._is_mine)
             notes[:] = found
             return after
 
-        return await asyncio.to_thread(self._ports.store.update, released), tuple(notes)
+        return await self._ports.update(released), tuple(notes)
+
+    def _in_phase(self, state: State, phase: Phase) -> list[str]:
+        return [name for name in in_phase(state, phase) if self._is_mine(name)]
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether the watcher has a name that this server gives to the processes that are changed here. A user may have
+        added others to circus."""
+        try:
+            watcher = parse_watcher(name)
+        except ConfigError:
+            return False
+        return watcher.namespace == self._ports.namespace and endpoint_of(watcher.revision) == self._endpoint
+
+    def _check_mine(self, change: Action) -> None:
+        """Raise UsageError for a change of workers that others change."""
+        revision = change.revision if isinstance(change, AddWorker) else _revision_of(change.watcher)
+        if endpoint_of(revision) != self._endpoint:
+            whose = f"endpoint {self._endpoint}" if self._endpoint else "the graph itself"
+            raise UsageError(f"cannot {describe(change)} among the workers of {whose}")
 
 
-def _is_ours(state: State, name: str) -> bool:
-    """Whether the watcher has a name that this server gives. A user may have added others to circus."""
+def _revision_of(watcher: str) -> str:
+    """The revision in a watcher's name; empty also for what is no watcher's name, which is refused elsewhere."""
     try:
-        return parse_watcher(name).namespace == state.namespace
+        return parse_watcher(watcher).revision
     except ConfigError:
-        return False
+        return ""
 
 
 def _ended_meanwhile() -> SupervisorError:

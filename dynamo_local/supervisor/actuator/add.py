@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
+from dynamo_local.core.shares import fits, shown_devices, summed
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.circus.client import STOPPED
@@ -18,7 +18,7 @@ from dynamo_local.supervisor.server.plan import plan_watcher
 from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
 from state.devices import allocate, held_by, noun
 from state.model import State
-from state.transitions import claim, in_phase, next_watcher, settle, taken
+from state.transitions import claim, in_phase, next_watcher, settle, shares_taken
 
 _POLL_S = 0.2
 _LINES_READ = 15
@@ -35,7 +35,10 @@ def claim_worker(
     template = _template(blueprint, change)
     plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
     cmd = shlex.join(plan.argv)
-    return claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, phase="starting"), plan
+    claimed = claim(
+        state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, share=plan.share, phase="starting"
+    )
+    return claimed, plan
 
 
 def plan_new_worker(
@@ -45,13 +48,15 @@ def plan_new_worker(
     _check_budget(state, template, limits)
     # Virtual workers compute nothing, and share devices with whoever does.
     others = {} if template.virtual else elsewhere
-    devices = allocate(blueprint.inventory, taken(state), template.devices, template.service, others)
-    return plan_watcher(template, next_watcher(state, template.service), blueprint.inventory, devices)
+    taken = shares_taken(state)
+    devices = allocate(blueprint.inventory, taken, template.devices, template.service, others, template.share)
+    watcher = next_watcher(state, template.service, template.revision)
+    return plan_watcher(template, watcher, blueprint.inventory, devices)
 
 
-def devices_held(state: State) -> int:
-    """Devices of all workers together, including those that start or retire."""
-    return sum(len(component.devices) for component in state.components.values() if is_worker(component))
+def devices_held(state: State) -> float:
+    """Devices of all workers together, shares of them added up, including those that start or retire."""
+    return summed(component.device_count for component in state.components.values() if is_worker(component))
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class WorkerAddition:
 
     async def add(self, change: AddWorker, limits: DeviceLimits) -> Result:
         """Add a worker, or leave everything as it was. Raises UsageError for what cannot be added."""
-        return await self.start(await self._claim(change, limits))
+        return await self.start(await self.claim(change, limits))
 
     async def start(self, plan: WatcherPlan) -> Result:
         """Start a worker that is claimed, and wait until it is ready; undo the claim if it does not become so."""
@@ -95,7 +100,8 @@ class WorkerAddition:
         await self.removal.undo(watcher)
         return Result(False, watcher, f"{watcher} did not start: {why}")
 
-    async def _claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
+    async def claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
+        """Claim name and devices of a worker, which `start` is then to start. Raises UsageError as `claim_worker`."""
         planned: list[WatcherPlan] = []
         elsewhere = await self.ports.devices.elsewhere()
 
@@ -104,7 +110,7 @@ class WorkerAddition:
             planned.append(plan)
             return after
 
-        await asyncio.to_thread(self.ports.store.update, claimed)
+        await self.ports.update(claimed)
         return planned[-1]
 
     async def _hold_devices(self, plan: WatcherPlan) -> None:
@@ -120,7 +126,7 @@ class WorkerAddition:
         while True:
             self.ports.check_changeable()
             # The statefile before circus: a process that dies between the two is then seen as dead.
-            state = await asyncio.to_thread(self.ports.store.read)
+            state = await self.ports.read()
             ended = _ended(watcher, await self.ports.watchers.statuses())
             lease = state.components[watcher].lease
             if ended is None and lease is not None and self.ports.fleet.is_ready(lease):
@@ -132,8 +138,8 @@ class WorkerAddition:
             await self.ports.fleet.changed(_POLL_S)
 
     async def _settle(self, watcher: str) -> Result:
-        replaced = (await asyncio.to_thread(self.ports.store.read)).components[watcher].replaces
-        state = await asyncio.to_thread(self.ports.store.update, lambda state: settle(state, watcher))
+        replaced = (await self.ports.read()).components[watcher].replaces
+        state = await self.ports.update(lambda state: settle(state, watcher))
         if replaced is None or replaced not in in_phase(state, "retiring"):
             return Result(True, watcher, "ready")
         self.ports.report.step(f"{watcher}  ready")
@@ -143,13 +149,13 @@ class WorkerAddition:
     def _on_devices(self, plan: WatcherPlan) -> str:
         if not plan.devices:
             return ""
-        return f" on {noun(self.blueprint.inventory.kind, len(plan.devices))} {', '.join(map(str, plan.devices))}"
+        return f" on {noun(self.blueprint.inventory.kind, len(plan.devices))} {shown_devices(plan.devices, plan.share)}"
 
 
 def _template(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
     if change.component is None:
-        return blueprint.worker_in(change.role)
-    template = blueprint.worker(change.component)
+        return blueprint.worker_in(change.role, change.revision)
+    template = blueprint.worker(change.component, change.revision)
     if template.role != change.role:
         raise UsageError(f"workers of {template.service} start in the role {template.role}, not {change.role}")
     return template
@@ -157,9 +163,10 @@ def _template(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
 
 def _check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:
     held, most = devices_held(state), limits.max_devices
-    if most is not None and held + template.devices > most:
+    needed = template.device_count
+    if most is not None and not fits(held, needed, most):
         raise DeviceError(
-            f"one more {template.service} needs {template.devices}, workers hold {held}, and may hold {most} devices",
+            f"one more {template.service} needs {needed:g}, workers hold {held:g}, and may hold {most} devices",
             "raise the budget, or end another worker first",
         )
 

@@ -18,9 +18,9 @@ _RETRY_S = 0.1
 
 @asynccontextmanager
 async def change_lock(
-    paths: StatePaths, wait_s: float, report: Report, clock: Callable[[], float] = time.monotonic
+    paths: StatePaths, wait_s: float, report: Report, endpoint: str = "", clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[None]:
-    """Be the only process that changes what runs in the namespace.
+    """Be the only one that changes the workers of that endpoint, or, without one, the graph's own processes.
 
     Raises LockTimeoutError when another process holds the lock for longer than `wait_s`, SupervisorError when the
     server is only starting, or is stopping.
@@ -35,7 +35,7 @@ async def change_lock(
             report.step(f"waiting for a change that process {error.holder} makes")
         check_changeable(paths)
 
-    async with hold_lock(paths.changes_lock, _RETRY_S, busy):
+    async with hold_lock(paths.changes_lock_of(endpoint), _RETRY_S, busy):
         # The server may have ended while this process waited.
         check_changeable(paths)
         yield

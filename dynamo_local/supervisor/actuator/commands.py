@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from dynamo_local.bus.events import publish_event
@@ -13,31 +13,40 @@ from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.names import Subjects, select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
+from dynamo_local.core.shares import fits, summed
+from dynamo_local.supervisor.actuator.endpoint_commands import (
+    check_not_of_endpoint,
+    endpoint_named,
+    plan_restart_of_all,
+)
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
-from state.devices import held_by, noun
+from state.devices import allocate, held_by, noun
 from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
-from state.transitions import entries, taken
+from state.transitions import entries, release, shares_taken
 
-_OF_WATCHER = re.compile(r"(?:[A-Za-z0-9-]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?")
-_TARGET = re.compile(r"(?P<component>[A-Za-z0-9]+)=(?P<number>[0-9]{1,4})")
+_OF_WATCHER = re.compile(
+    r"(?:[A-Za-z0-9-]+_)?(?:(?P<endpoint>[a-z0-9-]+)@[0-9]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?"
+)
+_TARGET = re.compile(r"(?P<name>[A-Z][A-Za-z0-9]*|[a-z0-9][a-z0-9-]*)=(?P<number>[0-9]{1,4})")
 
 
 def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
-    """Number of workers by service, from arguments such as "VllmWorker=3". Raises UsageError."""
+    """Number of workers by service or endpoint, from arguments such as "VllmWorker=3" and "chat=3". Raises
+    UsageError."""
     targets: dict[str, int] = {}
     for argument in arguments:
         match = _TARGET.fullmatch(argument)
         if match is None:
             raise _no_target(argument)
-        if match["component"] in targets:
-            raise UsageError(f"{match['component']} is given twice", "give each service once")
-        targets[match["component"]] = int(match["number"])
+        if match["name"] in targets:
+            raise UsageError(f"{match['name']} is given twice", "give each service and endpoint once")
+        targets[match["name"]] = int(match["number"])
     return targets
 
 
@@ -47,12 +56,13 @@ def _no_target(argument: str) -> UsageError:
     watcher = _OF_WATCHER.fullmatch(name)
     if watcher is None or not number.isdigit():
         return UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
-    service = watcher["service"]
+    service, endpoint = watcher["service"], watcher["endpoint"]
     if name == service:
         return UsageError(f"{number} is more {service}s than a server can have", "ask for fewer workers")
+    whole = f"endpoint, {endpoint}" if endpoint else f"service, {service}"
     return UsageError(
-        f"{name} is the name of one process; the number of processes is set for its service, {service}",
-        f"write {service}={number}",
+        f"{name} is the name of one process; the number of processes is set for its {whole}",
+        f"write {endpoint or service}={number}",
     )
 
 
@@ -71,10 +81,10 @@ def plan_scaling(
     service of workers, for more than there are devices for, and, unless `even_the_last`, for the removal of all workers
     that answer requests.
     """
-    removals: list[Action] = []
-    additions: list[Action] = []
-    held = taken(state)
-    devices = len(held)
+    removals: list[RemoveWorker] = []
+    additions: list[AddWorker] = []
+    held = shares_taken(state)
+    devices = summed(held.values())
     others: dict[int, str] = {}
     for component, number in targets.items():
         template = blueprint.worker(component)
@@ -82,24 +92,44 @@ def plan_scaling(
         leaving = present[number:]
         removals += [RemoveWorker(entry.watcher_name, entry.role) for entry in reversed(leaving)]
         additions += [AddWorker(template.role, component)] * (number - len(present))
-        devices += template.devices * (number - len(present))
+        devices = summed([devices, template.device_count * (number - len(present))])
         if not template.virtual:
             others = {device_id: who for device_id, who in elsewhere.items() if device_id not in held}
     total, kind = len(blueprint.inventory.devices), blueprint.inventory.kind
-    if devices > total - len(others):
+    if not fits(0, devices, total - len(others)):
         raise DeviceError(
-            f"that takes {devices} devices, and there are {total} {noun(kind, total)}{held_by(kind, others)}",
+            f"that takes {devices:g} devices, and there are {total} {noun(kind, total)}{held_by(kind, others)}",
             "ask for fewer workers",
         )
-    changes = (*removals, *additions)
+    _check_packing(state, blueprint, {removal.watcher for removal in removals}, additions, elsewhere)
+    changes: tuple[Action, ...] = (*removals, *additions)
     if not even_the_last:
         _check_answered(state, changes)
     return changes
 
 
+def _check_packing(
+    state: State,
+    blueprint: Blueprint,
+    leaving: Collection[str],
+    additions: Sequence[AddWorker],
+    elsewhere: Mapping[int, str],
+) -> None:
+    """Raise DeviceError if the free shares of devices are too small for a worker, each being chosen as at its start."""
+    for watcher in leaving:
+        state = release(state, watcher)
+    held = shares_taken(state)
+    for change in additions:
+        template = blueprint.worker(str(change.component))
+        others = {} if template.virtual else elsewhere
+        found = allocate(blueprint.inventory, held, template.devices, template.service, others, template.share)
+        held |= {device: summed([held.get(device, 0), template.share]) for device in found}
+
+
 def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
     """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
     worker = worker_of(state, watcher)
+    check_not_of_endpoint(worker)
     change = RemoveWorker(worker.watcher_name, worker.role)
     if not even_the_last:
         _check_answered(state, (change,))
@@ -108,22 +138,24 @@ def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
 
 def _restartable(state: State, blueprint: Blueprint, name: str) -> str:
     """The full name of a watcher. Raises UsageError, which lists services and watchers."""
-    services = [template.service for template in blueprint.templates]
-    known = [watcher for watcher, component in state.components.items() if component.component in services]
-    return select_watcher(name, known, "service or watcher")
+    services = {(template.service, template.revision) for template in blueprint.templates}
+    known = [name for name, c in state.components.items() if (c.component, c.watcher.revision) in services]
+    return select_watcher(name, known, "service, endpoint or watcher")
 
 
 def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last: bool) -> tuple[Action, ...]:
-    """Plan the restart of a watcher, or of all watchers of a service, the unsuffixed one first. Pure.
+    """Plan the restart of a watcher, or of all watchers of a service or an endpoint, the unsuffixed one first. Pure.
 
     Raises UsageError for what cannot be restarted. Whether other workers answer requests meanwhile is checked by the
     actuator, when their turn comes.
     """
-    services = {template.service for template in blueprint.templates}
+    if of_endpoint := plan_restart_of_all(state, name, even_the_last=even_the_last):
+        return of_endpoint
+    services = {template.service for template in blueprint.templates if not template.revision}
     # The short name of a service's first watcher is the service's own: all its watchers are meant.
     watcher = None if name in services else state.components[_restartable(state, blueprint, name)]
-    service = name if watcher is None else watcher.component
-    template = blueprint.restartable(service)
+    service, revision = (name, "") if watcher is None else (watcher.component, watcher.watcher.revision)
+    template = blueprint.restartable(service, revision)
     found = entries(state, service) if watcher is None else (watcher,)
     # A service that is no worker is restarted even if it holds nothing, as it could not be started before.
     present = [entry for entry in found if entry.holds or template not in blueprint.workers]
@@ -167,13 +199,14 @@ async def restart(
     even_the_last: bool = False,
     ready_deadline_s: float | None = None,
 ) -> list[ActionOutcome]:
-    """Restart a watcher, or all of a service, one after the other. Stops at the first that fails. Raises as
-    `plan_restart`."""
+    """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails. Raises
+    as `plan_restart`."""
 
     def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
         return plan_restart(state, blueprint, name, even_the_last=even_the_last)
 
-    return await _make_changes(paths, report, plan, "`dynamo restart`", ready_deadline_s)
+    endpoint = endpoint_named(name)
+    return await _make_changes(paths, report, plan, "`dynamo restart`", ready_deadline_s, endpoint)
 
 
 async def _make_changes(
@@ -182,10 +215,11 @@ async def _make_changes(
     plan: Callable[[State, Blueprint], tuple[Action, ...]],
     command: str,
     ready_deadline_s: float | None = None,
+    endpoint: str = "",
 ) -> list[ActionOutcome]:
     outcomes: list[ActionOutcome] = []
     async with (
-        open_actuator(paths, report, ready_deadline_s=ready_deadline_s) as actuator,
+        open_actuator(paths, report, endpoint=endpoint, ready_deadline_s=ready_deadline_s) as actuator,
         bus_of(paths, "events") as bus,
     ):
         for note in await actuator.reconcile():
@@ -204,7 +238,7 @@ async def _make_changes(
 
 
 def _check_answered(state: State, changes: Sequence[Action]) -> None:
-    roles = {c.watcher_name: c.role for c in state.components.values() if c.holds}
+    roles = {c.watcher_name: c.role for c in state.components.values() if c.holds and not c.watcher.revision}
     # An added worker has no name yet.
     roles |= {f"added {n}": change.role for n, change in enumerate(changes) if isinstance(change, AddWorker)}
     leaving = {change.watcher for change in changes if isinstance(change, RemoveWorker)}

@@ -41,13 +41,19 @@ _CIRCUS_DEADLINE_S = 30.0
 
 @asynccontextmanager
 async def open_actuator(
-    paths: StatePaths, report: Report, *, ready_deadline_s: float | None = None, lock_wait_s: float | None = None
+    paths: StatePaths,
+    report: Report,
+    *,
+    endpoint: str = "",
+    ready_deadline_s: float | None = None,
+    lock_wait_s: float | None = None,
 ) -> AsyncIterator[LocalActuator]:
     """The actuator of the namespace's server.
 
-    `ready_deadline_s`: for a worker that is added; the server's own by default. `lock_wait_s`: how long to wait while
-    another process changes what runs; by default as long as any one change may take. Raises NotRunningError when no
-    server runs, SupervisorError when it is only starting or is stopping.
+    `endpoint`: whose workers are changed; empty for the graph's own processes. `ready_deadline_s`: for a
+    worker that is added; the server's own by default. `lock_wait_s`: how long to wait while another process changes
+    them; by default as long as any one change may take. Raises NotRunningError when no server runs, SupervisorError
+    when it is only starting or is stopping.
     """
     async with bus_of(paths, "actuator") as bus:
         blueprint = await asyncio.to_thread(Blueprint.read, paths)
@@ -56,24 +62,25 @@ async def open_actuator(
         store = StateStore(paths)
         state = await asyncio.to_thread(store.read)
         await asyncio.to_thread(check_reachable, paths, state)
-        fleet = BusFleet(bus, Subjects(paths.namespace))
+        fleet = BusFleet(bus, paths.namespace, everywhere=bool(endpoint))
         devices = MachineDevices(bus, Subjects(paths.namespace), blueprint.inventory, state.owner.pid)
         specs = WatcherSpecs(paths, blueprint.death_pipe, Path(blueprint.working_dir))
         circusd = CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S, silence=CircusSilence(report))
         async with circusd as circus, fleet.watched():
             ports = Ports(
+                namespace=paths.namespace,
                 store=store,
                 devices=devices,
                 watchers=CircusWatchers(circus, specs, StateRegistry(store).pid_of, report),
                 fleet=fleet,
-                change_lock=partial(change_lock, paths, lock_wait_s, report),
+                change_lock=partial(change_lock, paths, lock_wait_s, report, endpoint),
                 check_changeable=partial(check_changeable, paths),
                 change_role=partial(change_role, paths),
                 log_file=paths.log_file,
                 report=report,
                 clock=time.monotonic,
             )
-            yield LocalActuator(ports, blueprint, ready_deadline_s)
+            yield LocalActuator(ports, blueprint, ready_deadline_s, endpoint)
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,12 @@ class MachineDevices:
 
 
 class BusFleet:
-    """The fleet as heard on a bus (ports.Fleet)."""
+    """The fleet as heard on a bus (ports.Fleet). `everywhere`: with the workers of endpoints."""
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+    def __init__(self, bus: Bus, namespace: str, *, everywhere: bool) -> None:
         self._bus = bus
-        self._revoked = subjects.revoked
-        self._watch = FleetWatch(bus, subjects)
+        self._namespace = namespace
+        self._watch = FleetWatch(bus, Subjects(namespace), everywhere=everywhere)
         self._changed = asyncio.Event()
         self._watch.subscribe(lambda _: self._changed.set())
 
@@ -142,8 +149,8 @@ class BusFleet:
         presence = self._watch.view.get(lease)
         return presence is not None and presence in self._watch.view.ready((presence.role,))
 
-    async def revoke(self, lease: str) -> None:
-        await self._bus.send(self._revoked, LeaseRevoked(lease))
+    async def revoke(self, lease: str, revision: str) -> None:
+        await self._bus.send(Subjects(self._namespace, revision).revoked, LeaseRevoked(lease))
         await self._bus.flush()
 
     async def changed(self, within_s: float) -> None:

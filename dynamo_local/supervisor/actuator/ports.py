@@ -5,6 +5,7 @@ The interfaces are narrow, so that a test can replace each, and stop the actuato
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Protocol
 from dynamo_local.core.messages.admin import RoleAnswer
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.tasks import finish_in_thread
 from state.model import State
 
 
@@ -42,8 +44,9 @@ class Fleet(Protocol):
     def is_ready(self, lease: str) -> bool:
         """Whether the process of that lease is ready: a worker then takes requests, or prefill jobs."""
 
-    async def revoke(self, lease: str) -> None:
-        """Have the routers send nothing to that worker from now on. Raises BusError."""
+    async def revoke(self, lease: str, revision: str) -> None:
+        """Have the routers send nothing to that worker of an endpoint's revision, or, if `revision` is empty, of the
+        graph itself, from now on. Raises BusError."""
 
     async def changed(self, within_s: float) -> None:
         """Wait until a presence changes, or until the time is over."""
@@ -74,11 +77,12 @@ class Statefile(Protocol):
 class Ports:
     """The ports of one actuator.
 
-    `change_lock`: held for the time of a change, by one process at a time. `check_changeable`: raises SupervisorError
-    once the server is ending. `change_role(watcher, role)`: asks a worker to take up a role. `log_file`: the log of a
-    watcher. `clock`: seconds.
+    `namespace`: of the server whose processes are changed. `change_lock`: held for the time of a change, by one process
+    at a time. `check_changeable`: raises SupervisorError once the server is ending. `change_role(watcher, role)`: asks
+    a worker to take up a role. `log_file`: the log of a watcher. `clock`: seconds.
     """
 
+    namespace: str
     store: Statefile
     devices: Devices
     watchers: Watchers
@@ -89,6 +93,15 @@ class Ports:
     log_file: Callable[[str], Path]
     report: Report
     clock: Callable[[], float]
+
+    async def read(self) -> State:
+        """Read the statefile."""
+        return await asyncio.to_thread(self.store.read)
+
+    async def update(self, change: Callable[[State], State]) -> State:
+        """Update the statefile. Whoever is cancelled meanwhile waits for the end of the update: it is not to happen
+        after the lock on changes is free."""
+        return await finish_in_thread(lambda: self.store.update(change))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
+from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError, SupervisorError
+from dynamo_local.core.names import endpoint_of
 from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.report import Report, ReportOnce
-from state.locks import LockTimeoutError
+from state.locks import LockTimeoutError, is_locked
+from state.model import State
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -19,45 +23,78 @@ _EVERY_S = 1.0
 
 @dataclass
 class Reconciler:
-    """Finishes the changes of one server's namespace."""
+    """Finishes the changes of one server's namespace: those of the graph's own processes, and those of each endpoint,
+    at the same time."""
 
     paths: StatePaths
     report: Report
-    _requested: bool = field(default=False, init=False)
-    _failure: ReportOnce = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._failure = ReportOnce(self.report)
+    _requested: set[str] = field(default_factory=set, init=False)
+    """The endpoints, "" for the graph itself, that are to be reconciled whatever the statefile shows."""
+    _all_requested: bool = field(default=False, init=False)
+    _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _failures: dict[str, ReportOnce] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Reconcile whenever the statefile shows a change under way, or it was requested, until cancelled."""
         store = StateStore(self.paths)
-        while True:
-            await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
-            try:
-                state = await asyncio.to_thread(store.read)
-            except (NotRunningError, StateError):
-                # The server repairs its statefile, and reports it (supervisor/upkeep/files.py).
-                continue
-            if self._requested or any(component.phase is not None for component in state.components.values()):
-                await self.reconcile()
+        try:
+            while True:
+                await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
+                try:
+                    state = await asyncio.to_thread(store.read)
+                except (NotRunningError, StateError):
+                    # The server repairs its statefile, and reports it (supervisor/upkeep/files.py).
+                    continue
+                await self._begin(state)
+        finally:
+            for task in self._under_way.values():
+                task.cancel()
+            await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
     def request(self) -> None:
         """Have the next round reconcile whatever the statefile shows. For a statefile that may be out of date."""
-        self._requested = True
+        self._all_requested = True
 
-    async def reconcile(self) -> None:
-        """Finish the changes that nobody works on. A process that makes a change holds the lock on changes, and is left
-        alone."""
+    async def reconcile(self, endpoint: str = "") -> None:
+        """Finish the changes that nobody works on, of that endpoint's workers or the graph's own processes. A process
+        that makes a change holds the lock on changes, and is left alone."""
         # Reset first: another request may come meanwhile, from another thread.
-        requested, self._requested = self._requested, False
+        requested = endpoint in self._requested
+        self._requested.discard(endpoint)
         try:
-            async with open_actuator(self.paths, self.report, lock_wait_s=0.0) as actuator:
+            async with open_actuator(self.paths, self.report, endpoint=endpoint, lock_wait_s=0.0) as actuator:
                 for note in await actuator.reconcile():
                     self.report.step(note)
         except LockTimeoutError:
-            self._requested = self._requested or requested
+            self._again(endpoint, requested)
         except DynamoError as error:
             # The bus may be restarting, for example. The next round tries again.
-            self._requested = self._requested or requested
-            self._failure.note(f"a change is left unfinished for now: {error}")
+            self._again(endpoint, requested)
+            failure = self._failures.setdefault(endpoint, ReportOnce(self.report))
+            failure.note(f"a change is left unfinished for now: {error}")
+
+    async def _begin(self, state: State) -> None:
+        """Begin to reconcile where it is due and not under way: an endpoint whose workers start for long holds up no
+        other."""
+        if self._all_requested:
+            self._all_requested = False
+            self._requested |= await asyncio.to_thread(self._all, state)
+        phases = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.phase is not None}
+        for endpoint in [endpoint for endpoint, task in self._under_way.items() if task.done()]:
+            self._under_way.pop(endpoint).result()
+        for endpoint in sorted((phases | self._requested) - self._under_way.keys()):
+            # Most changes that the statefile shows are made by somebody: to look is cheaper than to connect.
+            if not is_locked(self.paths.changes_lock_of(endpoint)):
+                name = f"reconciling {endpoint or 'the graph'}"
+                self._under_way[endpoint] = asyncio.create_task(self.reconcile(endpoint), name=name)
+
+    def _all(self, state: State) -> set[str]:
+        revisions = {component.watcher.revision for component in state.components.values()}
+        # An endpoint may have lost its claims with the statefile that was damaged.
+        with suppress(StateError, SupervisorError, DecodeError):
+            revisions |= Blueprint.read(self.paths).revisions
+        return {"", *map(endpoint_of, revisions)}
+
+    def _again(self, endpoint: str, requested: bool) -> None:
+        if requested:
+            self._requested.add(endpoint)

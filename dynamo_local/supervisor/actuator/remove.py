@@ -5,7 +5,6 @@ A crash may follow any of the steps: repeated from the first, they complete the 
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,19 +37,19 @@ class WorkerRemoval:
 
     async def remove(self, change: RemoveWorker) -> Result:
         """End a worker in order. Raises UsageError for what is no worker."""
-        await asyncio.to_thread(self.ports.store.update, lambda state: retire_worker(state, change))
+        await self.ports.update(lambda state: retire_worker(state, change))
         await self.finish(change.watcher)
         return Result(True, change.watcher, "ended")
 
     async def undo(self, watcher: str) -> None:
         """End a worker whose start failed."""
-        await asyncio.to_thread(self.ports.store.update, lambda state: retire(state, watcher))
+        await self.ports.update(lambda state: retire(state, watcher))
         await self.finish(watcher, UNDO_S)
 
     async def finish(self, watcher: str, deadline_s: float | None = None) -> None:
         """End a worker that is marked as retiring, and release its devices."""
         await self._end(watcher, self.drain_deadline_s if deadline_s is None else deadline_s)
-        await asyncio.to_thread(self.ports.store.update, lambda state: release(state, watcher))
+        await self.ports.update(lambda state: release(state, watcher))
         # Without an answer the server lets go of the devices at its own next look, a moment later.
         with suppress(BusError, DecodeError):
             await self.ports.devices.hold_claimed()
@@ -60,7 +59,7 @@ class WorkerRemoval:
         await self._end(watcher, self.drain_deadline_s)
         # A process that was killed has not cleared its lease itself, and must not be taken for the next one. It may
         # have registered only after it was told to end, so the statefile is read again.
-        await asyncio.to_thread(self.ports.store.update, lambda state: _without_lease(state, watcher))
+        await self.ports.update(lambda state: _without_lease(state, watcher))
 
     async def end_unclaimed(self, watcher: str) -> None:
         """End and remove a watcher that has no claim in the statefile."""
@@ -68,7 +67,7 @@ class WorkerRemoval:
         await self.ports.watchers.remove(watcher)
 
     async def _end(self, watcher: str, deadline_s: float) -> None:
-        component = (await asyncio.to_thread(self.ports.store.read)).components[watcher]
+        component = (await self.ports.read()).components[watcher]
         await self._revoke(component)
         await self.ports.watchers.end(watcher, deadline_s)
         await self.ports.watchers.remove(watcher)
@@ -80,7 +79,7 @@ class WorkerRemoval:
             return
         self.ports.report.step(f"{component.watcher_name}  gets no more requests")
         try:
-            await self.ports.fleet.revoke(component.lease)
+            await self.ports.fleet.revoke(component.lease, component.watcher.revision)
         except BusError as error:
             # Not fatal: the worker announces that it drains as soon as it is told to end.
             self.ports.report.step(f"{component.watcher_name}  lease not revoked: {error}")

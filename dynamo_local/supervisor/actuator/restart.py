@@ -9,7 +9,6 @@ Repeated after a crash, each goes on; a process that was being started again is 
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +43,8 @@ def claim_replacement(
     component = _restartable(state, blueprint, change.watcher)
     if not is_worker(component):
         return state, None
-    plan = plan_new_worker(state, blueprint, blueprint.worker(component.component), limits, elsewhere)
+    template = blueprint.worker(component.component, component.watcher.revision)
+    plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
     cmd = shlex.join(plan.argv)
     claimed = claim(
         state,
@@ -52,6 +52,7 @@ def claim_replacement(
         role=component.role,
         cmd=cmd,
         devices=plan.devices,
+        share=plan.share,
         phase="starting",
         replaces=change.watcher,
     )
@@ -85,16 +86,14 @@ class WorkerRestart:
             return await self.addition.start(plan)
         if not change.even_the_last:
             await self._check_answered(change.watcher)
-        await asyncio.to_thread(
-            self.ports.store.update, lambda state: mark_restart(state, self.blueprint, change.watcher)
-        )
+        await self.ports.update(lambda state: mark_restart(state, self.blueprint, change.watcher))
         return await self.finish(change.watcher)
 
     async def finish(self, watcher: str) -> Result:
         """End the process of an entry that is marked as restarting, start the next one, and wait until it is ready."""
         await self.removal.end_process(watcher)
-        component = (await asyncio.to_thread(self.ports.store.read)).components[watcher]
-        template = self.blueprint.restartable(component.component)
+        component = (await self.ports.read()).components[watcher]
+        template = self.blueprint.restartable(component.component, component.watcher.revision)
         plan = plan_watcher(template, component.watcher, self.blueprint.inventory, component.devices)
         log_start = size(self.ports.log_file(watcher))
         self.ports.report.step(f"{watcher}  starting again")
@@ -117,7 +116,7 @@ class WorkerRestart:
             planned.append(plan)
             return state
 
-        await asyncio.to_thread(self.ports.store.update, claimed)
+        await self.ports.update(claimed)
         return planned[-1]
 
     async def _check_answered(self, watcher: str) -> None:
@@ -132,9 +131,11 @@ class WorkerRestart:
             await self.ports.fleet.changed(_POLL_S)
 
     async def _roles(self, watcher: str) -> dict[str, str]:
-        """The roles of this worker, and of all others that are ready and to stay."""
-        components = (await asyncio.to_thread(self.ports.store.read)).components
-        return {name: c.role for name, c in components.items() if name == watcher or self._is_ready(c)}
+        """The roles of this worker, and of all others of its model that are ready and to stay."""
+        components = (await self.ports.read()).components
+        revision = components[watcher].watcher.revision
+        mine = {name: c for name, c in components.items() if c.watcher.revision == revision}
+        return {name: c.role for name, c in mine.items() if name == watcher or self._is_ready(c)}
 
     def _is_ready(self, component: Component) -> bool:
         return component.phase is None and component.lease is not None and self.ports.fleet.is_ready(component.lease)
@@ -144,7 +145,7 @@ def _restartable(state: State, blueprint: Blueprint, watcher: str) -> Component:
     component = state.components.get(watcher)
     if component is None or (is_worker(component) and not component.holds):
         raise UsageError(f"there is no process {watcher!r} by now", "look at `dynamo ps`")
-    blueprint.restartable(component.component)
+    blueprint.restartable(component.component, component.watcher.revision)
     if component.phase is not None:
         raise UsageError(f"{watcher} is {component.phase}", "wait until that is over")
     return component

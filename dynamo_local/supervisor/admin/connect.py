@@ -61,10 +61,15 @@ async def ask(
     try:
         return await bus.ask(subject, question, reply, timeout_s=timeout_s)
     except BusError as error:
-        name = short_watcher(watcher)
-        raise BusError(
-            f"{name} does not answer", f"it may have ended or be overloaded: see `dynamo ps` and `dynamo logs {name}`"
-        ) from error
+        raise unanswered(watcher) from error
+
+
+def unanswered(watcher: str) -> BusError:
+    """The error for a process that does not answer."""
+    name = short_watcher(watcher)
+    return BusError(
+        f"{name} does not answer", f"it may have ended or be overloaded: see `dynamo ps` and `dynamo logs {name}`"
+    )
 
 
 async def state_of(paths: StatePaths) -> State:

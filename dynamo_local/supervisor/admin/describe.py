@@ -1,4 +1,4 @@
-"""`dynamo describe`: everything that is known of one watcher, or of one live request."""
+"""`dynamo describe`: everything that is known of one watcher, one endpoint, or one live request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import BusError, DecodeError, GraphError, UsageError
+from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
-from dynamo_local.core.names import MACHINERY, short_watcher
+from dynamo_local.core.names import MACHINERY, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.requests import RequestLine, list_requests
 from dynamo_local.supervisor.admin.status import Row, list_watchers, presences
 from dynamo_local.supervisor.server.event_log import EventReader
 from dynamo_local.supervisor.server.logs import tail
+from state.board import read_board
 from state.paths import StatePaths
 from state.processes import command_name, descendants
 
@@ -36,6 +38,8 @@ class WatcherDescription(msgspec.Struct, frozen=True, kw_only=True):
     watcher: str
     component: str
     role: str
+    revision: str = ""
+    """The endpoint's revision that it serves; empty for the graph's own processes."""
     state: str
     detail: str
     pid: int | None
@@ -65,33 +69,71 @@ class WatcherDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The last error lines of the log."""
 
 
-async def describe(paths: StatePaths, name: str) -> WatcherDescription | RequestLine:
-    """Describe the watcher of that name, with or without its namespace, or else the live request whose id begins so.
+class EndpointDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint: what was ordered, its state, its revisions and their workers. None: not known."""
 
-    Raises UsageError if there is neither, or if several requests begin so; NotRunningError without a server.
+    endpoint: EndpointView
+    revisions: tuple[BoardRevision, ...]
+    workers: tuple[Row, ...]
+    requests: int | None
+    """Requests for it that are under way."""
+    events: tuple[Event, ...]
+    """The last events of the endpoint since the server started."""
+
+
+async def describe(paths: StatePaths, name: str) -> WatcherDescription | EndpointDescription | RequestLine:
+    """Describe the watcher of that name, with or without its namespace, or else the endpoint of that name, or else the
+    live request whose id begins so.
+
+    Raises UsageError if there is none, or if several requests begin so; NotRunningError without a server.
     """
-    rows = await list_watchers(paths)
+    rows, board = await list_watchers(paths), await asyncio.to_thread(read_board, paths)
     row = next((row for row in rows if name in (row.watcher, short_watcher(row.watcher))), None)
+    views = () if board is None else board.endpoints
+    view = next((view for view in views if row is None and view.spec.name == name), None)
     try:
         requests = (await list_requests(paths, _ALL)).requests
     except (BusError, DecodeError):
-        # A watcher can be described without the bus, or while a frontend does not answer.
-        if row is None:
+        # A watcher can be described without the bus, or while a frontend does not answer; an endpoint, too.
+        if row is None and view is None:
             raise
         requests = None
-    if row is None:
-        return request_named(name, requests or (), rows)
-    return await _describe_watcher(paths, row, requests)
+    if row is not None:
+        return await _describe_watcher(paths, row, requests)
+    if view is not None and board is not None:
+        return await _describe_endpoint(paths, view, board.revisions, rows, requests)
+    return request_named(name, requests or (), rows, [view.spec.name for view in views])
 
 
-def request_named(name: str, requests: Sequence[RequestLine], rows: Sequence[Row]) -> RequestLine:
+async def _describe_endpoint(
+    paths: StatePaths,
+    view: EndpointView,
+    revisions: Sequence[BoardRevision],
+    rows: Sequence[Row],
+    requests: Sequence[RequestLine] | None,
+) -> EndpointDescription:
+    name = view.spec.name
+    events = await asyncio.to_thread(lambda: since_start(EventReader(paths.events_file).all()))
+    return EndpointDescription(
+        endpoint=view,
+        revisions=tuple(each for each in revisions if endpoint_of(each.revision) == name),
+        workers=tuple(row for row in rows if row.endpoint == name),
+        requests=None if requests is None else sum(line.endpoint == name for line in requests),
+        events=tuple(event for event in events if event.endpoint == name)[-_SHOWN:],
+    )
+
+
+def request_named(
+    name: str, requests: Sequence[RequestLine], rows: Sequence[Row], endpoints: Sequence[str] = ()
+) -> RequestLine:
     """Return the request whose id begins so. Pure. Raises UsageError for none and for several."""
     found = {line.request: line for line in requests if name and line.request.startswith(name)}
     if not found:
         watchers = ", ".join(short_watcher(row.watcher) for row in rows)
+        others = f", and the endpoints {', '.join(endpoints)}" if endpoints else ""
         raise UsageError(
-            f"there is no watcher and no live request {name!r}",
-            f"there are the watchers {watchers}; `dynamo requests` shows requests",
+            f"there is no watcher{', no endpoint' if endpoints else ''} and no live request {name!r}",
+            f"there are the watchers {watchers}{others}; `dynamo requests` shows requests",
         )
     if len(found) > 1:
         first, second, *_ = sorted(found)
@@ -111,6 +153,7 @@ async def _describe_watcher(paths: StatePaths, row: Row, requests: Sequence[Requ
         watcher=row.watcher,
         component=row.component,
         role=row.role,
+        revision=row.revision,
         state=row.state,
         detail=row.detail,
         pid=row.pid,
@@ -126,7 +169,7 @@ async def _describe_watcher(paths: StatePaths, row: Row, requests: Sequence[Requ
         requests=None if known is None else len(known),
         leaving=None if known is None else sum(line.moving_to is not None for line in known),
         arriving=None if requests is None else sum(line.moving_to == row.watcher for line in requests),
-        config=await asyncio.to_thread(_config, paths, row.component),
+        config=await asyncio.to_thread(_config, paths.graph_of(row.revision), row.component),
         log=str(log),
         errors=await asyncio.to_thread(_errors, log),
     )
@@ -134,17 +177,22 @@ async def _describe_watcher(paths: StatePaths, row: Row, requests: Sequence[Requ
 
 def events_of(events: Sequence[Event], watcher: str) -> list[Event]:
     """Return the events of a watcher since the last start of the server. Pure."""
+    return [event for event in since_start(events) if event.watcher == watcher]
+
+
+def since_start(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the events since the last start of the server. Pure."""
     starts = [index for index, event in enumerate(events) if event.kind == "server" and event.what.startswith("start")]
-    return [event for event in events[starts[-1] if starts else 0 :] if event.watcher == watcher]
+    return events[starts[-1] if starts else 0 :]
 
 
 def _children(pid: int) -> tuple[str, ...]:
     return tuple(f"{child} {command_name(child)}" for child in sorted(descendants(pid) - {pid}))
 
 
-def _config(paths: StatePaths, component: str) -> dict[str, Any]:
+def _config(graph_file: Path, component: str) -> dict[str, Any]:
     try:
-        graph = ResolvedGraph.from_json(paths.graph_file.read_bytes())
+        graph = ResolvedGraph.from_json(graph_file.read_bytes())
         return dict(graph.redacted().service(component).config)
     except (OSError, DecodeError, GraphError):
         return {}

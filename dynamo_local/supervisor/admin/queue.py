@@ -1,7 +1,9 @@
-"""`dynamo queue`: shows and purges the prefill queue of a running server."""
+"""`dynamo queue`: shows and purges the prefill queues of a running server: its own model's, and those of endpoints."""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +12,10 @@ import msgspec
 
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueuedJob
 from dynamo_local.core.errors import NotRunningError, QueueAbsentError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, endpoint_of
 from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.admin.scopes import known_revisions
+from state.board import read_board
 from state.paths import StatePaths
 
 
@@ -21,6 +25,9 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     age_s: float
+    endpoint: str = ""
+    """The endpoint whose prompts the queue is for; empty for the graph's own model."""
+    revision: str = ""
     job: str | None = None
     request_id: str | None = None
     frontend: str | None = None
@@ -30,7 +37,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue's length, and its oldest jobs."""
+    """The length of all queues that were asked for, and their oldest jobs."""
 
     namespace: str
     waiting: int
@@ -38,36 +45,46 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobRow, ...]
 
 
-async def read_queue(paths: StatePaths, limit: int) -> QueueView:
-    """Read the queue's length and its `limit` oldest jobs. Raises NotRunningError when there is no server, or it has no
-    queue."""
-    async with _queue_of(paths) as queue:
-        length = await queue.length()
-        jobs = await queue.jobs(limit)
-    now = time.monotonic()
+async def read_queue(paths: StatePaths, limit: int, endpoint: str | None = None) -> QueueView:
+    """Read the length and the `limit` oldest jobs of all queues, or of one endpoint's.
+
+    Raises NotRunningError when there is no server, or it has no queue, and UsageError for what is no endpoint.
+    """
+    async with _queues_of(paths, endpoint) as queues:
+        read = [await _rows(queue, limit, revision) for revision, queue in queues.items()]
+        lengths = [await queue.length() for queue in queues.values()]
     return QueueView(
         namespace=paths.namespace,
-        waiting=length.waiting,
-        in_hand=length.in_hand,
-        jobs=tuple(row(queued, now) for queued in jobs),
+        waiting=sum(length.waiting for length in lengths),
+        in_hand=sum(length.in_hand for length in lengths),
+        # Not sorted: within a queue the order is the queue's, however exact the ages are.
+        jobs=tuple(heapq.merge(*read, key=lambda job: -job.age_s))[:limit],
     )
 
 
-async def purge_queue(paths: StatePaths) -> int:
-    """Drop all jobs, and return their number. Raises as `read_queue`."""
-    async with _queue_of(paths) as queue:
-        return await queue.purge()
+async def purge_queue(paths: StatePaths, endpoint: str | None = None) -> int:
+    """Drop all jobs, or those of an endpoint, and return their number. Raises as `read_queue`."""
+    async with _queues_of(paths, endpoint) as queues:
+        return sum([await queue.purge() for queue in queues.values()])
 
 
-def row(queued: QueuedJob, now: float) -> JobRow:
-    """Make the row of a job. `now` is CLOCK_MONOTONIC, as are the deadlines of jobs."""
+async def _rows(queue: PrefillQueue, limit: int, revision: str) -> list[JobRow]:
+    jobs = await queue.jobs(limit)
+    now = time.monotonic()
+    return [row(queued, now, revision) for queued in jobs]
+
+
+def row(queued: QueuedJob, now: float, revision: str = "") -> JobRow:
+    """Make the row of a job in the queue of this revision. `now` is CLOCK_MONOTONIC, as are the deadlines of jobs."""
     state = "in hand" if queued.taken else "waiting"
     job = queued.job
     if job is None:
-        return JobRow(state=state, age_s=round(queued.age_s, 3))
+        return JobRow(state=state, age_s=round(queued.age_s, 3), endpoint=endpoint_of(revision), revision=revision)
     return JobRow(
         state=state,
         age_s=round(queued.age_s, 3),
+        endpoint=endpoint_of(revision),
+        revision=revision,
         job=job.job,
         request_id=job.request_id,
         frontend=job.frontend,
@@ -77,9 +94,23 @@ def row(queued: QueuedJob, now: float) -> JobRow:
 
 
 @asynccontextmanager
-async def _queue_of(paths: StatePaths) -> AsyncIterator[PrefillQueue]:
+async def _queues_of(paths: StatePaths, endpoint: str | None) -> AsyncIterator[dict[str, PrefillQueue]]:
+    """The queues that there are, by revision."""
+    revisions = known_revisions((), await asyncio.to_thread(read_board, paths), endpoint)
+    async with bus_of(paths, "queue") as bus:
+        queues = {revision: PrefillQueue(bus, Subjects(paths.namespace, revision)) for revision in revisions}
+        found = {revision: queue for revision, queue in queues.items() if await _exists(queue)}
+        if not found:
+            whose = f"namespace {paths.namespace}" if endpoint is None else f"endpoint {endpoint}"
+            raise NotRunningError(
+                f"{whose} has no prefill queue", "there is one for a graph or an endpoint with prefill workers"
+            )
+        yield found
+
+
+async def _exists(queue: PrefillQueue) -> bool:
     try:
-        async with bus_of(paths, "queue") as bus:
-            yield PrefillQueue(bus, Subjects(paths.namespace))
-    except QueueAbsentError as error:
-        raise NotRunningError(error.cause, error.remedy) from error
+        await queue.length()
+    except QueueAbsentError:
+        return False
+    return True

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
     MigrationOrder,
-    MigrationReport,
     MigrationResult,
     RequestRow,
     RequestsAnswer,
-    RequestsQuestion,
 )
-from dynamo_local.core.names import Subjects, select_watcher, short_watcher
-from dynamo_local.supervisor.admin.connect import ask, bus_of
-from dynamo_local.supervisor.admin.status import Row, list_watchers
+from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
+from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.admin.frontends import Frontends, Scope, look
+from dynamo_local.supervisor.admin.scopes import shown_model
+from dynamo_local.supervisor.admin.status import Row
 from state.paths import StatePaths
 
-_ANSWER_WITHIN_S = 5.0
-_MIGRATED_WITHIN_S = 120.0
-_ALL = 2**31
+_K = TypeVar("_K")
 
-FRONTEND_ROLE = "frontend"
+_ALL = 2**31
 
 _ID = re.compile(r"(?:\d+_)?(?P<told>cmpl-.*(?=-\d+-)|(?!cmpl-).*)(?:-\d+)?-[0-9a-f]{8}")
 """A request id as vLLM's OpenAI server makes it. `told` is the part that the client knows; each choice and each prompt
@@ -42,6 +40,10 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     worker: str | None
+    endpoint: str = ""
+    """The endpoint that the request is for; empty for the graph's own model."""
+    revision: str = ""
+    """The revision of that endpoint, such as "chat@2"."""
     epoch: int
     prompt_tokens: int
     tokens: int
@@ -79,53 +81,36 @@ class MigrationLine(msgspec.Struct, frozen=True, kw_only=True):
     gap_steps: float | None
 
 
-@dataclass(frozen=True)
-class _Server:
-    """The bus of a running server, and its watchers."""
+async def list_requests(
+    paths: StatePaths, limit: int, worker: str | None = None, endpoint: str | None = None
+) -> RequestsView:
+    """List the `limit` oldest requests of each frontend, or of one worker or one endpoint among them.
 
-    bus: Bus
-    subjects: Subjects
-    rows: Sequence[Row]
-
-    @property
-    def frontends(self) -> list[tuple[str, str]]:
-        """Watcher and lease of each frontend."""
-        return [(row.watcher, row.lease) for row in self.rows if row.role == FRONTEND_ROLE and row.lease is not None]
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Watchers by lease."""
-        return {row.lease: row.watcher for row in self.rows if row.lease is not None}
-
-    async def requests(self, lease: str, limit: int) -> RequestsAnswer:
-        """Ask a frontend for its oldest requests. Raises BusError, DecodeError."""
-        subject, question = self.subjects.requests(lease), RequestsQuestion(limit)
-        return await ask(self.bus, self.names[lease], subject, question, RequestsAnswer, timeout_s=_ANSWER_WITHIN_S)
-
-    async def migrate(self, lease: str, order: MigrationOrder) -> tuple[MigrationResult, ...]:
-        """Have a frontend migrate requests of its own. Raises BusError, DecodeError."""
-        subject = self.subjects.requests(lease)
-        report = await ask(self.bus, self.names[lease], subject, order, MigrationReport, timeout_s=_MIGRATED_WITHIN_S)
-        return report.results
-
-
-async def list_requests(paths: StatePaths, limit: int, worker: str | None = None) -> RequestsView:
-    """List the `limit` oldest requests of each frontend, or of one worker among them.
-
-    Raises UsageError for what is no worker, NotRunningError, BusError.
+    Raises UsageError for what is no worker or no endpoint, NotRunningError, BusError.
     """
-    found = await list_watchers(paths)
-    workers = [row.watcher for row in found if row.role in ENGINE_ROLES]
-    only = None if worker is None else select_watcher(worker, workers)
-    async with bus_of(paths, "requests") as bus:
-        server = _Server(bus, Subjects(paths.namespace), found)
-        wanted = limit if only is None else _ALL
-        answers = [(watcher, await server.requests(lease, wanted)) for watcher, lease in server.frontends]
-    lines = tuple(_line(row, watcher, server.names) for watcher, answer in answers for row in answer.requests)
+    found, revisions = await look(paths, endpoint)
+    only = None if worker is None else worker_of(found, worker, ready=False, lease=False)
     if only is not None:
-        mine = tuple(line for line in lines if line.worker == only)
-        return RequestsView(requests=mine[:limit], left_out=len(mine[limit:]))
-    return RequestsView(requests=lines, left_out=sum(answer.left_out for _, answer in answers))
+        revisions = [revision for revision in revisions if revision == only.revision]
+    async with bus_of(paths, "requests") as bus:
+        server = Frontends(bus, paths.namespace, found, revisions)
+        answers = await server.requests(limit if only is None else _ALL)
+    views = (_of_frontend(lease, server.names, answers, only, limit) for lease in server.frontends)
+    lines, left_out = zip(*views, strict=True) if server.frontends else ((), ())
+    return RequestsView(requests=tuple(chain.from_iterable(lines)), left_out=sum(left_out))
+
+
+def _of_frontend(
+    lease: str, names: Mapping[str, str], answers: Mapping[Scope, RequestsAnswer], only: Row | None, limit: int
+) -> tuple[list[RequestLine], int]:
+    """The `limit` oldest requests of one frontend, and how many there are beside them."""
+    mine = {scope.revision: answer for scope, answer in answers.items() if scope.frontend == lease}
+    lines = [_line(row, lease, revision, names) for revision, answer in mine.items() for row in answer.requests]
+    wanted = sorted(
+        (line for line in lines if only is None or line.worker == only.watcher), key=lambda line: -line.age_s
+    )
+    beyond = 0 if only is not None else sum(answer.left_out for answer in mine.values())
+    return wanted[:limit], len(wanted[limit:]) + beyond
 
 
 async def migrate(
@@ -139,53 +124,69 @@ async def migrate(
     """Migrate one request, or all requests of the worker `source`.
 
     `request`: the id that its client knows, or the beginning of it. `source`, `destination`: watchers' names. `cold`:
-    without KV, which the destination then computes. Raises UsageError for what cannot be asked, NotRunningError,
-    BusError.
+    without KV, which the destination then computes. Raises UsageError for what cannot be asked, such as a destination
+    of another revision, NotRunningError, BusError.
     """
-    found = await list_watchers(paths)
-    to = None if destination is None else lease_of(found, destination, ready=True)
-    of = None if source is None else lease_of(found, source, ready=False)
+    found, revisions = await look(paths)
+    to = None if destination is None else worker_of(found, destination, ready=True)
+    of = None if source is None else worker_of(found, source, ready=False)
+    lease_to = None if to is None else to.lease
     async with bus_of(paths, "migrate") as bus:
-        server = _Server(bus, Subjects(paths.namespace), found)
-        orders = {lease: MigrationOrder((), of, to, cold) for _, lease in server.frontends}
+        server = Frontends(bus, paths.namespace, found, revisions)
+        orders: dict[Scope, MigrationOrder] = {}
+        if of is not None:
+            order = MigrationOrder((), of.lease, lease_to, cold)
+            orders = {Scope(lease, of.revision): order for lease in server.frontends}
         if request is not None:
-            owned = {lease: (await server.requests(lease, _ALL)).requests for _, lease in server.frontends}
-            orders = {lease: MigrationOrder(ids, None, to, cold) for lease, ids in meant_by(request, owned).items()}
-        results = await asyncio.gather(*(server.migrate(lease, order) for lease, order in orders.items()))
+            owned = {scope: answer.requests for scope, answer in (await server.requests(_ALL)).items()}
+            meant = meant_by(request, owned)
+            orders = {scope: MigrationOrder(ids, None, lease_to, cold) for scope, ids in meant.items()}
+        check_destination(to, {scope.revision for scope in orders})
+        results = await asyncio.gather(*(server.migrate(scope, order) for scope, order in orders.items()))
     return [_migration_line(result, server.names) for each in results for result in each]
 
 
-def lease_of(found: Sequence[Row], watcher: str, *, ready: bool) -> str:
-    """The lease of a worker, named as `select_watcher` takes it. `ready`: it must be ready to take requests. Pure.
-    Raises UsageError."""
+def check_destination(to: Row | None, revisions: Collection[str]) -> None:
+    """Raise UsageError if requests of these revisions cannot migrate to this worker, which serves another one. Pure."""
+    others = sorted(revision for revision in revisions if to is not None and revision != to.revision)
+    if to is not None and others:
+        raise UsageError(
+            f"{short_watcher(to.watcher)} serves {shown_model(to.revision)}, not {shown_model(others[0])}",
+            "a request migrates between workers of one revision only",
+        )
+
+
+def worker_of(found: Sequence[Row], watcher: str, *, ready: bool, lease: bool = True) -> Row:
+    """The worker of this name, as `select_watcher` takes it. `ready`: it must be ready to take requests; `lease`: it
+    must have a process. Pure. Raises UsageError."""
     workers = {row.watcher: row for row in found if row.role in ENGINE_ROLES}
     row = workers[select_watcher(watcher, workers)]
     if ready and row.role == PREFILL_ROLE:
         others = [short_watcher(name) for name, other in workers.items() if other.role in WORKER_ROLES]
         raise UsageError(f"{watcher} prefills, and decodes nothing", f"there are: {', '.join(others) or 'none'}")
-    if row.lease is None or (ready and row.state != "ready"):
+    if (lease and row.lease is None) or (ready and row.state != "ready"):
         raise UsageError(f"{watcher} is not ready but {row.state}", "wait until `dynamo ps` shows it ready")
-    return row.lease
+    return row
 
 
-def meant_by(request: str, owned: Mapping[str, Sequence[RequestRow]]) -> dict[str, tuple[str, ...]]:
+def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K, tuple[str, ...]]:
     """Select requests by the id that a client knows, or its beginning. Pure.
 
-    `owned`: the requests of each frontend, by its lease. Returns the ids of those selected, by lease. Raises UsageError
-    if there is none, or if they belong to several clients' requests.
+    `owned`: the requests by owner, a frontend and a revision. Returns the ids of those selected, by owner. Raises
+    UsageError if there is none, or if they belong to several clients' requests.
     """
     if not request:
         raise UsageError("no request is named", "`dynamo requests` shows those there are")
     meant = {
-        lease: tuple(row.request_id for row in rows if told_id(row.request_id).startswith(request))
-        for lease, rows in owned.items()
+        owner: tuple(row.request_id for row in rows if told_id(row.request_id).startswith(request))
+        for owner, rows in owned.items()
     }
     told = sorted({told_id(request_id) for ids in meant.values() for request_id in ids})
     if not told:
         raise UsageError(f"there is no request {request!r}", "`dynamo requests` shows those there are")
     if len(told) > 1:
         raise UsageError(f"{request!r} means {len(told)} requests", f"it may be {told[0]} or {told[1]}")
-    return {lease: ids for lease, ids in meant.items() if ids}
+    return {owner: ids for owner, ids in meant.items() if ids}
 
 
 def told_id(request_id: str) -> str:
@@ -194,17 +195,19 @@ def told_id(request_id: str) -> str:
     return request_id if match is None else match["told"]
 
 
-def _line(row: RequestRow, frontend: str, names: Mapping[str, str]) -> RequestLine:
+def _line(row: RequestRow, frontend: str, revision: str, names: Mapping[str, str]) -> RequestLine:
     return RequestLine(
         request=told_id(row.request_id),
         worker=_named(row.worker, names),
+        endpoint=endpoint_of(revision),
+        revision=revision,
         epoch=row.epoch,
         prompt_tokens=row.prompt_tokens,
         tokens=row.tokens,
         age_s=round(row.age_s, 3),
         moving_to=_named(row.destination, names),
         stays=row.stays,
-        frontend=frontend,
+        frontend=names[frontend],
         epoch_age_s=row.epoch_age_s,
         epoch_start=row.epoch_start,
         migrations=row.migrations,

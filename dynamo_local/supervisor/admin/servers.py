@@ -12,6 +12,8 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.messages.endpoints import Board
+from state.board import read_board
 from state.devices import DeviceKind
 from state.files import system_errors
 from state.locks import server_pid
@@ -70,11 +72,12 @@ def server_row(
     damage: str | None,
     record: ServerRecord | None,
     age: Age | None,
+    board: Board | None = None,
 ) -> ServerRow:
     """Put together what is known of one server. Pure.
 
     `pid`: of the process that holds the lock. `state`: the statefile; None if there is none, or it cannot be read, for
-    the reason in `damage`.
+    the reason in `damage`. `board`: None without endpoints.
     """
     if not running:
         remedy = f"`dynamo stop --namespace {namespace}` removes what it left"
@@ -85,14 +88,23 @@ def server_row(
         state=_phase(state, damage, record),
         pid=state.owner.pid if state is not None else pid or None,
         url=record.url if record is not None else None,
-        models=record.models if record is not None else (),
+        models=served_models(record, board),
         workers=None if state is None else sum(component.role in ENGINE_ROLES for component in held),
-        devices=None if state is None else tuple(sorted(device for each in held for device in each.devices)),
+        devices=None if state is None else tuple(sorted({device for each in held for device in each.devices})),
         device_kind=None if state is None else state.device_kind,
         since=age.since if age is not None else None,
         age_s=age.age_s if age is not None else None,
         note=damage or "",
     )
+
+
+def served_models(record: ServerRecord | None, board: Board | None) -> tuple[str, ...]:
+    """The names that requests may give: those of the server's own model, of endpoints, and of their adapters. Pure."""
+    names = list(record.models) if record is not None else []
+    for each in board.revisions if board is not None else ():
+        if each.takes_requests:
+            names += [*each.served_names, *(adapter.name for adapter in each.adapters)]
+    return tuple(dict.fromkeys(names))
 
 
 def _phase(state: State | None, damage: str | None, record: ServerRecord | None) -> str:
@@ -113,6 +125,7 @@ def _look(paths: StatePaths) -> ServerRow:
         damage=damage,
         record=read_record(paths),
         age=_age(pid) if pid else None,
+        board=read_board(paths),
     )
 
 

@@ -12,7 +12,15 @@ from dynamo_local.bus.probing import probe, speaks_plainly
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import TTL_S, Change
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.names import BUS_SERVICE, FORKSERVER_SERVICE, MACHINERY, Subjects, parse_watcher
+from dynamo_local.core.names import (
+    BUS_SERVICE,
+    FORKSERVER_SERVICE,
+    MACHINERY,
+    Subjects,
+    endpoint_of,
+    parse_revision,
+    parse_watcher,
+)
 from dynamo_local.supervisor.admin.connect import address_of, bus_of, state_of
 from dynamo_local.supervisor.circus.client import ACTIVE, CircusClient
 from dynamo_local.supervisor.server.blueprint import Blueprint
@@ -40,8 +48,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     watcher: str
     component: str
     role: str
+    endpoint: str = ""
+    """The endpoint that the process works for; empty for the graph's own processes."""
+    revision: str = ""
+    """The revision of that endpoint, such as "chat@2"."""
     pid: int | None
     devices: tuple[int, ...]
+    share: float = 1.0
+    """The part of its one device that the watcher has; 1 for devices that it holds whole."""
     state: str
     detail: str = ""
     lease: str | None = None
@@ -53,17 +67,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_watchers(paths: StatePaths) -> list[Row]:
-    """List all watchers of a running server, in the statefile's order. Raises as `state_of`."""
+    """List all watchers of a running server: the graph's own, then those of each endpoint, in the statefile's order.
+
+    Raises as `state_of`.
+    """
     state = await state_of(paths)
     async with CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S) as circus:
         statuses = await circus.statuses()
         pids = {name: await circus.pids(name) for name in statuses}
     expected = [name for name, status in statuses.items() if status == ACTIVE]
     present, reachable = await presences(paths, expected)
-    return [
+    rows = [
         row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
         for name, component in state.components.items()
     ]
+    return sorted(rows, key=_by_endpoint)
 
 
 async def devices_of_others(paths: StatePaths) -> list[str]:
@@ -79,6 +97,10 @@ async def devices_of_others(paths: StatePaths) -> list[str]:
         return []
 
 
+def _by_endpoint(row: Row) -> tuple[str, int]:
+    return (row.endpoint, parse_revision(row.revision).number) if row.revision else ("", 0)
+
+
 def row(
     component: Component,
     status: str | None,
@@ -87,6 +109,7 @@ def row(
     reachable: bool,
 ) -> Row:
     """Put together what is known of one watcher. `status` and `pids` are circus's; `reachable`: the bus answers."""
+    revision = component.watcher.revision
     # A forked process registers its own pid in the statefile; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
     engine = presence.engine if presence is not None else None
@@ -95,8 +118,11 @@ def row(
         watcher=component.watcher_name,
         component=component.component,
         role=component.role,
+        endpoint=endpoint_of(revision),
+        revision=revision,
         pid=pid,
         devices=component.devices,
+        share=component.resources.share,
         state=health,
         detail=detail,
         lease=component.lease,
@@ -161,7 +187,7 @@ async def _presences_by_client(paths: StatePaths, awaited: Set[str]) -> dict[str
             complete.set()
 
     async with bus_of(paths, "ps") as bus:
-        watch = FleetWatch(bus, Subjects(paths.namespace))
+        watch = FleetWatch(bus, Subjects(paths.namespace), everywhere=True)
         watch.subscribe(on_change)
         await watch.start()
         with suppress(TimeoutError):

@@ -14,6 +14,7 @@ from state.namespaces import find_servers
 from state.paths import StatePaths
 from state.processes import ProcFs, alive
 from state.reconcile import clear_leftovers, leftovers
+from state.registry import forget, has_registry
 from state.remains import has_segments
 from state.store import StateStore
 
@@ -22,8 +23,8 @@ _REPORT_EVERY_S = 5.0
 _LOCKED_WITHIN_S = 3.0
 
 
-def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
-    """End the server, or remove what a crashed one has left.
+def stop(paths: StatePaths, timeout_s: float, report: Report, *, forget_endpoints: bool = False) -> None:
+    """End the server, or remove what a crashed one has left; and drop the endpoints if told to.
 
     Raises NotRunningError when there is neither, SupervisorError when the server still runs after `timeout_s`.
     """
@@ -31,7 +32,7 @@ def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
     if pid is None and _processes_left(paths):
         pid = _await_lock(paths)
     if pid is None:
-        _clear(paths, report)
+        _clear(paths, report, forget_endpoints=forget_endpoints)
         return
     if pid == 0 or not _is_owner(paths, pid):
         raise SupervisorError(f"the server in namespace {paths.namespace} is only starting", "try again in a moment")
@@ -40,6 +41,9 @@ def stop(paths: StatePaths, timeout_s: float, report: Report) -> None:
         os.kill(pid, signal.SIGTERM)
     _await_end(paths, pid, timeout_s, report)
     report.step("stopped")
+    if forget_endpoints:
+        with ServerLock(paths) as lock:
+            _forget(lock, report)
 
 
 def _processes_left(paths: StatePaths) -> bool:
@@ -88,8 +92,21 @@ def _remaining(paths: StatePaths) -> list[str]:
     return [c.watcher_name for c in components if c.pid is not None]
 
 
-def _clear(paths: StatePaths, report: Report) -> None:
+def _forget(lock: ServerLock, report: Report) -> bool:
+    """Drop the endpoints. Returns whether there were any files of them."""
+    found = forget(lock)
+    report.step("dropped the endpoints" if found else "there were no endpoints to drop")
+    return found
+
+
+def _clear(paths: StatePaths, report: Report, *, forget_endpoints: bool) -> None:
     notes: tuple[str, ...] = ()
+    if forget_endpoints and has_registry(paths):
+        with ServerLock(paths) as lock:
+            for note in clear_leftovers(lock):
+                report.step(note)
+            _forget(lock, report)
+        return
     if paths.root.exists() or _processes_left(paths) or has_segments(paths):
         with ServerLock(paths) as lock:
             notes = clear_leftovers(lock)

@@ -18,6 +18,7 @@ from typing import Protocol
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.process.groups import kill_group, members
 from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.templates import ENDPOINT_WORKERS
 from state.processes import start_time
 
 _LOOK_EVERY_S = 0.05
@@ -91,11 +92,13 @@ class Drain:
 
 
 def waves(watchers: Iterable[str], order: Sequence[Collection[str]]) -> list[list[str]]:
-    """Group watchers that stop at the same time, in stop order. Services that `order` does not name stop first."""
+    """Group watchers that stop at the same time, in stop order. Services that `order` does not name stop first;
+    ENDPOINT_WORKERS in it stands for the workers of all endpoints."""
     rank = {service: place for place, services in enumerate(order) for service in services}
     groups: dict[int, list[str]] = {}
     for name in sorted(watchers):
-        groups.setdefault(rank.get(parse_watcher(name).service, -1), []).append(name)
+        watcher = parse_watcher(name)
+        groups.setdefault(rank.get(ENDPOINT_WORKERS if watcher.revision else watcher.service, -1), []).append(name)
     return [groups[place] for place in sorted(groups)]
 
 

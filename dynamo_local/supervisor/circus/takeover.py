@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.circus.adopted import stands_in
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
@@ -47,36 +46,39 @@ def plan_takeover(state: State, running: Mapping[str, Process]) -> TakeoverPlan:
 
 @dataclass(frozen=True)
 class CircusTakeover:
-    """Makes takeovers of one server. `machinery`: plans of watchers that are no service of the graph."""
+    """Makes takeovers of one server. `blueprint`: gives the blueprint as it is now. `machinery`: plans of watchers that
+    are no service of the graph."""
 
     store: StateStore
-    blueprint: Blueprint
+    blueprint: Callable[[], Blueprint]
     specs: WatcherSpecs
     machinery: Mapping[str, WatcherPlan]
 
     async def take_over(self, circus: CircusClient, circusd_pid: int) -> str:
         """Tell the circusd of that pid of all watchers. The restarter starts idle ones. Returns a summary in words."""
         state = await asyncio.to_thread(self.store.read)
+        # After the state: the templates of an endpoint's revision precede its claims, and outlast its processes.
+        blueprint = await asyncio.to_thread(self.blueprint)
         found = plan_takeover(state, await Orphans(self.specs.paths).look())
         await self._end(found.strays)
         for name, process in found.adopted.items():
-            await circus.add(self.specs.adopting(self._plan(state.components[name]), process, circusd_pid))
+            await circus.add(self.specs.adopting(self._plan(blueprint, state.components[name]), process, circusd_pid))
         dead = [name for name, process in found.adopted.items() if not await _is_followed(circus, name, process)]
         for name in dead:
             # Otherwise its next process would run before the restarter has seen the end of this one.
             await circus.remove(name)
         idle = (*found.idle, *dead)
         for name in idle:
-            await circus.register(self.specs.of(self._plan(state.components[name])))
+            await circus.register(self.specs.of(self._plan(blueprint, state.components[name])))
         running = len(found.adopted) - len(dead)
         return f"{_counted(running)}{_without(idle)}"
 
-    def _plan(self, component: Component) -> WatcherPlan:
+    def _plan(self, blueprint: Blueprint, component: Component) -> WatcherPlan:
         name = component.watcher_name
         if name in self.machinery:
             return self.machinery[name]
-        template = self.blueprint.template(parse_watcher(name).service)
-        return plan_watcher(template, component.watcher, self.blueprint.inventory, component.devices)
+        template = blueprint.template(component.component, component.watcher.revision)
+        return plan_watcher(template, component.watcher, blueprint.inventory, component.devices)
 
     async def _end(self, strays: Iterable[Process]) -> None:
         await asyncio.to_thread(ProcFs().end, tuple(strays), 0.0, _KILL_S)

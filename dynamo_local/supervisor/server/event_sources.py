@@ -20,7 +20,7 @@ from dynamo_local.supervisor.admin.requests import told_id
 from dynamo_local.supervisor.server.event_log import EventLog
 from dynamo_local.supervisor.server.report import Report
 from state.devices import noun
-from state.model import State
+from state.model import Resources, State
 from state.paths import StatePaths
 
 Record = Callable[[Event], None]
@@ -115,23 +115,25 @@ class DeviceEvents:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._claimed: dict[str, tuple[int, ...]] = {}
+        self._claimed: dict[str, Resources] = {}
 
     def on_state(self, state: State) -> None:
         """Compare the claims with those of the previous call."""
-        claimed = {name: component.devices for name, component in state.components.items() if component.devices}
+        claimed = {name: component.resources for name, component in state.components.items() if component.devices}
         for name in sorted(self._claimed.keys() | claimed.keys()):
-            before, after = self._claimed.get(name, ()), claimed.get(name, ())
-            if before != after and before:
+            before, after = self._claimed.get(name), claimed.get(name)
+            if before != after and before is not None:
                 self._record(_devices(state, name, "freed", before))
-            if before != after and after:
+            if before != after and after is not None:
                 self._record(_devices(state, name, "claimed", after))
         self._claimed = claimed
 
 
-def _devices(state: State, watcher: str, what: str, devices: tuple[int, ...]) -> Event:
+def _devices(state: State, watcher: str, what: str, held: Resources) -> Event:
+    devices = held.allocated_gpus or ()
+    part = "" if held.share == 1 else f"{held.share:g} of "
     named = f"{noun(state.device_kind, len(devices))} {', '.join(map(str, devices))}"
-    return Event("device", f"{what} {named}", watcher=watcher, devices=devices)
+    return Event("device", f"{what} {part}{named}", watcher=watcher, devices=devices)
 
 
 def _of(presence: Presence, kind: str, what: str, why: str = "") -> Event:

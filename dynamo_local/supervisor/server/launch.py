@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,15 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.endpoints.adapters import check_adapters, most_rank
+from dynamo_local.core.endpoints.devices import check_devices
+from dynamo_local.core.endpoints.registry import Registry, ordered
+from dynamo_local.core.endpoints.served import check_names
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.shares import summed
+from dynamo_local.model.adapter import check_adapter
 from dynamo_local.model.named.names import NAMES, NamedModel
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.flags import Flag
@@ -22,9 +30,10 @@ from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.server.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.plan import HttpAddress, plan_forkserver, plan_services, service_templates
 from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
-from state.devices import Inventory, cpu_slots
+from state.devices import Inventory, cpu_slots, noun
 from state.inventory import probe
 from state.paths import StatePaths
+from state.registry import read_registry
 
 NATS_SERVER_ENV = "NATS_SERVER"
 """Address of the NATS server to use instead of starting one; --nats-url takes precedence."""
@@ -56,14 +65,22 @@ class ServeRequest:
     """Whether services may be forked from a fork server (process/forkserver)."""
     flags: tuple[Flag, ...] = ()
     """Options that name no service, such as "--max-model-len"."""
+    endpoints: tuple[EndpointSpec, ...] = ()
+    """Endpoints to create, or to update if they exist."""
+    forget: bool = False
+    """Whether the endpoints that were ordered earlier are dropped."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen where the user gives nothing: by service, and the number of CPU slots (None: as it is)."""
+    """What was chosen where the user gives nothing: by service, and the number of CPU slots (None: as it is).
+
+    `engine_bytes`: what each engine takes of the machine's memory at most; None on GPUs, and where it is not known.
+    """
 
     sections: Mapping[str, Section] = field(default_factory=lambda: MappingProxyType({}))
     slots: int | None = None
+    engine_bytes: int | None = None
 
 
 Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]
@@ -73,7 +90,7 @@ Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]
 @dataclass(frozen=True)
 class Launch:
     """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
-    to use; None if the server is to start its own."""
+    to use; None if the server is to start its own. `endpoints` and `forget`: as in the request."""
 
     graph: ResolvedGraph
     inventory: Inventory
@@ -83,6 +100,8 @@ class Launch:
     templates: tuple[ServiceTemplate, ...]
     services: tuple[WatcherPlan, ...]
     forkserver: WatcherPlan | None = None
+    endpoints: tuple[EndpointSpec, ...] = ()
+    forget: bool = False
 
     @property
     def importing(self) -> dict[str, str]:
@@ -112,6 +131,7 @@ def prepare(
     graph = load_graph(request.target)
     resolved = _resolve(graph, request)
     paths = StatePaths.of(resolved.namespace, environ)
+    registry = registry_of(paths, request.endpoints, forget=request.forget)
     inventory = probe(request.cpu_slots, environ)
     # Planned before a model is made or fetched, which takes time: this may fail.
     templates = service_templates(resolved, paths.root, http)
@@ -122,13 +142,66 @@ def prepare(
         inventory = divided(inventory, chosen.slots)
         templates = service_templates(resolved, paths.root, http)
         services = plan_services(resolved.namespace, templates, inventory)
+    check_endpoints(request.endpoints, registry, resolved, inventory, templates)
     if named_models is not None:
         resolved = with_named_models(graph, resolved, named_models)
     if obtain is not None:
         resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
     forkserver = plan_forkserver(resolved, inventory, paths.root)
     bus = external_bus(request.nats_url, environ)
-    return Launch(resolved, inventory, paths, bus, http, templates, services, forkserver)
+    return Launch(
+        *(resolved, inventory, paths, bus, http, templates, services, forkserver), request.endpoints, request.forget
+    )
+
+
+def registry_of(paths: StatePaths, endpoints: tuple[EndpointSpec, ...], *, forget: bool, now: float = 0.0) -> Registry:
+    """The endpoints that a server of the namespace would serve: those of the registry, and these. Writes nothing.
+
+    Raises StateError if the registry cannot be read, UsageError if the two contradict each other.
+    """
+    return ordered(Registry() if forget else read_registry(paths), endpoints, now)
+
+
+def check_endpoints(
+    endpoints: Sequence[EndpointSpec],
+    registry: Registry,
+    graph: ResolvedGraph,
+    inventory: Inventory,
+    templates: Sequence[ServiceTemplate],
+) -> None:
+    """Raise UsageError if an endpoint that is to be created or updated has a name of others, needs devices that there
+    are not, beside the others that are and the workers of the graph, or is an adapter that its base cannot serve.
+
+    Endpoints that were ordered earlier are not refused: the machine may have changed, and they wait for devices then.
+    """
+    specs = [entry.spec for entry in registry.entries.values()]
+    total = len(inventory.devices) - own_devices(templates)
+    for spec in endpoints:
+        others = [other for other in specs if other.name != spec.name]
+        check_names(spec, others, own_names(graph))
+        check_devices(spec, (other for other in others if other in endpoints), total, noun(inventory.kind, 2))
+        check_adapter_on(spec, others, inventory)
+
+
+def check_adapter_on(spec: EndpointSpec, others: Sequence[EndpointSpec], inventory: Inventory) -> None:
+    """Raise UsageError if an endpoint is an adapter that cannot be served, or the base of one."""
+    check_adapters(spec, others, on_cpu=inventory.kind == "cpu-slot")
+    base = next((other for other in others if other.name == spec.adapter_of), None)
+    if base is not None and base.engine == "vllm":
+        check_adapter(spec.name, Path(spec.model).expanduser(), most_rank(base))
+
+
+def own_devices(templates: Iterable[ServiceTemplate]) -> float:
+    """Devices, or shares of them, that the graph's own workers have at the start."""
+    return summed(one.device_count * one.workers for one in templates if one.role in ENGINE_ROLES)
+
+
+def own_names(graph: ResolvedGraph) -> frozenset[str]:
+    """Names under which the graph's own workers serve a model; none in a graph without workers."""
+    if not any(service.role in ENGINE_ROLES for service in graph.services):
+        return frozenset()
+    config = graph.root.config
+    return frozenset(map(str, config.get(_SERVED_NAME) or filter(None, [config.get(_MODEL)])))
 
 
 def _resolve(graph: Graph, request: ServeRequest, chosen: Mapping[str, Section] | None = None) -> ResolvedGraph:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError, NotRunningError
-from dynamo_local.core.names import MACHINERY, parse_watcher, short_watcher
+from dynamo_local.core.names import MACHINERY, Watcher, endpoint_of, parse_watcher, short_watcher
 from state.files import system_errors
 
 MAX_BYTES = 20 * 1024 * 1024
@@ -103,17 +103,29 @@ def last_error(lines: Iterable[str]) -> str | None:
 
 
 def select(directory: Path, selector: str | None) -> tuple[str, ...]:
-    """Names of the logs that `selector` selects: a service's, a watcher's, circusd's, or (None) those of all services.
+    """Names of the logs that `selector` selects: a service's, a watcher's, those of the workers of an endpoint or of
+    one of its revisions, circusd's, or (None) those of all services.
 
     Raises NotRunningError, which names the logs there are, if there is none.
     """
-    services = {name: service for name in _names(directory) if (service := _service(name)) is not None}
+    watchers = _watchers(directory)
     if selector is None:
-        return tuple(name for name, service in services.items() if service not in {CIRCUSD_LOG, *MACHINERY})
-    chosen = tuple(name for name, service in services.items() if selector in (name, service, short_watcher(name)))
+        return tuple(name for name, watcher in watchers.items() if watcher.service not in {CIRCUSD_LOG, *MACHINERY})
+    chosen = tuple(name for name, watcher in watchers.items() if selector in _selectors(name, watcher))
     if not chosen:
-        listed = ", ".join(map(short_watcher, services)) or "none"
+        listed = ", ".join(map(short_watcher, watchers)) or "none"
         raise NotRunningError(f"no log of {selector!r}", f"there are: {listed}")
+    return chosen
+
+
+def select_of_endpoint(directory: Path, endpoint: str) -> tuple[str, ...]:
+    """Names of the logs of an endpoint's workers, of all its revisions. Raises NotRunningError if there is none."""
+    watchers = _watchers(directory).items()
+    chosen = tuple(name for name, watcher in watchers if endpoint_of(watcher.revision) == endpoint)
+    if not chosen:
+        raise NotRunningError(
+            f"there is no log of a worker of endpoint {endpoint!r}", "see `dynamo endpoint list` and `dynamo events`"
+        )
     return chosen
 
 
@@ -121,13 +133,25 @@ def _names(directory: Path) -> list[str]:
     return sorted(path.name.removesuffix(_SUFFIX) for path in directory.glob(f"*{_SUFFIX}"))
 
 
-def _service(name: str) -> str | None:
+def _watchers(directory: Path) -> dict[str, Watcher]:
+    """The logs in a folder by name, each with its watcher."""
+    return {name: watcher for name in _names(directory) if (watcher := _watcher(name)) is not None}
+
+
+def _watcher(name: str) -> Watcher | None:
+    """The watcher of a log; one of no namespace for circusd's."""
     if name == CIRCUSD_LOG:
-        return name
+        return Watcher("", CIRCUSD_LOG)
     try:
-        return parse_watcher(name).service
+        return parse_watcher(name)
     except ConfigError:
         return None  # not a log of ours
+
+
+def _selectors(name: str, watcher: Watcher) -> set[str]:
+    """What selects the log of a watcher."""
+    endpoint = {watcher.revision, endpoint_of(watcher.revision)} - {""}
+    return {name, watcher.service, short_watcher(name), *endpoint}
 
 
 @dataclass

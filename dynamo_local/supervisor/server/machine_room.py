@@ -1,4 +1,5 @@
-"""Checks, before a server starts, that the machine has room for it: disk, shared memory, open files, processes."""
+"""Checks, before a server or more of its workers start, that the machine has room for them: disk, memory, shared
+memory, open files, processes."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
+from dynamo_local.core.sizing.machine import counted, size
 from dynamo_local.supervisor.server.templates import ServiceTemplate
 from state.devices import DeviceKind
 from state.files import free_bytes, nearest
+from state.memory import machine_memory
 from state.paths import STATE_DIR_VARIABLE
 from state.processes import pids_of_user, task_count
 from state.remains import SHARED_MEMORY
@@ -37,10 +42,13 @@ TASKS_OF_MOCKER = 4
 
 @dataclass(frozen=True)
 class Needs:
-    """`shared_bytes`: of /dev/shm; None if no process uses it. `tasks`: processes and threads."""
+    """`shared_bytes`: of /dev/shm; None if no process uses it. `tasks`: processes and threads. `memory`: bytes that
+    engines take on CPUs; None if that is not known, or on GPUs. `who`: needs all this."""
 
     shared_bytes: int | None
     tasks: int
+    memory: int | None = None
+    who: str = "a server"
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Room:
     """The room that a machine has. None: not limited, or not known.
 
     `root`: the state folder. `is_writable`: whether it can be made and written. `open_files`: that a process may have.
-    `tasks_limit` and `tasks`: processes and threads that this user may have, and has.
+    `tasks_limit` and `tasks`: processes and threads that this user may have, and has. `memory`: bytes that are free, or
+    can be freed at once.
     """
 
     root: Path
@@ -59,6 +68,7 @@ class Room:
     open_files: int | None
     tasks_limit: int | None
     tasks: int
+    memory: int | None = None
 
 
 def check_room(root: Path, templates: Sequence[ServiceTemplate] = (), kind: DeviceKind = "cpu-slot") -> None:
@@ -67,6 +77,25 @@ def check_room(root: Path, templates: Sequence[ServiceTemplate] = (), kind: Devi
     `root`: the state folder, which need not exist yet. `kind`: of the devices.
     """
     require(needs_of(templates, kind), room_of(root))
+
+
+def check_room_for_workers(
+    root: Path, template: ServiceTemplate, number: int, kind: DeviceKind, engine_bytes: int | None
+) -> None:
+    """Raise UsageError, with figures, if the machine has no room for so many more workers of a running server.
+
+    `engine_bytes`: what each takes of the machine's memory, as `launch.Chosen` has it.
+    """
+    require(needs_of_workers(template, number, kind, engine_bytes), room_of(root))
+
+
+def needs_of_workers(
+    template: ServiceTemplate, number: int, kind: DeviceKind, engine_bytes: int | None = None
+) -> Needs:
+    """The needs of so many more workers of a running server. Pure."""
+    first = needs_of([msgspec.structs.replace(template, workers=number)], kind)
+    memory = None if engine_bytes is None or template.virtual else number * engine_bytes
+    return Needs(first.shared_bytes, first.tasks - TASKS_OF_SERVER, memory, counted(number, "more worker"))
 
 
 def needs_of(templates: Sequence[ServiceTemplate], kind: DeviceKind) -> Needs:
@@ -91,9 +120,10 @@ def require(needs: Needs, room: Room) -> None:
     if room.tasks_limit is not None and room.tasks_limit - room.tasks < needs.tasks:
         raise UsageError(
             f"this user may have {room.tasks_limit} processes and threads (ulimit -u) and has {room.tasks}; "
-            f"a server needs {needs.tasks} more",
+            f"{needs.who} {_needs(needs)} {needs.tasks} more",
             "raise the limit, or end processes",
         )
+    _require_memory(needs, room)
 
 
 def room_of(root: Path) -> Room:
@@ -101,6 +131,7 @@ def room_of(root: Path) -> Room:
     folder = nearest(root)
     shared_is_writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
     tasks_limit = _task_limit()
+    memory = machine_memory()
     return Room(
         root,
         folder.is_dir() and os.access(folder, os.W_OK | os.X_OK),
@@ -110,6 +141,7 @@ def room_of(root: Path) -> Room:
         _limit(resource.RLIMIT_NOFILE),
         tasks_limit,
         0 if tasks_limit is None else _tasks_of_user(),
+        None if memory is None else memory.free,
     )
 
 
@@ -123,6 +155,18 @@ def _require_state(room: Room) -> None:
             f"{_shown(STATE_BYTES)}",
             f"free some room, or {elsewhere} on another disk",
         )
+
+
+def _require_memory(needs: Needs, room: Room) -> None:
+    if needs.memory is not None and room.memory is not None and room.memory < needs.memory:
+        raise UsageError(
+            f"{size(room.memory)} of memory is free, and {needs.who} {_needs(needs)} {size(needs.memory)}",
+            "end other programs, start fewer workers, or give them a smaller KV cache (--kv-cache-memory-bytes)",
+        )
+
+
+def _needs(needs: Needs) -> str:
+    return "need" if needs.who.endswith("s") else "needs"
 
 
 def _require_shared_memory(needs: Needs, room: Room) -> None:

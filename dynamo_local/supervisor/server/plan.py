@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import (
     BUS_SERVICE,
     FORKSERVER_SERVICE,
@@ -18,9 +21,10 @@ from dynamo_local.core.names import (
     WATCHER_ENV,
     Watcher,
 )
+from dynamo_local.core.shares import devices_of, share_of, summed
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
-from state.devices import DEVICES_VARIABLE, Inventory, allocate, environment_for, threads_for
+from dynamo_local.supervisor.server.templates import ENDPOINT_WORKERS, ServiceTemplate, WatcherPlan
+from state.devices import DEVICES_VARIABLE, SHARE_VARIABLE, Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE
 
 BUS_ROLE = "bus"
@@ -45,17 +49,18 @@ def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress)
     cannot exist side by side."""
     _check_names(graph.services)
     _check_root(graph.root)
+    return tuple(_template(graph, service, state_root, http) for service in graph.services)
+
+
+def revision_templates(graph: ResolvedGraph, revision: str, state_root: Path) -> tuple[ServiceTemplate, ...]:
+    """Make the templates of an endpoint's revision, from its graph: those of its workers. Its other services are never
+    started: frontend, router and planner are the server's own. Raises ConfigError as `service_templates`."""
+    _check_names(graph.services)
     return tuple(
-        ServiceTemplate(
-            service.name,
-            service.role,
-            _command(graph, service),
-            _settings(graph, service, state_root, http),
-            service.gpu,
-            service.workers,
-            service.virtual,
-        )
+        msgspec.structs.replace(template, revision=revision)
         for service in graph.services
+        if service.role in ENGINE_ROLES
+        for template in (_template(graph, service, state_root, None),)
     )
 
 
@@ -68,17 +73,22 @@ def plan_services(
     """Plan the watchers that the services have at start-up, in start order.
 
     Devices are given out in that order, lowest ids first, without those in `elsewhere`, which others on the machine
-    hold. Raises DeviceError when there are too few.
+    hold; then shares of devices, the largest first, which leaves the least over. Raises DeviceError when there are too
+    few.
     """
-    plans: list[WatcherPlan] = []
-    taken: set[int] = set()
-    for template in templates:
+    taken: dict[int, float] = {}
+    found: dict[Watcher, tuple[int, ...]] = {}
+    # Not all workers first and then their devices: somebody may ask for more than a list can have.
+    for template in sorted(templates, key=lambda one: -one.share):
         for index in range(template.workers):
             others = {} if template.virtual else elsewhere
-            devices = allocate(inventory, taken, template.devices, _label(template, index), others)
-            taken.update(devices)
-            plans.append(plan_watcher(template, Watcher(namespace, template.service, index), inventory, devices))
-    return tuple(plans)
+            label = _label(template, index)
+            devices = allocate(inventory, taken, template.devices, label, others, template.share)
+            taken |= {device_id: summed([taken.get(device_id, 0), template.share]) for device_id in devices}
+            found[template.watcher(namespace, index)] = devices
+    first = [(template, index) for template in templates for index in range(template.workers)]
+    watchers = ((template, template.watcher(namespace, index)) for template, index in first)
+    return tuple(plan_watcher(template, watcher, inventory, found[watcher]) for template, watcher in watchers)
 
 
 def plan_watcher(
@@ -87,9 +97,11 @@ def plan_watcher(
     """Plan one process of the service, on these devices."""
     held = environment_for(inventory, devices)
     # Set even if empty: the server's own environment may name devices, if a process that has some started it.
+    held[SHARE_VARIABLE] = "" if template.share == 1 else f"{template.share:g}"
     held[DEVICES_VARIABLE] = "" if template.virtual else ",".join(inventory.machine_names(devices))
-    environment = threads_for(inventory, devices) | template.environment | held | {WATCHER_ENV: str(watcher)}
-    return WatcherPlan(watcher, template.role, template.argv, environment, devices)
+    threads = threads_for(inventory, devices, template.share)
+    environment = threads | template.environment | held | {WATCHER_ENV: str(watcher)}
+    return WatcherPlan(watcher, template.role, template.argv, environment, devices, template.share)
 
 
 def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> WatcherPlan:
@@ -118,19 +130,37 @@ def plan_forkserver(graph: ResolvedGraph, inventory: Inventory, state_root: Path
 
 def stop_order(graph: ResolvedGraph) -> tuple[frozenset[str], ...]:
     """Services in stop order, grouped by those that stop at the same time: the root first, then each service once
-    nothing that depends on it is left, the fork server and NATS last."""
+    nothing that depends on it is left, the fork server and NATS last. The workers of endpoints stop after the root."""
     order: list[frozenset[str]] = []
     left = {service.name: service.depends_on for service in graph.services}
     while left:
         free = frozenset(left) - {name for names in left.values() for name in names}
         order.append(free)
         left = {name: names for name, names in left.items() if name not in free}
-    return (*order, frozenset({FORKSERVER_SERVICE}), frozenset({BUS_SERVICE}))
+    root, *others = order
+    return (root, frozenset({ENDPOINT_WORKERS}), *others, frozenset({FORKSERVER_SERVICE}), frozenset({BUS_SERVICE}))
 
 
-def _settings(graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress) -> dict[str, str]:
+def _template(
+    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None
+) -> ServiceTemplate:
+    return ServiceTemplate(
+        service.name,
+        service.role,
+        _command(graph, service),
+        _settings(graph, service, state_root, http),
+        devices_of(service.gpu),
+        service.workers,
+        service.virtual,
+        share=share_of(service.gpu),
+    )
+
+
+def _settings(
+    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None
+) -> dict[str, str]:
     settings = service.envs | _marks(graph.namespace, state_root)
-    if service.name == graph.root.name:
+    if http is not None and service.name == graph.root.name:
         settings |= {HTTP_HOST_ENV: http.host, HTTP_PORT_ENV: str(http.port)}
     return settings
 

@@ -100,6 +100,11 @@ class Progress:
         """The names of the models that workers serve, sorted."""
         return tuple(sorted({presence.engine.model for presence in self._workers() if presence.engine is not None}))
 
+    def tasks(self) -> tuple[str, ...]:
+        """What the workers' engines can be asked for, sorted."""
+        engines = [presence.engine for presence in self._workers() if presence.engine is not None]
+        return tuple(sorted({task for engine in engines for task in engine.tasks}))
+
     def summary(self) -> str:
         """The model that is served and the number of workers, in words."""
         workers, models = self._workers(), self.models()

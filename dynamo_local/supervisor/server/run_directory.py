@@ -12,6 +12,7 @@ from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server import logs
+from dynamo_local.supervisor.server.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.nats_server import NatsServer
 from dynamo_local.supervisor.server.private_files import write_private
@@ -67,7 +68,8 @@ class RunDirectory:
             self._environment(),
         )
         for plan in plans:
-            state = claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices)
+            cmd = shlex.join(plan.argv)
+            state = claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, share=plan.share)
         await asyncio.to_thread(self._store.create, state)
         stack.push_async_callback(self._unless_replaced, self._store.remove)
         stack.push_async_callback(self._unless_replaced, self._end_survivors)
@@ -79,9 +81,9 @@ class RunDirectory:
         except StateError as error:
             self._report.step(f"`dynamo ls` does not show that this server is {record.phase}: {error}")
 
-    async def forbid_changes(self) -> None:
+    async def forbid_changes(self, blueprint: BlueprintFile) -> None:
         """Have nobody add or remove workers any more: the server is about to stop."""
-        await self._unless_replaced(lambda: self._paths.blueprint_file.unlink(missing_ok=True))
+        await self._unless_replaced(blueprint.end)
 
     def _environment(self) -> dict[str, str]:
         own = {

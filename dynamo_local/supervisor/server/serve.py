@@ -6,27 +6,31 @@ import asyncio
 import signal
 
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.server.server import Server, ServerSettings, StopRequest
+from dynamo_local.supervisor.server.server import Server
+from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
 from state.locks import ServerLock
 from state.reconcile import clear_leftovers
+from state.registry import forget
 
 _BUS_DEADLINE_S = 5.0
 
 
-def serve(launch: Launch, settings: ServerSettings, report: Report) -> None:
+def serve(launch: Launch, settings: ServerSettings, report: Report, controller: Controller | None = None) -> None:
     """Serve until a signal comes. The first signal stops the server in order, the next one cuts every wait short.
 
-    Raises NamespaceBusyError when a server runs in the namespace, SupervisorError when services cannot be
-    started or kept, KeyboardInterrupt if Ctrl-C has ended the server before it was ready.
+    `controller`: runs within the server (server/controlled.py). Raises NamespaceBusyError when a server runs in the
+    namespace, SupervisorError when services cannot be started or kept, KeyboardInterrupt if Ctrl-C has ended the server
+    before it was ready.
     """
-    if asyncio.run(_serve(launch, settings, report)):
+    if asyncio.run(_serve(launch, settings, report, controller)):
         raise KeyboardInterrupt
 
 
-async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> bool:
+async def _serve(launch: Launch, settings: ServerSettings, report: Report, controller: Controller | None) -> bool:
     """Returns whether Ctrl-C has ended the server before it was ready."""
     stop = StopRequest()
     loop = asyncio.get_running_loop()
@@ -45,11 +49,13 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report) -> bo
     with ServerLock(launch.paths) as lock, DeviceHolds(launch.graph.namespace) as holds:
         for note in clear_leftovers(lock):
             report.step(note)
+        if launch.forget and forget(lock):
+            report.step("dropped the endpoints that were ordered earlier")
         if launch.bus is not None:
             await _check_bus(launch.bus)
         launch = await secured(launch, holds)
         report.step(f"starting the services (namespace {launch.graph.namespace})")
-        server = Server(launch, settings, report, lock, holds)
+        server = Server(launch, settings, report, lock, holds, controller)
         await server.run(stop)
     report.step("stopped")
     return interrupted

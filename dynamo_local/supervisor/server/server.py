@@ -7,14 +7,12 @@ import asyncio
 import secrets
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import BUS_SERVICE, Subjects, Watcher
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.process.death_pipe import DeathPipe
@@ -26,7 +24,8 @@ from dynamo_local.supervisor.circus.events import EventStream
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.event_sources import ServerEvents
 from dynamo_local.supervisor.server.launch import Launch, shown_url
 from dynamo_local.supervisor.server.listening import answers
@@ -36,8 +35,9 @@ from dynamo_local.supervisor.server.progress import Progress
 from dynamo_local.supervisor.server.ready_lines import ready_lines
 from dynamo_local.supervisor.server.report import Report
 from dynamo_local.supervisor.server.run_directory import RunDirectory
+from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.server.streams import ServerStreams
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
 from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
@@ -45,6 +45,7 @@ from dynamo_local.supervisor.upkeep.files import ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
 from dynamo_local.tasks import TaskGuard
+from state.board import read_board
 from state.locks import ServerLock
 from state.paths import Sockets
 from state.record import ServerRecord
@@ -52,37 +53,20 @@ from state.store import StateStore
 from state.transitions import set_lease
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """Deadlines of a server.
+class Server:
+    """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers.
 
-    `bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model loads for
-    minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for circusd to end.
-    `restart_delay_max_s`: the longest wait before a service that keeps dying is started again. `circus_deadlines`: for
-    a circusd that does not answer.
+    `controller`: runs within the server as soon as workers may be added and removed.
     """
 
-    bus_deadline_s: float = 15.0
-    ready_deadline_s: float = 600.0
-    drain_deadline_s: float = 30.0
-    quit_deadline_s: float = 10.0
-    restart_delay_max_s: float = RestartLimits.max_delay_s
-    circus_deadlines: CircusDeadlines = field(default_factory=CircusDeadlines)
-
-
-@dataclass
-class StopRequest:
-    """A request from outside to stop: `wanted` ends the server in order, `hurry` cuts every wait short."""
-
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Server:
-    """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers."""
-
     def __init__(
-        self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock, holds: DeviceHolds
+        self,
+        launch: Launch,
+        settings: ServerSettings,
+        report: Report,
+        lock: ServerLock,
+        holds: DeviceHolds,
+        controller: Controller | None = None,
     ) -> None:
         self._launch = launch
         self._paths = launch.paths
@@ -90,6 +74,8 @@ class Server:
         self._report = report
         self._lock = lock
         self._holds = holds
+        self._controller = controller
+        self._blueprint = BlueprintFile(launch.paths)
         self._directory = RunDirectory(launch, lock, report)
         self._store = StateStore(launch.paths)
         self._registry = StateRegistry(self._store)
@@ -128,6 +114,7 @@ class Server:
                 sockets,
                 self._lock,
                 self._report,
+                revisions=self._blueprint.revisions,
                 on_healed=self._reconciler.request,
                 on_unreachable=circusd.renew,
             )
@@ -191,7 +178,7 @@ class Server:
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
         try:
             await self._streams.create(bus)
-            watch = FleetWatch(bus, Subjects(self._launch.graph.namespace))
+            watch = FleetWatch(bus, Subjects(self._launch.graph.namespace), everywhere=True)
             progress = Progress(self._service_names(), self._report, restarter.note_ready, self._launch.importing)
             watch.subscribe(progress.on_change)
             await self._events.start(bus, watch)
@@ -199,12 +186,13 @@ class Server:
             self._spawn_cpu_affinity(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
-            self._spawn_device_holding(bus)
             specs = self._watcher_specs()
+            self._spawn_device_holding(bus)
             for plan in self._launch.services:
                 await circus.add(specs.of(plan))
             await self._allow_changes(circusd, specs)
             await asyncio.to_thread(files.remember)
+            self._spawn_controller(bus, restarter)
             await self._await_ready(progress)
             await expiry
         finally:
@@ -212,8 +200,22 @@ class Server:
 
     def _spawn_device_holding(self, bus: Bus) -> None:
         launch, on_claims = self._launch, self._events.devices.on_state
-        holding = DeviceHolding(self._store, launch.inventory, launch.templates, self._holds, on_claims)
+        holding = DeviceHolding(self._store, launch.inventory, self._templates, self._holds, on_claims)
         self._tasks.spawn("devices", holding.run(bus, Subjects(self._launch.graph.namespace)))
+
+    def _templates(self) -> tuple[ServiceTemplate, ...]:
+        return (*self._launch.templates, *self._blueprint.of_endpoints())
+
+    def _spawn_controller(self, bus: Bus, restarter: Restarter) -> None:
+        if self._controller is None:
+            return
+        server = ControlledServer(
+            *(self._launch, self._lock, self._settings, bus, self._blueprint, self._streams),
+            given_up=restarter.given_up,
+            report=self._report,
+            record=self._events.record,
+        )
+        self._tasks.spawn("controller", self._controller(server))
 
     def _spawn_cpu_affinity(self, watch: FleetWatch) -> None:
         if self._launch.inventory.kind == "gpu":
@@ -248,10 +250,10 @@ class Server:
             self._settings.ready_deadline_s,
             self._settings.drain_deadline_s,
         )
-        await asyncio.to_thread(blueprint.write, self._paths.blueprint_file)
+        await asyncio.to_thread(self._blueprint.write, blueprint)
         self._tasks.spawn("reconciler", self._reconciler.run())
         machinery = {plan.name: plan for plan in self._plans() if plan not in self._launch.services}
-        circusd.takeover = CircusTakeover(self._store, blueprint, specs, machinery)
+        circusd.takeover = CircusTakeover(self._store, self._blueprint.current, specs, machinery)
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
@@ -267,7 +269,9 @@ class Server:
         if url is None and await asyncio.to_thread(answers, self._launch.http):
             url = self._launch.http.url
         await self._directory.note(ServerRecord("running", url, progress.models()))
-        ready, *next_steps = ready_lines(url, progress.summary(), progress.models())
+        board = await asyncio.to_thread(read_board, self._paths)
+        endpoints = () if board is None else board.endpoints
+        ready, *next_steps = ready_lines(url, progress.summary(), progress.models(), progress.tasks(), endpoints)
         self.was_ready = True
         self._events.ready(ready)
         self._report.say("\n".join((ready, *next_steps)))
@@ -289,7 +293,7 @@ class Server:
 
     async def _drain(self, circusd: CircusRestarts, circus: CircusClient, hurry: asyncio.Event) -> None:
         await self._directory.note(ServerRecord("stopping"))
-        await self._directory.forbid_changes()
+        await self._directory.forbid_changes(self._blueprint)
         deadline_s, registered = self._settings.drain_deadline_s, self._registry.pid_of
 
         def drain(watched: Watched) -> Drain:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from dynamo_local.bus.live_settings import create_settings, delete_settings
 from dynamo_local.bus.nats import Bus, BusAddress
@@ -20,8 +19,6 @@ _DRAINED_LOOKS = 60
 """Number of looks at the jobs that wait, for the workers to take them. Jobs that are left then are given up by their
 frontends, whose decode workers prefill."""
 
-_Delete = Callable[[Bus, Subjects], Awaitable[bool]]
-
 
 def needs_queue(graph: ResolvedGraph) -> bool:
     """Whether the graph has a service that takes prefill jobs."""
@@ -29,13 +26,14 @@ def needs_queue(graph: ResolvedGraph) -> bool:
 
 
 class ServerStreams:
-    """The prefill queue and the live settings of one server."""
+    """The prefill queues and the live settings of one server. Each revision of an endpoint has a queue of its own."""
 
     def __init__(self, graph: ResolvedGraph, report: Report) -> None:
-        self._needs_queue = needs_queue(graph)
+        self._graph = graph
         self._subjects = Subjects(graph.namespace)
         self._report = report
-        self._created: list[_Delete] = []
+        self._queues: list[Subjects] = []
+        self._has_settings = False
         self._bus: Bus | None = None
 
     async def create(self, bus: Bus) -> None:
@@ -45,48 +43,77 @@ class ServerStreams:
         serves: that is only reported.
         """
         self._bus = bus
-        if self._needs_queue:
-            try:
-                await create_prefill_queue(bus, self._subjects)
-            except BusError as error:
-                raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
-            self._created.append(delete_prefill_queue)
+        await self._create_queue(bus, self._graph, self._subjects)
         try:
             await create_settings(bus, self._subjects)
         except BusError as error:
             self._report.step(f"settings cannot be changed while the server runs: {error}")
         else:
-            self._created.append(delete_settings)
+            self._has_settings = True
+
+    async def create_streams(self, bus: Bus, graph: ResolvedGraph, revision: str) -> None:
+        """Create what the graph of an endpoint's revision needs. Raises SupervisorError if there can be no queue."""
+        await self._create_queue(bus, graph, Subjects(self._subjects.namespace, revision))
+
+    async def delete_streams(self, bus: Bus, revision: str) -> None:
+        """Delete what `create_streams` has created. Harmless if there is nothing. A failure is only reported: it is
+        deleted when the server ends."""
+        subjects = Subjects(self._subjects.namespace, revision)
+        if subjects not in self._queues:
+            return
+        try:
+            await delete_prefill_queue(bus, subjects)
+        except BusError as error:
+            self._report.step(f"the prefill queue of {revision} is left on the bus for now: {error}")
+        else:
+            self._queues.remove(subjects)
 
     async def renew(self) -> None:
-        """Replace the prefill queue by a new one, once no job waits in it. For a disk that was full and has room again.
+        """Replace the prefill queues by new ones, once no job waits in them. For a disk that was full and has room
+        again.
 
         A failure is only reported: until the next restart, decode workers then prefill all prompts.
         """
         # NATS refuses to store in a stream for which one write has failed, also when there is room again.
-        if not self._needs_queue or self._bus is None:
-            return
-        try:
-            queue = PrefillQueue(self._bus, self._subjects)
-            for _ in range(_DRAINED_LOOKS):
-                if not (await queue.length()).waiting:
-                    break
-                await asyncio.sleep(_POLL_S)
-            await create_prefill_queue(self._bus, self._subjects)
-        except BusError as error:
-            self._report.step(f"the prefill queue cannot be made anew: {error}")
+        if self._bus is not None:
+            await asyncio.gather(*(self._renew(self._bus, subjects) for subjects in tuple(self._queues)))
 
     async def delete(self, address: BusAddress) -> None:
         """Delete what `create` has created, by a connection of its own. Failures are only reported: the next server
         replaces what is left."""
-        if not self._created:
+        if not (self._queues or self._has_settings):
             return
         try:
             bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
             try:
-                for delete in self._created:
-                    await delete(bus, self._subjects)
+                for subjects in self._queues:
+                    await delete_prefill_queue(bus, subjects)
+                if self._has_settings:
+                    await delete_settings(bus, self._subjects)
             finally:
                 await bus.close()
         except BusError as error:
             self._report.step(f"queue and settings are left on the bus: {error}")
+
+    async def _create_queue(self, bus: Bus, graph: ResolvedGraph, subjects: Subjects) -> None:
+        if not needs_queue(graph):
+            return
+        try:
+            await create_prefill_queue(bus, subjects)
+        except BusError as error:
+            raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
+        if subjects not in self._queues:
+            self._queues.append(subjects)
+
+    async def _renew(self, bus: Bus, subjects: Subjects) -> None:
+        try:
+            queue = PrefillQueue(bus, subjects)
+            for _ in range(_DRAINED_LOOKS):
+                if not (await queue.length()).waiting:
+                    break
+                await asyncio.sleep(_POLL_S)
+            # It may have been deleted meanwhile, with the revision that it belongs to.
+            if subjects in self._queues:
+                await create_prefill_queue(bus, subjects)
+        except BusError as error:
+            self._report.step(f"the prefill queue cannot be made anew: {error}")

@@ -120,19 +120,20 @@ def names_of_plans(launch: Launch) -> frozenset[str]:
 
 def names_in_use(state: State, templates: Sequence[ServiceTemplate], inventory: Inventory) -> dict[str, int]:
     """Names and ids of the devices that are to be held, by the claims in the statefile. Pure."""
-    real = {template.service for template in templates if not template.virtual}
-    devices = [d for component in state.components.values() if component.component in real for d in component.devices]
+    real = {(template.service, template.revision) for template in templates if not template.virtual}
+    claims = (c for c in state.components.values() if (c.component, c.watcher.revision) in real)
+    devices = [device for component in claims for device in component.devices]
     return {name: device_id for device_id in devices for name in inventory.machine_names((device_id,))}
 
 
 @dataclass
 class DeviceHolding:
-    """Keeps the devices that a server holds in line with its statefile. `on_claims` is called with each state that is
-    read."""
+    """Keeps the devices that a server holds in line with its statefile. `templates` gives those of all services that it
+    has now. `on_claims` is called with each state that is read."""
 
     store: StateStore
     inventory: Inventory
-    templates: Sequence[ServiceTemplate]
+    templates: Callable[[], Sequence[ServiceTemplate]]
     holds: DeviceHolds
     on_claims: Callable[[State], None] = lambda _: None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -162,7 +163,8 @@ class DeviceHolding:
             # Read under the lock: every claim that precedes a call is seen by it.
             state = await asyncio.to_thread(self.store.read)
             self.on_claims(state)
-            wanted = names_in_use(state, self.templates, self.inventory)
+            templates = await asyncio.to_thread(self.templates)
+            wanted = names_in_use(state, templates, self.inventory)
             refused: dict[int, str] = {}
             for name, device_id in wanted.items():
                 try:

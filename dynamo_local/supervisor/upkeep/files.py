@@ -7,7 +7,7 @@ circusd are gone, circusd is replaced, and the next one makes its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import msgspec
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.tasks import finish_in_thread
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
 from state.model import State
@@ -30,7 +31,8 @@ _EVERY_S = 1.0
 class ServerFiles:
     """The files of one server.
 
-    `members`: presences on the bus. `on_healed`: called when the statefile was written anew and circusd can be reached;
+    `members`: presences on the bus. `revisions`: the endpoints' revisions that there are; each has a graph file.
+    `on_healed`: called when the statefile was written anew and circusd can be reached;
     the file may then be a second out of date. `on_unreachable`: called when circusd's sockets were removed.
     """
 
@@ -39,6 +41,7 @@ class ServerFiles:
     lock: ServerLock
     report: Report
     members: Callable[[], list[Presence]] = list
+    revisions: Callable[[], Collection[str]] = tuple
     on_healed: Callable[[], None] = lambda: None
     on_unreachable: Callable[[], None] = lambda: None
     _state: State | None = field(default=None, init=False)
@@ -56,13 +59,8 @@ class ServerFiles:
     async def run(self) -> None:
         """Repair once a second until cancelled. Raises NamespaceBusyError when another server has replaced this one."""
         while True:
-            repair = asyncio.ensure_future(asyncio.to_thread(self.repair))
-            try:
-                await asyncio.shield(repair)
-            except asyncio.CancelledError:
-                # Waited for: it must not write files that the server is about to remove.
-                await repair
-                raise
+            # At the end of the server it must not write files that are about to be removed.
+            await finish_in_thread(self.repair)
             if self._sockets_lost:
                 self._sockets_lost = False
                 self.on_unreachable()
@@ -100,33 +98,45 @@ class ServerFiles:
             self.on_healed()
 
     def _repair_files(self) -> None:
-        """Write missing files anew, except the statefile. Files that are there are taken as they are."""
+        """Write files anew that are missing, or are no JSON any more; except the statefile."""
         paths = self.paths
         if self.sockets.directory != paths.run_dir and not paths.sockets_link.is_symlink():
             with system_errors(f"cannot create {paths.sockets_link}"):
                 paths.sockets_link.symlink_to(self.sockets.directory)
-        self._read_files()
+        damaged = self._read_files()
         for path, contents in tuple(self._files.items()):
-            if not path.exists():
+            if path in damaged or not path.exists():
                 make_private_directory(path.parent)
                 replace_file(path, contents, durable=False)
 
     def _read_state(self) -> None:
         self._state = StateStore(self.paths).read()
 
-    def _read_files(self) -> None:
+    def _read_files(self) -> set[Path]:
+        """Remember what is in the files. Returns those that are damaged: what they held before is kept."""
         paths = self.paths
-        for path in (
+        known = (
             paths.record_file,
             paths.graph_file,
             paths.bus_file,
             paths.blueprint_file,
+            paths.board_file,
             paths.nats_config,
             paths.circus_config,
-        ):
-            if path.exists():
-                with system_errors(f"cannot read {path}"):
-                    self._files[path] = path.read_bytes()
+            # Without those of revisions that are gone.
+            *(paths.graph_of(revision) for revision in self.revisions()),
+        )
+        self._files = {path: contents for path, contents in self._files.items() if path in known}
+        damaged: set[Path] = set()
+        for path in known:
+            contents = _read(path)
+            if contents is None or contents == self._files.get(path):
+                continue
+            if path in self._files and not _is_whole(path, contents):
+                damaged.add(path)
+            else:
+                self._files[path] = contents
+        return damaged
 
     def _repair_state(self) -> None:
         remembered = None if self._state is None else as_heard(self._state, self.members())
@@ -139,7 +149,23 @@ class ServerFiles:
         reap(self.sockets)
 
 
-def _failure(step: Callable[[], None]) -> str | None:
+def _read(path: Path) -> bytes | None:
+    """The contents of a file; None if there is none. Raises DiskError."""
+    with system_errors(f"cannot read {path}"):
+        return path.read_bytes() if path.exists() else None
+
+
+def _is_whole(path: Path, contents: bytes) -> bool:
+    if path.suffix != ".json":
+        return True
+    try:
+        msgspec.json.decode(contents)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True
+
+
+def _failure(step: Callable[[], object]) -> str | None:
     try:
         step()
     except (StateError, NotRunningError) as error:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
+from dynamo_local.core.errors import ConfigError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.process.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.circus.daemon import describe_exit
@@ -88,8 +89,8 @@ class Restarter:
     """Restarts the processes of one server.
 
     `quiet`: watchers whose processes announce no presence; they count as ready while they run. `expendable`: watchers
-    that are left ended when they cannot be started, as nothing depends on them. `record` is called with the event of
-    each end, and of each start of a quiet watcher.
+    that are left ended when they cannot be started, as nothing depends on them. So are the workers of endpoints: the
+    others serve on. `record` is called with the event of each end, and of each start of a quiet watcher.
     """
 
     def __init__(
@@ -120,6 +121,8 @@ class Restarter:
         self._event = asyncio.Event()
         self._event_at = -math.inf
         self._failure = ReportOnce(report)
+        self.given_up: dict[str, str] = {}
+        """Watchers of endpoints' workers that are left ended, each with the reason."""
 
     def note_ready(self, watcher: str) -> None:
         """Note that the watcher's process has announced that it is ready."""
@@ -181,6 +184,7 @@ class Restarter:
         watched = self._of(name)
         # The actuator may have started the next process meanwhile.
         watched.restart_at, watched.exit_missed = None, False
+        self.given_up.pop(name, None)
         if name in self._quiet:
             self.note_ready(name)
             # circus may have told of it before this process listened.
@@ -243,7 +247,10 @@ class Restarter:
             self._give_up(name, watched, f"{decision.reason} ({describe_exit(exit_code)})")
 
     def _give_up(self, name: str, watched: _Watched, reason: str) -> None:
-        if name not in self._expendable:
+        if _is_of_an_endpoint(name):
+            error = last_error(self._last_lines(name))
+            self.given_up[name] = reason if error is None else f"{reason}: {error}"
+        elif name not in self._expendable:
             raise self._given_up(name, reason)
         watched.restart_at = math.inf
         self._show(name, f"{reason}, going on without it", self._last_lines(name))
@@ -266,7 +273,16 @@ class Restarter:
         """Forget removed watchers. A later watcher of the same name starts without their record."""
         for name in names:
             self._watched.pop(name, None)
+            self.given_up.pop(name, None)
             self._ended.pop(name.lower(), None)
 
     def _of(self, name: str) -> _Watched:
         return self._watched.setdefault(name, _Watched())
+
+
+def _is_of_an_endpoint(name: str) -> bool:
+    try:
+        return parse_watcher(name).revision != ""
+    except ConfigError:
+        # A user may have added watchers to circus.
+        return False

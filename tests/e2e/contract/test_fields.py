@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.pooling_params import PoolingParams
+from vllm.pooling_params import LateInteractionParams, PoolingParams
 from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -36,7 +37,7 @@ from dynamo_local.core.messages.tokens import FinishReason as Finish
 from dynamo_local.core.messages.tokens import TokenBatch
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.engine.vllm.arguments import MANAGED
-from dynamo_local.engine.vllm.requests import wire
+from dynamo_local.engine.vllm.requests import outputs, wire
 
 What = Literal["carried", "derived", "refused", "meaningless"]
 """Carried as it is; made anew at the other end; refused to clients, or in the configuration; of no use to anybody."""
@@ -48,7 +49,7 @@ REQUEST: Fields = {
     "prompt_token_ids": ("carried", ""),
     "mm_features": ("refused", "multimodal prompts"),
     "sampling_params": ("carried", "see test_fidelity.py"),
-    "pooling_params": ("refused", "only generation"),
+    "pooling_params": ("carried", ""),
     "arrival_time": ("carried", ""),
     "lora_request": ("derived", "its name is carried, each worker knows what that stands for"),
     "cache_salt": ("carried", ""),
@@ -73,7 +74,7 @@ OUTPUT: Fields = {
     "new_token_ids": ("carried", ""),
     "new_logprobs": ("carried", ""),
     "new_prompt_logprobs_tensors": ("carried", ""),
-    "pooling_output": ("meaningless", "only generation"),
+    "pooling_output": ("carried", ""),
     "finish_reason": ("carried", ""),
     "stop_reason": ("carried", ""),
     "events": ("carried", ""),
@@ -134,7 +135,7 @@ PREFILL: Fields = {
 ADAPTER: Fields = {
     "lora_name": ("carried", ""),
     "lora_int_id": ("derived", "each worker's own"),
-    "lora_path": ("derived", "of the worker's configuration"),
+    "lora_path": ("derived", "of the worker's configuration, or of the board of endpoints"),
     "base_model_name": ("meaningless", "for the list of models, which the frontend makes"),
     "load_inplace": ("meaningless", "adapters are loaded at the start"),
     "is_3d_lora_weight": ("derived", "of the worker's configuration"),
@@ -155,10 +156,24 @@ PROMPT_LOGPROBS: Fields = {
     "cu_num_generated_tokens_tensor": ("meaningless", "as above"),
 }
 
+POOLING: Fields = {
+    "use_activation": ("carried", ""),
+    "dimensions": ("carried", ""),
+    "step_tag_id": ("carried", ""),
+    "returned_token_ids": ("carried", ""),
+    "task": ("carried", ""),
+    "requires_token_ids": ("carried", ""),
+    "skip_reading_prefix_cache": ("carried", ""),
+    "late_interaction_params": ("refused", "the engine with the query would have to compute the documents"),
+    "extra_kwargs": ("refused", "plugins"),
+    "output_kind": ("carried", ""),
+}
+
 EVENT: Fields = {"type": ("carried", ""), "timestamp": ("carried", "")}
 
 TYPES: list[tuple[Any, Fields]] = [
     (EngineCoreRequest, REQUEST),
+    (PoolingParams, POOLING),
     (EngineCoreOutput, OUTPUT),
     (EngineCoreOutputs, OUTPUTS),
     (EngineCoreEvent, EVENT),
@@ -185,7 +200,7 @@ def test_what_becomes_of_every_field_is_known(kind: Any, fields: Fields) -> None
 
 def test_all_ends_have_a_name_here() -> None:
     assert {reason.name.lower() for reason in FinishReason} == set(Finish.__args__)  # type: ignore[attr-defined]
-    assert set(wire._FINISH.values()) == set(FinishReason)
+    assert set(outputs._FINISH.values()) == set(FinishReason)
 
 
 PARAMS = SamplingParams(temperature=0.5, seed=3, max_tokens=7)
@@ -200,6 +215,16 @@ ASKED: dict[str, Any] = {
     "reasoning_ended": False,
     "reasoning_parser_kwargs": {"chat_template_kwargs": {"thinking": True, "depth": [1, {"more": None}]}},
     "session_id": "session",
+}
+POOLED: dict[str, Any] = {
+    "use_activation": False,
+    "dimensions": 32,
+    "step_tag_id": 5,
+    "returned_token_ids": [1, 2],
+    "task": "token_embed",
+    "requires_token_ids": True,
+    "skip_reading_prefix_cache": True,
+    "output_kind": RequestOutputKind.FINAL_ONLY,
 }
 """A value for each field that is carried, and for no other."""
 
@@ -217,7 +242,8 @@ BARE: dict[str, Any] = {
 
 
 def core_request(**changes: Any) -> EngineCoreRequest:
-    return EngineCoreRequest(**{**BARE, **changes})
+    without = {"sampling_params": None} if "pooling_params" in changes else {}
+    return EngineCoreRequest(**{**BARE, **changes, **without})
 
 
 def through_the_bus(asked: EngineCoreRequest) -> EngineCoreRequest:
@@ -235,11 +261,54 @@ def through_the_bus(asked: EngineCoreRequest) -> EngineCoreRequest:
         reasoning_parser_kwargs=ours.reasoning_parser_kwargs,
         session_id=ours.session_id,
         trace_headers=None if ours.trace_headers is None else dict(ours.trace_headers),
+        pools=ours.pools,
     )
     return wire.core_request_of(codec.decode(codec.encode(work), Submit))
 
 
-@pytest.mark.parametrize("name", [name for name, (what, _) in REQUEST.items() if what == "carried"])
+@pytest.mark.parametrize("name", [name for name, (what, _) in POOLING.items() if what == "carried"])
+def test_a_field_of_pooling_parameters_that_is_carried_arrives(name: str) -> None:
+    asked = {field: value for field, value in ASKED.items() if field != "sampling_params"}
+    for params in (PoolingParams(**{"task": "embed", name: POOLED[name]}), PoolingParams(**POOLED)):
+        there = through_the_bus(core_request(**asked, pooling_params=params))
+        assert there.sampling_params is None
+        assert getattr(there.pooling_params, name) == POOLED[name]
+        assert (there.priority, there.cache_salt) == (ASKED["priority"], ASKED["cache_salt"])
+
+
+@pytest.mark.parametrize(
+    "asked", [{"late_interaction_params": LateInteractionParams("q", "k")}, {"extra_kwargs": {"a": 1}}]
+)
+def test_pooling_parameters_that_are_refused_are(asked: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        wire.request_of(core_request(pooling_params=PoolingParams(task="embed", **asked)))
+
+
+def pooling(task: Any, tasks: tuple[Any, ...]) -> None:
+    ours = wire.request_of(core_request(pooling_params=PoolingParams(task=task)))
+    wire.core_request_of(Submit("r", 1, "f", [1], msgspec.Raw(ours.sampling(0)), pools=True), tasks=tasks)
+
+
+def test_an_engine_gets_only_what_it_can_do() -> None:
+    """Of another task, the engine core would die."""
+    pooling("embed", ("embed", "token_embed"))
+    with pytest.raises(RequestError, match="does not do 'classify', but embed"):
+        pooling("classify", ("embed", "token_embed"))
+    generation = Submit("r", 1, "f", [1], msgspec.Raw(msgspec.msgpack.encode(SamplingParams())))
+    wire.core_request_of(generation, tasks=("generate",))
+    with pytest.raises(RequestError, match="does not generate"):
+        wire.core_request_of(generation, tasks=("embed",))
+
+
+def test_garbage_for_pooling_parameters_is_one_requests_failure() -> None:
+    for garbage in (b"\x01", b"\x80", b"\x91\xa1a", msgspec.msgpack.encode([None, None, None, None, "score"])):
+        with pytest.raises(RequestError):
+            wire.core_request_of(Submit("r", 1, "f", [1], msgspec.Raw(garbage), pools=True))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (what, _) in REQUEST.items() if what == "carried" and name != "pooling_params"]
+)
 def test_a_field_of_a_request_that_is_carried_arrives(name: str) -> None:
     there = through_the_bus(core_request(**{name: ASKED[name]}))
     assert getattr(there, name) == ASKED[name]
@@ -248,7 +317,6 @@ def test_a_field_of_a_request_that_is_carried_arrives(name: str) -> None:
 
 REFUSED: dict[str, Any] = {
     "mm_features": [object()],
-    "pooling_params": PoolingParams(),
     "prompt_embeds": torch.zeros(1),
     "kv_hints": object(),
     "resumable": True,
@@ -257,9 +325,10 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", [*(name for name, (what, _) in REQUEST.items() if what == "refused"), "resumable"])
 def test_a_field_of_a_request_that_is_refused_is(name: str) -> None:
-    without = {"sampling_params": None} if name == "pooling_params" else {}
     with pytest.raises(BadRequestError):
-        wire.request_of(core_request(**{name: REFUSED[name]}, **without))
+        wire.request_of(core_request(**{name: REFUSED[name]}))
+    with pytest.raises(BadRequestError):
+        wire.request_of(core_request(**{name: REFUSED[name]}, pooling_params=PoolingParams(task="embed")))
 
 
 @pytest.mark.parametrize("kwargs", [{"big": 2**70}, {"deep": {}}])
@@ -316,6 +385,7 @@ TOLD: dict[str, Any] = {
     "new_prompt_logprobs_tensors": LogprobsTensors(
         torch.tensor([[1, 2]]), torch.tensor([[-0.5, -0.25]]), torch.tensor([1])
     ),
+    "pooling_output": torch.tensor([0.25, -1.5]),
     "finish_reason": FinishReason.REPETITION,
     "stop_reason": 17,
     "events": [EngineCoreEvent(EngineCoreEventType.SCHEDULED, 12.25)],
@@ -324,14 +394,16 @@ TOLD: dict[str, Any] = {
 
 
 def back(output: EngineCoreOutput) -> EngineCoreOutput:
-    delta = wire.delta_of(output, RequestEpoch("r", 1), 0)
+    delta = outputs.delta_of(output, RequestEpoch("r", 1), 0)
     batch = TokenBatch(worker="w", seq=1, timestamp=1.0, deltas=(delta,))
     (there,) = codec.decode(codec.encode(batch), TokenBatch).deltas
-    return wire.core_output_of(there, 10, {"traceparent": "00"})
+    return outputs.core_output_of(there, 10, {"traceparent": "00"})
 
 
 def plain(value: Any) -> Any:
     """Without the arrays, which do not compare."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
     return [array.tolist() for array in value[:3]] if isinstance(value, LogprobsLists | LogprobsTensors) else value
 
 
@@ -339,6 +411,16 @@ def plain(value: Any) -> Any:
 def test_a_field_of_an_output_that_is_carried_arrives(name: str) -> None:
     output = EngineCoreOutput(request_id="r#1", **{"new_token_ids": [5], name: TOLD[name]})
     assert plain(getattr(back(output), name)) == plain(TOLD[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0, 3)])
+def test_every_number_of_a_pooled_output_arrives(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    output = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    there = back(EngineCoreOutput("r#1", [], finish_reason=FinishReason.STOP, pooling_output=output)).pooling_output
+    assert there is not None
+    assert there.dtype == torch.float32
+    assert torch.equal(there.to(dtype), output)
 
 
 def test_fields_of_an_output_that_are_made_anew() -> None:

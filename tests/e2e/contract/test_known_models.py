@@ -25,6 +25,16 @@ def test_architectures() -> None:
     assert known.vllm_moved() == registry._OOT_SUPPORTED_MODELS
 
 
+def test_what_only_pools() -> None:
+    """A class that is listed with those that generate as well is none of them."""
+    classes = {name: cls for table in (registry._TEXT_GENERATION_MODELS,) for name, (_, cls) in table.items()}
+    pooling = known.vllm_pooling()
+    assert pooling is not None
+    assert pooling <= frozenset(ModelRegistry.get_supported_archs())
+    assert pooling.isdisjoint(classes)
+    assert {"BertModel", "Qwen2ForRewardModel", "HF_ColBERT"} <= pooling
+
+
 def test_architectures_of_transformers() -> None:
     names = known.transformers_architectures()
     assert names is not None

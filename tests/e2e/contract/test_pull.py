@@ -57,7 +57,7 @@ from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource
 from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
 from dynamo_local.engine.vllm.patches.tuning.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
-from dynamo_local.engine.vllm.requests import wire
+from dynamo_local.engine.vllm.requests import outputs, wire
 
 COUNTS = PullCounts(
     blocks=10, used_blocks=5, kept_blocks=2, leases=1, reads=0, blocks_read=0, scheduled_steps=7, ended_steps=7
@@ -319,13 +319,13 @@ def test_nobody_but_us_tells_the_connector_what_to_do() -> None:
 
 def test_what_is_only_kept_for_readers_is_no_usage() -> None:
     stats = SchedulerStats(kv_cache_usage=0.5, kv_connector_stats=KeptStats.of(COUNTS).to_dict())
-    load = wire.load_of(stats, keeps=True)
+    load = outputs.load_of(stats, keeps=True)
     assert load is not None
     assert (load.kv_usage, load.kv_pinned) == (0.3, 0.2)
-    idle = wire.load_of(SchedulerStats(kv_cache_usage=0.5), keeps=True)
+    idle = outputs.load_of(SchedulerStats(kv_cache_usage=0.5), keeps=True)
     assert idle is not None
     assert (idle.kv_usage, idle.kv_pinned) == (0.5, 0.0)
-    without = wire.load_of(SchedulerStats(kv_cache_usage=0.5))
+    without = outputs.load_of(SchedulerStats(kv_cache_usage=0.5))
     assert without is not None
     assert without.kv_pinned is None
 

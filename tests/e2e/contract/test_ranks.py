@@ -14,7 +14,7 @@ from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-from dynamo_local.engine.vllm.frontend.server import _parse
+from dynamo_local.engine.vllm.frontend.settings import parse
 from dynamo_local.engine.vllm.patches.tuning.rank_cores import start_ranks_on_their_slots
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -25,7 +25,7 @@ def test_a_frontend_that_is_told_of_ranks_looks_for_no_gpus(monkeypatch: pytest.
     monkeypatch.setattr(type(current_platform), "device_count", lambda _: 0, raising=False)
     with pytest.raises(ValueError, match="larger than the number of available GPUs"):
         ParallelConfig(tensor_parallel_size=2)
-    args = _parse({"model": "m", "tensor-parallel-size": 2, "pipeline-parallel-size": 2, "max-model-len": 64})
+    args = parse({"model": "m", "tensor-parallel-size": 2, "pipeline-parallel-size": 2, "max-model-len": 64})
     parallel = ParallelConfig(
         tensor_parallel_size=args.tensor_parallel_size, pipeline_parallel_size=args.pipeline_parallel_size
     )

@@ -8,14 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.engine.vllm.patches import check
 from dynamo_local.engine.vllm.patches.check import TESTED, applies
 from dynamo_local.engine.vllm.patches.table import PATCHES
@@ -32,7 +30,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.request import Request
 
 from dynamo_local.engine.vllm.engine import VllmEngine
-from dynamo_local.engine.vllm.frontend.server import OpenAIServer
+from dynamo_local.engine.vllm.frontend.application import ModelApplication
 from dynamo_local.engine.vllm.launch import _set_up_transfer
 from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
 from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
@@ -196,9 +194,9 @@ async def test_a_frontend_that_cannot_use_it_refuses_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_version: None
 ) -> None:
     monkeypatch.setattr(OutputProcessor, "process_outputs", lambda self: None)
-    server = OpenAIServer({"model": "none"}, tmp_path, None, partial(nothing), AdmissionLimits())  # type: ignore[arg-type]
+    application = ModelApplication({"model": "none"}, tmp_path, None)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=rf"OutputProcessor.process_outputs.*install vLLM {TESTED}") as raised:
-        await server.start(None, nothing)  # type: ignore[arg-type]
+        await application.start(nothing)
     assert "\n" not in str(raised.value)
 
 

@@ -44,7 +44,8 @@ from dynamo_local.engine.vllm.describe import TARGET, describe
 from dynamo_local.engine.vllm.patches.tuning.compilation import disable_compilation
 from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
 from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
-from dynamo_local.engine.vllm.requests import wire
+from dynamo_local.engine.vllm.requests import outputs, wire
+from dynamo_local.engine.vllm.requests.arrays import pack_logprobs
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:
@@ -134,9 +135,9 @@ def test_outputs_survive_the_bus_exactly() -> None:
         events=[EngineCoreEvent(EngineCoreEventType.SCHEDULED, 12.25)],
         prefill_stats=stats,
     )
-    delta = wire.delta_of(output, RequestEpoch("r", 1), 7)
+    delta = outputs.delta_of(output, RequestEpoch("r", 1), 7)
     batch = TokenBatch(worker="w", seq=1, timestamp=1.0, deltas=(delta,))
-    back = wire.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 10)
+    back = outputs.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 10)
     assert (back.request_id, back.new_token_ids, back.finish_reason, back.stop_reason) == (
         "r",
         [5, 6],
@@ -189,7 +190,7 @@ async def test_failures_reach_the_request_they_belong_to_and_no_other() -> None:
     from dynamo_local.model.named.random_model import random_model
 
     one = np.zeros((1, 1), dtype=np.float32)
-    unwanted = wire.pack_logprobs(one, one, one[0])
+    unwanted = pack_logprobs(one, one, one[0])
     dispatcher = OneByOne()
     config = AsyncEngineArgs(model=str(random_model()), max_model_len=256).create_engine_config()
     llm = await asyncio.to_thread(build, config, dispatcher, log_stats=True)

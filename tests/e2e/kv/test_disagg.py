@@ -96,7 +96,7 @@ def prompts(number: int) -> list[list[int]]:
 
 def prefills(api: httpx.Client) -> dict[str, int]:
     """The frontend's counters: what was decided, and what became of it."""
-    found = re.findall(r'dynamo_prefills_total\{outcome="([^"]+)"\} ([0-9.]+)', api.get("/metrics").text)
+    found = re.findall(r'dynamo_prefills_total\{model="[^"]*",outcome="([^"]+)"\} ([0-9.]+)', api.get("/metrics").text)
     return {outcome: round(float(count)) for outcome, count in found}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
-from tests.e2e.streams import migrate, prompt, requests
+from tests.e2e.streams import migrate, prompt, requests, without_model
 from tests.integration.server_process import eventually
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -66,7 +66,7 @@ def begun(server: LlmServer, asked: Collection[Future[httpx.Response]]) -> bool:
 
 def counters(server: LlmServer, name: str) -> dict[str, float]:
     """What the frontend's /metrics shows, by labels."""
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = without_model(httpx.get(f"{server.url}/metrics").text)
     return {
         labels: float(value) for labels, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", metrics, re.MULTILINE)
     }

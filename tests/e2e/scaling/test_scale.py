@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.e2e.llm_server import LlmServer, settled
 from tests.e2e.scaling.stories import Stories
+from tests.e2e.streams import samples
 
 STREAMS = 4
-MOVED = 'total{outcome="migrated",reason="drain"}'
 TOKENS = 120
 LONG = 250
 """Of streams that are to be met by a move, with blocks to be pulled."""
@@ -60,17 +59,17 @@ async def test_from_one_worker_to_two_and_back_without_a_failed_request(
 
 
 async def test_workers_are_restarted_while_their_streams_move_with_their_kv(
-    served: LlmServer, client: openai.OpenAI, http: httpx.Client, two_workers: None
+    served: LlmServer, client: openai.OpenAI, two_workers: None
 ) -> None:
     """All devices are held: the workers are emptied first, one after the other."""
 
-    def metric(name: str) -> float:
-        lines = http.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"dynamo_migrations_{name} "))
+    def counted() -> tuple[float, float]:
+        moved = samples(client, "dynamo_migrations_total", 'outcome="migrated",reason="drain"')
+        return sum(moved), sum(samples(client, "dynamo_migrations_pulled_tokens_total"))
 
     workers = ("e2e_VllmWorker", "e2e_VllmWorker_1")
     before = {name: served.state().components[name] for name in workers}
-    moved, pulled = metric(MOVED), metric("pulled_tokens_total")
+    moved, pulled = counted()
     with ThreadPoolExecutor(STREAMS) as pool:
         stories = Stories.undisturbed(pool, client, STREAMS, LONG)
         clients = stories.begin(pool)
@@ -85,6 +84,7 @@ async def test_workers_are_restarted_while_their_streams_move_with_their_kv(
     after = {name: served.state().components[name] for name in workers}
     assert {name: c.devices for name, c in after.items()} == {name: c.devices for name, c in before.items()}
     assert not {c.pid for c in after.values()} & {c.pid for c in before.values()}
-    assert metric(MOVED) > moved
-    assert metric("pulled_tokens_total") > pulled
+    now_moved, now_pulled = counted()
+    assert now_moved > moved
+    assert now_pulled > pulled
     await served.until(settled, "blocks are left")

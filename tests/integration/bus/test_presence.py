@@ -76,7 +76,8 @@ def announcer(bus: Bus, subjects: Subjects) -> Callable[[str], Announcer]:
             component="Worker",
             role="aggregated",
             lease=lease,
-            pid=1,
+            # No process has it: one that waits for CPU time would not be taken for gone.
+            pid=2**31 - 1,
             state="starting",
         )
         return Announcer(bus, subjects, presence, interval_s=NEVER_S)

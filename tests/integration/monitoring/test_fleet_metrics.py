@@ -17,6 +17,7 @@ from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.observation import QueueReading
 from dynamo_local.planner.metrics import FleetMetrics
+from dynamo_local.planner.server_state import StateReader
 from state.model import Owner
 from state.paths import StatePaths
 from state.store import StateStore
@@ -51,7 +52,7 @@ async def watch(bus: Bus, subjects: Subjects) -> FleetWatch:
 
 @pytest.fixture
 def metrics(bus: Bus, subjects: Subjects, watch: FleetWatch, store: StateStore) -> FleetMetrics:
-    return FleetMetrics(bus, subjects, watch, store, TEMPLATES, lambda _: 4)
+    return FleetMetrics(bus, subjects, watch, StateReader(store, lambda _: 4), TEMPLATES)
 
 
 async def test_workers_queue_and_devices_are_put_together(
@@ -70,6 +71,22 @@ async def test_workers_queue_and_devices_are_put_together(
     assert seen == [("prefill", "retiring", 1, False), ("decode", "routable", 2, True)]
     assert (found.queue, found.devices, found.inventory) == (QueueReading(1, 0), 3, 4)
     assert found.templates == {"decode": "VllmWorker", "prefill": "PrefillWorker"}
+
+
+async def test_workers_of_endpoints_are_not_the_graphs_and_their_devices_are_taken(
+    bus: Bus, subjects: Subjects, watch: FleetWatch, store: StateStore
+) -> None:
+    promised = [0.0]
+    reader = StateReader(store, lambda _: 8)
+    metrics = FleetMetrics(bus, subjects, watch, reader, TEMPLATES, lambda: promised[0])
+    before = await metrics.pull()
+    worker = f"{subjects.namespace}_chat@1_VllmWorker"
+    store.update(lambda state: claim(state, worker, role="decode", cmd="run", devices=[4, 5]))
+    after = await metrics.pull()
+    assert after.workers == before.workers
+    assert (before.taken, after.taken, after.devices) == (0, 2, 5)
+    promised[0] = 3.5
+    assert (await metrics.pull()).taken == 3.5, "a worker that is still to start"
 
 
 async def test_a_queue_that_is_not_there_is_unknown_and_is_not_created(

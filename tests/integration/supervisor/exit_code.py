@@ -7,15 +7,16 @@ import sys
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.main import INTERRUPTED
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.serve import serve
-from dynamo_local.supervisor.server.server import ServerSettings
+from dynamo_local.supervisor.server.settings import ServerSettings
 
 
-def exit_code_of_serving(launch: Launch, settings: ServerSettings) -> int:
+def exit_code_of_serving(launch: Launch, settings: ServerSettings, controller: Controller | None = None) -> int:
     """Serve until the server ends, and return its exit code."""
     try:
-        serve(launch, settings, Console())
+        serve(launch, settings, Console(), controller)
     except DynamoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -120,3 +120,41 @@ def test_a_device_never_has_two_holders(machine: Machine) -> None:
                 server.signal(signal.SIGTERM)
                 assert server.end() == 0, server.output
                 server.assert_nothing_left()
+
+
+def test_two_workers_share_a_device_that_no_other_server_gets(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = "--Holder.ServiceArgs.workers={} --Holder.ServiceArgs.resources.gpu={}"
+    monkeypatch.setenv("SERVE_OPTIONS", shares.format(2, 0.5))
+    with machine.serve("one") as one:
+        one.ready()
+        assert {name: c.devices for name, c in one.state().components.items() if c.devices} == {
+            "one_Holder": (0,),
+            "one_Holder_1": (0,),
+        }
+        assert "0 (0.5)" in one.command("ps")[1]
+        # A third one does not fit there; three devices have room for six.
+        assert one.command("scale", "Holder=3")[0] == 0
+        assert one.state().components["one_Holder_2"].devices == (1,)
+        code, out = one.command("scale", "Holder=7")
+        assert (code, "that takes 3.5 devices, and there are 3 GPUs" in out) == (2, True), out
+        # One that dies comes back on its share, beside the one that stayed.
+        killed = one.state().components["one_Holder"]
+        assert killed.pid is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        eventually(lambda: one.state().components["one_Holder"].pid not in (None, killed.pid), "it is not there again")
+        # Others get what nobody here has any part of, also while shares of a device come and go.
+        assert one.command("scale", "Holder=1")[0] == 0
+        assert one.devices() == {0}
+        monkeypatch.setenv("SERVE_OPTIONS", shares.format(3, 1))
+        with machine.serve("two") as two:
+            assert two.end() == 2
+            assert "Holder needs 1 device, 0 of 3 GPUs are free; GPU 0 is held by the server of namespace one" in (
+                two.output
+            )
+        assert one.command("scale", "Holder=2")[0] == 0
+        assert one.devices() == {0}
+        one.signal(signal.SIGTERM)
+        assert one.end() == 0, one.output
+        one.assert_nothing_left()

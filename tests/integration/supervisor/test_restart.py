@@ -66,8 +66,11 @@ def test_what_cannot_be_restarted_is_refused(server: ScaledServer) -> None:
     for arguments, why in (
         (["Front"], "Front holds the clients' connections, which a restart would cut; end the server with"),
         ([f"{NAMESPACE}_Front"], "Front holds the clients' connections"),
-        (["Nothing"], "there is no service or watcher 'Nothing'; there are: VllmWorker, PrefillWorker, Front"),
-        ([f"{NAMESPACE}_Nats"], "there is no service or watcher"),
+        (
+            ["Nothing"],
+            "there is no service, endpoint or watcher 'Nothing'; there are: VllmWorker, PrefillWorker, Front",
+        ),
+        ([f"{NAMESPACE}_Nats"], "there is no service, endpoint or watcher"),
     ):
         code, out, err = server.command("restart", *arguments)
         assert (code, out) == (2, ""), err

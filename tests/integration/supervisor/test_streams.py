@@ -90,6 +90,30 @@ async def test_a_queue_that_is_made_anew_waits_for_the_jobs_in_it(bus: Bus, subj
     await consumer.close()
 
 
+async def test_each_revision_of_an_endpoint_has_a_queue_of_its_own(
+    bus: Bus, nats_address: BusAddress, subjects: Subjects
+) -> None:
+    streams = ServerStreams(graph(subjects, "frontend"), RecordingReport())
+    await streams.create(bus)
+    queues = {name: PrefillQueue(bus, Subjects(subjects.namespace, name)) for name in ("chat@1", "chat@2", "embed@1")}
+    for name in ("chat@1", "chat@2"):
+        await streams.create_streams(bus, graph(subjects, "decode", "prefill"), name)
+    await streams.create_streams(bus, graph(subjects, "aggregated"), "embed@1")
+    await queues["chat@1"].publish(JOB)
+    assert [(await queues[name].length()).waiting for name in ("chat@1", "chat@2")] == [1, 0]
+    with pytest.raises(QueueAbsentError):
+        await queues["embed@1"].length()
+    for name in ("chat@1", "embed@1"):
+        await streams.delete_streams(bus, name)
+    with pytest.raises(QueueAbsentError):
+        await queues["chat@1"].length()
+    await streams.renew()
+    assert await queues["chat@2"].length() == QueueLength(0, 0)
+    await streams.delete(nats_address)
+    with pytest.raises(QueueAbsentError):
+        await queues["chat@2"].length()
+
+
 async def test_only_what_was_created_is_deleted(bus: Bus, nats_address: BusAddress, subjects: Subjects) -> None:
     await create_prefill_queue(bus, subjects)
     streams = ServerStreams(graph(subjects, "aggregated"), RecordingReport())

@@ -43,6 +43,13 @@ def files(server: ScaledServer) -> list[str]:
     return sorted("PID" if path.name.isdigit() else path.name for each in directories for path in each.iterdir())
 
 
+def remove(directory: Path) -> None:
+    """Remove it at once: file by file, the server would write some of them anew meanwhile."""
+    removed = directory.with_name("removed")
+    directory.rename(removed)
+    shutil.rmtree(removed)
+
+
 def healed(server: ScaledServer) -> bool:
     try:
         StateStore(server.paths).read_file()
@@ -113,7 +120,7 @@ def test_workers_that_come_and_go_and_are_killed_leave_no_file(server: ScaledSer
 
 def test_a_server_whose_state_directory_is_removed_makes_it_again_and_can_be_stopped(doomed: ScaledServer) -> None:
     components = doomed.state().components
-    shutil.rmtree(doomed.paths.root)
+    remove(doomed.paths.root)
     doomed.line(f"{doomed.paths.run_dir} was removed: its files are written anew")
     assert doomed.state().components == components
     code, _, err = doomed.command("ps")
@@ -122,7 +129,7 @@ def test_a_server_whose_state_directory_is_removed_makes_it_again_and_can_be_sto
     code, _, err = doomed.command("scale", "VllmWorker=2")
     assert code == 0, err
     kill_worker(doomed)
-    shutil.rmtree(doomed.paths.root)
+    remove(doomed.paths.root)
     # At once: its lock is not there.
     code, _, err = doomed.command("stop")
     assert code == 0, err
@@ -133,7 +140,7 @@ def test_a_server_whose_state_directory_is_removed_makes_it_again_and_can_be_sto
 
 def test_a_server_that_another_one_has_replaced_ends_and_leaves_that_ones_files_alone(doomed: ScaledServer) -> None:
     state = doomed.paths.statefile.read_bytes()
-    shutil.rmtree(doomed.paths.root)
+    remove(doomed.paths.root)
     with ServerLock(doomed.paths):
         doomed.paths.run_dir.mkdir(exist_ok=True)
         doomed.paths.statefile.write_bytes(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,12 @@ from dynamo_local.tasks import TaskGuard
 SCRIPTED_BLOCK_SIZE = 4
 
 
+_indexes = itertools.count(1)
+
+
 def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str) -> ServiceContext:
-    watcher = Watcher(subjects.namespace, service)
-    presence = Presence(f"{watcher}_{lease}", service, role, lease, 1, "starting")
+    watcher = Watcher(subjects.namespace, service, next(_indexes), subjects.revision)
+    presence = Presence(str(watcher), service, role, lease, 1, "starting")
     resolved = ResolvedService(service, f"components:{service}", role, 1, 0, 0.0, {}, {}, ())
     return ServiceContext(
         watcher=watcher,

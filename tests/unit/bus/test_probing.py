@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.probing import probe, speaks_plainly
@@ -18,11 +19,14 @@ from dynamo_local.core.names import Subjects
 SUBJECTS = Subjects("ns")
 ONE = Presence("ns_One", "One", "service", "lease-1", 11, "ready")
 TWO = Presence("ns_Two", "Two", "service", "lease-2", 12, "starting")
+OLD = Presence("ns_chat@1_Worker", "Worker", "aggregated", "lease-3", 13, "draining")
+NEW = Presence("ns_chat@2_Worker", "Worker", "aggregated", "lease-4", 14, "ready")
 
 
-def message(presence: Presence, data: bytes | None = None) -> bytes:
+def message(presence: Presence, data: bytes | None = None, revision: str = "") -> bytes:
     data = codec.encode(presence) if data is None else data
-    return b"MSG %s 1 %d\r\n%s\r\n" % (SUBJECTS.presence(presence.watcher).encode(), len(data), data)
+    subject = Subjects("ns", revision).presence(presence.watcher).encode()
+    return b"MSG %s %d %d\r\n%s\r\n" % (subject, 2 if revision else 1, len(data), data)
 
 
 @asynccontextmanager
@@ -55,7 +59,25 @@ async def test_all_who_are_awaited_are_heard() -> None:
     assert found == {"ns_One": ONE, "ns_Two": TWO}
     assert lines[0].startswith(b"CONNECT ")
     assert b'"auth_token":"secret"' in lines[0]
-    assert lines[2:4] == [f"SUB {SUBJECTS.presences} 1".encode(), f"PUB {SUBJECTS.probe} 0".encode()]
+    assert lines[2:5] == [
+        f"SUB {SUBJECTS.presences} 1".encode(),
+        f"SUB {SUBJECTS.presences_of_endpoints} 2".encode(),
+        f"PUB {SUBJECTS.probe} 0".encode(),
+    ]
+
+
+async def test_workers_of_all_revisions_are_heard_and_a_frontend_only_as_a_process_of_the_graph() -> None:
+    in_scope = replace(ONE, state="starting", detail="building")
+    answers = [message(OLD, revision="chat@1"), message(ONE), message(in_scope, revision="chat@2")]
+    async with nats([*answers, message(NEW, revision="chat@2")]) as (address, _):
+        found = await probe(address, SUBJECTS, {"ns_chat@1_Worker", "ns_chat@2_Worker"}, 60)
+    assert found == {"ns_chat@1_Worker": OLD, "ns_chat@2_Worker": NEW, "ns_One": ONE}
+
+
+async def test_what_names_no_watcher_in_the_scope_of_an_endpoint_is_ignored() -> None:
+    odd = replace(ONE, watcher="nothing")
+    async with nats([message(odd, revision="chat@2"), message(TWO)]) as (address, _):
+        assert await probe(address, SUBJECTS, {"ns_Two"}, 60) == {"ns_Two": TWO}
 
 
 async def test_those_who_are_silent_are_left_out_after_a_while() -> None:

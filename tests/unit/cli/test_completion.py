@@ -8,15 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.shell_completion import BashComplete
 
 from dynamo_local.cli.completion import ASKED_BY
 from dynamo_local.cli.main import dynamo
+from dynamo_local.core.endpoints.registry import Registry, create
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
 from state.locks import ServerLock
 from state.paths import StatePaths
 from state.processes import this_process
 from state.record import ServerRecord, write_record
+from state.registry import RegistryStore
 from state.store import StateStore
 from state.transitions import claim, new_state
 
@@ -128,3 +133,17 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("VllmWorker_1\n", "")
+
+
+def test_endpoints_and_their_models_are_completed(server: StatePaths) -> None:
+    view = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("ready"), 1.0, 2.0, ("chat",))
+    board = Board(1, (BoardRevision("chat@2", True, ("chat",)), BoardRevision("chat@3", False, ("new",))), (view,))
+    server.board_file.write_bytes(msgspec.json.encode(board))
+    server.log_file("here_chat@2_VllmWorker").touch()
+    with ServerLock(server) as lock:
+        RegistryStore(lock).write(create(Registry(), view.spec, 1.0))
+        for words in (["wait", ""], ["requests", "--endpoint", ""], ["queue", "ls", "--endpoint", "c"]):
+            assert completed(*words) == ["chat"]
+        assert completed("describe", "c") == ["chat"]
+        assert completed("logs", "ch") == ["chat", "chat@2_VllmWorker"]
+        assert completed("run", "")[:2] == ["tiny", "chat"]

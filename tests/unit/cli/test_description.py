@@ -6,10 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.cli.description import text_of
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView, ServedAdapter
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
-from dynamo_local.supervisor.admin.describe import WatcherDescription, events_of, request_named
+from dynamo_local.supervisor.admin.describe import EndpointDescription, WatcherDescription, events_of, request_named
 from dynamo_local.supervisor.admin.requests import RequestLine
 from dynamo_local.supervisor.admin.status import Row
 
@@ -117,6 +119,70 @@ def test_a_request_is_described_with_where_it_is_and_whether_it_can_migrate() ->
     assert moving["worker"] == "none yet"
 
 
+def test_an_endpoint_is_described_with_its_state_revisions_and_processes() -> None:
+    spec = EndpointSpec(
+        name="chat",
+        model="Qwen/Qwen3-0.6B",
+        args={"max-model-len": 4096, "hf-pat": "hidden"},
+        gpu=0.5,
+        max_workers=4,
+        disaggregated=True,
+        labels={"team": "a"},
+    )
+    status = EndpointStatus("updating", "revision 2 starts", wanted=2, ready=1, wanted_prefill=1)
+    worker = replace(ROW, watcher="ns_chat@2_VllmWorker", endpoint="chat", revision="chat@2", state="starting")
+    found = EndpointDescription(
+        endpoint=EndpointView(spec, status, 1.8e9, 1.8e9 + 1, ("chat", "talk")),
+        revisions=(
+            BoardRevision("chat@1", True, ("chat",), (ServedAdapter("tuned", "/a"),)),
+            BoardRevision("chat@2", False, ("chat",)),
+        ),
+        workers=(worker,),
+        requests=3,
+        events=(Event("endpoint", "updating", time=1.8e9, endpoint="chat"),),
+    )
+    text = text_of(found)
+    fields = fields_of(text)
+    assert fields == {
+        "endpoint": "chat",
+        "state": "updating: revision 2 starts",
+        "model": "Qwen/Qwen3-0.6B",
+        "names": "chat, talk",
+        "revision": "1",
+        "engine": "vllm",
+        "workers": "1 of 2 ready; at least 1, at most 4",
+        "prefill workers": "0 of 1 ready; at least 1, at most 1",
+        "devices": "0.5 for each worker",
+        "policy": "concurrency, 16 requests for each worker",
+        "arguments": "hf-pat: '***'",
+        "labels": "team=a",
+        "revisions": "chat@1 takes requests; adapters: tuned",
+        "processes": "chat@2_VllmWorker (starting)",
+        "requests": "3 in flight",
+        "created": fields["created"],
+        "updated": fields["updated"],
+        "events": fields["events"],
+    }
+    assert "chat@2 takes no requests\n" in text
+    assert "max-model-len: 4096\n" in text
+    assert "hidden" not in text
+    assert fields["events"].endswith("  updating")
+    assert fields_of(text_of(replace(found, requests=None)))["requests"] == "unknown"
+
+
+def test_an_adapter_is_described_without_workers_of_its_own() -> None:
+    spec = EndpointSpec(name="tuned", model="/a", adapter_of="chat")
+    view = EndpointView(spec, EndpointStatus("ready"), 1.8e9, 1.8e9)
+    fields = fields_of(text_of(EndpointDescription(endpoint=view, revisions=(), workers=(), requests=0, events=())))
+    assert fields["model"] == "/a, adapter of chat"
+    assert not {"workers", "engine", "devices"} & fields.keys()
+
+
+def test_what_serves_an_endpoint_names_its_revision() -> None:
+    assert fields_of(text_of(replace(WORKER, revision="chat@2")))["revision"] == "chat@2"
+    assert fields_of(text_of(replace(REQUEST, endpoint="chat", revision="chat@2")))["endpoint"] == "chat@2"
+
+
 def test_a_request_is_named_by_the_beginning_of_its_id() -> None:
     other = replace(REQUEST, request="cmpl-34cd")
     assert request_named("cmpl-1", (REQUEST, other), (ROW,)) == REQUEST
@@ -128,6 +194,10 @@ def test_a_request_is_named_by_the_beginning_of_its_id() -> None:
             request_named(name, (REQUEST, other), (ROW,))
     with pytest.raises(UsageError, match="no live request ''"):
         request_named("", (REQUEST,), (ROW,))
+    with pytest.raises(
+        UsageError, match=r"no watcher, no endpoint and no live request 'x'; .*Router, and the endpoints ch"
+    ):
+        request_named("x", (REQUEST,), (ROW,), ["chat"])
 
 
 def test_only_the_events_of_this_life_of_the_server_count() -> None:

@@ -31,6 +31,13 @@ def test_another_day_has_its_date_and_the_server_no_name() -> None:
     assert line_of(event, datetime(2026, 5, 5).astimezone()) == "2026-05-04 12:30:05  -                 stopped"
 
 
+def test_an_event_of_an_endpoint_has_its_name_in_the_place_of_a_watchers() -> None:
+    event = Event("endpoint", "ready", time=NOON.timestamp(), endpoint="chat")
+    assert line_of(event, NOON) == "12:30:05  chat              ready"
+    worker = Event("death", "ended", watcher="ns_chat@2_VllmWorker_1", time=NOON.timestamp())
+    assert line_of(worker, NOON) == "12:30:05  chat@2_VllmWorker_1  ended"
+
+
 def test_a_migration_names_its_request_and_no_event_is_more_than_a_line() -> None:
     event = Event("migration", "migrated to ns_B", "a\nb", "ns_A", NOON.timestamp(), request="cmpl-1")
     assert line_of(event, NOON).endswith("cmpl-1 migrated to ns_B (a b)")

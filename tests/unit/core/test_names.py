@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.names import (
+    Revision,
     Subjects,
     Watcher,
     check_namespace,
     check_service,
+    parse_revision,
     parse_watcher,
+    revision_in,
     select_watcher,
     short_watcher,
 )
 
 namespaces = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?", fullmatch=True)
 services = st.from_regex(r"[A-Z][A-Za-z0-9]{0,20}", fullmatch=True)
-watchers = st.builds(Watcher, namespace=namespaces, service=services, index=st.integers(0, 10**9 - 1))
+endpoints = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
+revisions = st.builds(Revision, endpoints, st.integers(1, 10**6))
+scopes = st.just("") | revisions.map(str)
+watchers = st.builds(Watcher, namespace=namespaces, service=services, index=st.integers(0, 10**9 - 1), revision=scopes)
 
 
 @given(watchers)
@@ -48,6 +54,17 @@ def test_other_names_are_no_watchers(name: str) -> None:
         parse_watcher(name)
 
 
+@given(revisions)
+def test_a_revision_is_parsed_from_its_text(revision: Revision) -> None:
+    assert parse_revision(str(revision)) == revision
+
+
+@pytest.mark.parametrize("text", ["", "chat", "chat@", "chat@0", "chat@02", "Chat@1", "chat@1@1", "a.b@1", "chat@1\n"])
+def test_other_texts_are_no_revisions(text: str) -> None:
+    with pytest.raises(ConfigError, match="revision"):
+        parse_revision(text)
+
+
 @given(namespaces)
 def test_good_namespaces_pass(namespace: str) -> None:
     assert check_namespace(namespace) == namespace
@@ -67,10 +84,15 @@ def test_bad_service_names_are_refused(service: str) -> None:
 
 def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
     of = Subjects(namespace)
+    return [*_subjects_among(of, watcher, lease), of.planner, of.events, of.endpoints, of.board, of.holds]
+
+
+def _subjects_among(of: Subjects, watcher: str = "w", lease: str = "lease") -> list[str]:
+    """The subjects on which the processes of one model talk among themselves."""
     return [
         of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
-        of.released, of.migrations(lease), of.requests(lease), of.call("Middle", "generate"), of.call_control(lease),
-        of.planner, of.events,
+        of.released, of.charges, of.cached(lease), of.pin(lease), of.role(lease), of.migrations(lease),
+        of.requests(lease), of.claims(lease), of.prefill_jobs, of.call("Middle", "generate"), of.call_control(lease),
     ]  # fmt: skip
 
 
@@ -79,7 +101,7 @@ def test_subjects_are_distinct_and_legal(watcher: Watcher, lease: str) -> None:
     subjects = _subjects(watcher.namespace, str(watcher), lease)
     assert len(set(subjects)) == len(subjects)
     for subject in subjects:
-        assert re.fullmatch(r"dyn\.[^.]+(\.[A-Za-z0-9_-]+)+(\.\*)?", subject)
+        assert re.fullmatch(r"dyn\.[^.]+(\.[A-Za-z0-9_@-]+)+(\.\*)?", subject)
 
 
 @given(namespaces, namespaces)
@@ -87,6 +109,18 @@ def test_namespaces_never_meet(one: str, other: str) -> None:
     if one != other:
         mine, theirs = _subjects(one, "w", "lease"), _subjects(other, "w", "lease")
         assert not set(mine) & set(theirs)
+
+
+@given(namespaces, scopes, scopes)
+def test_models_never_meet(namespace: str, one: str, other: str) -> None:
+    mine, theirs = Subjects(namespace, one), Subjects(namespace, other)
+    assert {revision_in(subject) for subject in _subjects_among(mine)} == {one}
+    if one == other:
+        return
+    assert mine.prefill_stream != theirs.prefill_stream
+    for pattern in _subjects_among(mine):
+        heard = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+        assert not any(heard.fullmatch(subject) for subject in _subjects_among(theirs)), pattern
 
 
 def test_every_presence_reaches_who_watches_all() -> None:

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.frontend.http.gate import GateState, HttpGate, SettingNames
+from components.frontend.http.gate import HttpGate, SettingNames
+from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send
+
+LIMITS = AdmissionLimits(max_body_bytes=1000, max_requests=4, hold_timeout_s=0)
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Answer:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    ended: bool = False
 
     @property
     def error(self) -> dict[str, Any]:
@@ -37,16 +41,32 @@ def scope(path: str, method: str = "POST", headers: Sequence[tuple[str, str]] = 
     return {"type": "http", "method": method, "path": path, "headers": raw, "root_path": "", **more}
 
 
-async def call(app: App, asked: Scope, body: Sequence[bytes] = (b"",), *, hang_up: bool = False) -> Answer:
-    """One request, its body in pieces. With `hang_up` the client is gone instead of sending the last piece."""
+async def call(
+    app: App,
+    asked: Scope,
+    body: Sequence[bytes] = (b"",),
+    *,
+    hang_up: bool = False,
+    leaves: asyncio.Event | None = None,
+    answer: Answer | None = None,
+) -> Answer:
+    """One request, its body in pieces. With `hang_up` the client is gone instead of sending the last piece.
+
+    Otherwise it is gone when `leaves` is set, or its answer is whole. `answer` is filled as it comes.
+    """
     events: list[Event] = [
         {"type": "http.request", "body": piece, "more_body": True} for piece in body[: len(body) - 1]
     ]
     if not hang_up:
         events.append({"type": "http.request", "body": body[-1], "more_body": False})
-    answer = Answer()
+    answer = Answer() if answer is None else answer
+    gone = asyncio.Event() if leaves is None else leaves
+    if hang_up:
+        gone.set()
 
     async def receive() -> Event:
+        if not events:
+            await gone.wait()
         return events.pop(0) if events else {"type": "http.disconnect"}
 
     async def send(event: Event) -> None:
@@ -55,7 +75,11 @@ async def call(app: App, asked: Scope, body: Sequence[bytes] = (b"",), *, hang_u
             answer.status = event["status"]
             answer.headers = {name.decode(): value.decode() for name, value in event["headers"]}
         else:
+            assert not answer.ended, "more after the end"
             answer.body += event.get("body", b"")
+            answer.ended = not event.get("more_body", False)
+            if answer.ended:
+                gone.set()
 
     await app(asked, receive, send)
     return answer
@@ -99,16 +123,23 @@ class Backend:
 class House:
     """A gate with a backend behind it, and the switches of the frontend."""
 
-    limits: AdmissionLimits = field(default_factory=lambda: AdmissionLimits(max_body_bytes=1000, max_requests=4))
+    limits: AdmissionLimits = field(default_factory=lambda: LIMITS)
     keys: Sequence[str] = ()
     worker: bool = True
     draining: bool = False
     backend: Backend = field(default_factory=Backend)
 
     def __post_init__(self) -> None:
-        state = GateState(has_worker=lambda: self.worker, is_draining=lambda: self.draining)
+        entry = ModelEntry(["m"], lambda: None if self.worker else "no worker is ready", self.limits, self.backend)
         names = SettingNames("Front", {"tool-call-parser", "enable-auto-tool-choice"})
-        self.gate = HttpGate(self.backend, limits=self.limits, state=state, api_keys=self.keys, names=names)
+        self.gate = HttpGate(
+            self.backend,
+            limits=self.limits,
+            models=ModelTable([entry]),
+            is_draining=lambda: self.draining,
+            api_keys=self.keys,
+            names=names,
+        )
 
     async def post(self, path: str, body: Any = None, headers: Sequence[tuple[str, str]] = ()) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()

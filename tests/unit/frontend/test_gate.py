@@ -48,7 +48,7 @@ async def test_open_paths_reach_the_server(path: str, method: str, slash: str) -
         "/v1//chat/completions", "/v1/../v1/models", "/v1/./models", "/V1/models", "/v1/Models",
         "/v1/models?x", "/v1/models#x", "/v1/models;x", "/v1/models ", "/v1/models\x00", "/v1%2fmodels",
         "/health//", "/metrics/x", "/sleep", "/wake_up", "/reset_prefix_cache", "/collective_rpc", "/pause",
-        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/embeddings", "/v1/audio/transcriptions",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/embeddings", "/v1/audio/transcriptions",
         "/v1/chat/completions/batch/x", "/scale_elastic_ep", "/server_info", "http://x/v1/models", "/v1/systemone",
     ],
 )  # fmt: skip
@@ -212,7 +212,7 @@ async def test_load_is_what_is_under_way() -> None:
     assert json.loads((await house.get("/load")).body) == {"server_load": 0}
 
 
-async def test_nobody_is_served_without_a_worker() -> None:
+async def test_nobody_is_served_without_a_worker_nor_waits_if_holding_is_off() -> None:
     house = House(worker=False)
     answer = await house.post("/v1/completions")
     assert (answer.status, answer.error["message"]) == (503, "no worker is ready")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.model import known
 from dynamo_local.model.defaults import class_defaults
 from dynamo_local.model.facts import read_facts
 from dynamo_local.model.weights import TruncatedWeightsError, loaded_files
@@ -116,3 +117,51 @@ def test_defaults_of_the_class_stand_in_for_what_a_configuration_leaves_out(tmp_
 )
 def test_files_that_vllm_loads(names: set[str], loaded: tuple[str, ...]) -> None:
     assert loaded_files(names) == loaded
+
+
+needs_vllm = pytest.mark.skipif(known.vllm_architectures() is None, reason="vLLM is not installed")
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("architecture", "pools"),
+    [
+        ("LlamaForCausalLM", False),
+        ("LlamaModel", False),
+        ("GPT2LMHeadModel", False),
+        ("ChatGLMModel", False),
+        ("BertModel", True),
+        ("XLMRobertaForSequenceClassification", True),
+        ("HF_ColBERT", True),
+        ("Qwen2ForRewardModel", True),
+        ("Qwen3ForSequenceClassification", True),
+        ("Qwen3Model", True),
+    ],
+)
+def test_the_architecture_tells_whether_a_model_generates(tmp_path: Path, architecture: str, pools: bool) -> None:
+    facts = read_facts(write_model(tmp_path, model_files({**CONFIG, "architectures": [architecture]})))
+    assert facts.pools is pools
+
+
+@pytest.mark.parametrize(
+    ("modules", "pools"),
+    [
+        (
+            [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}],
+            True,
+        ),
+        ([{"type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling"}], True),
+        ([{"type": "sentence_transformers.models.Transformer"}], False),
+        ([{}, 3, {"type": None}], False),
+        ({"type": "x.Pooling"}, False),
+    ],
+)
+def test_a_folder_of_sentence_transformers_pools(tmp_path: Path, modules: object, pools: bool) -> None:
+    files = model_files() | {"modules.json": json.dumps(modules).encode()}
+    assert read_facts(write_model(tmp_path, files)).pools is pools
+
+
+def test_an_encoder_has_no_kv_cache(tmp_path: Path) -> None:
+    facts = read_facts(write_model(tmp_path, model_files({**CONFIG, "model_type": "bert"})))
+    assert facts.is_encoder
+    assert facts.attention == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from hypothesis import given
@@ -13,12 +14,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
+from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.families import METRICS, MIGRATION_GAP_SECONDS
 from dynamo_local.monitor.graph_watch import Snapshot
-from dynamo_local.monitor.metrics import METRICS, MIGRATION_GAP_SECONDS, FrontendState, samples
+from dynamo_local.monitor.metrics import Distribution, FrontendState, ModelState, samples
 from tests.unit.core.messages.messages_strategies import planner_reports, presences
 from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
 
@@ -36,19 +40,25 @@ WHOLE = snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(3, 1), planner=REPO
 
 def exposed(of: Snapshot, frontend: FrontendState = FRONTEND) -> dict[tuple[str, ...], float]:
     """Series as Prometheus would read them: name and the values of labels, in the order of the names of labels."""
+    return series_of([ModelState("m", of, frontend)])
+
+
+def series_of(models: Iterable[ModelState], endpoints: Iterable[EndpointView] = ()) -> dict[tuple[str, ...], float]:
     registry = CollectorRegistry()
-    expose(lambda: samples(of, frontend), registry=registry)
-    families = text_string_to_metric_families(generate_latest(registry).decode())
-    return {
-        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    expose(lambda: samples(models, endpoints), registry=registry)
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            series = sample.name, *(sample.labels[label] for label in sorted(sample.labels))
+            # Prometheus refuses a whole scrape with a series that is there twice.
+            assert series not in found
+            found[series] = sample.value
+    return found
 
 
 def test_a_graph_is_told_of_whole() -> None:
     found = exposed(WHOLE)
-    worker = ("decode", "ns_VllmWorker")
+    worker = ("m", "decode", "ns_VllmWorker")
     assert found["dynamo_worker_running_requests", *worker] == 3
     assert found["dynamo_worker_waiting_requests", *worker] == 1
     assert found["dynamo_worker_kv_usage_ratio", *worker] == 0.75
@@ -57,17 +67,18 @@ def test_a_graph_is_told_of_whole() -> None:
     assert found["dynamo_worker_output_tokens_total", *worker] == 120
     assert found["dynamo_worker_prefill_seconds_total", *worker] == 2.5
     assert found["dynamo_process_uptime_seconds", "VllmWorker", *worker] == 125
-    assert found["dynamo_process_state", "VllmWorker", "decode", "starting", "ns_VllmWorker_1"] == 1
-    assert found["dynamo_process_state", "VllmWorker", "decode", "ready", "ns_VllmWorker_1"] == 0
+    assert found["dynamo_process_uptime_seconds", "Router", "", "router", "ns_Router"] == 9
+    assert found["dynamo_process_state", "VllmWorker", "m", "decode", "starting", "ns_VllmWorker_1"] == 1
+    assert found["dynamo_process_state", "VllmWorker", "m", "decode", "ready", "ns_VllmWorker_1"] == 0
     assert found["dynamo_process_starts_total", "ns_Router"] == 1
     assert found["dynamo_router_assignments_total", "assigned"] == 5
     assert found["dynamo_router_assignments_total", "unassigned"] == 0
-    assert found["dynamo_prefill_queue_jobs", "waiting"] == 3
-    assert found["dynamo_prefills_total", "long"] == 2
-    assert found["dynamo_migrations_total", "migrated", "drain"] == 3
-    assert found["dynamo_migrations_pulled_tokens_total",] == 96
-    assert found["dynamo_migrations_pulled_bytes_total",] == 4096
-    assert found["dynamo_frontend_requests_in_flight",] == 4
+    assert found["dynamo_prefill_queue_jobs", "m", "waiting"] == 3
+    assert found["dynamo_prefills_total", "m", "long"] == 2
+    assert found["dynamo_migrations_total", "m", "migrated", "drain"] == 3
+    assert found["dynamo_migrations_pulled_tokens_total", "m"] == 96
+    assert found["dynamo_migrations_pulled_bytes_total", "m"] == 4096
+    assert found["dynamo_frontend_requests_in_flight", "m"] == 4
     assert found["dynamo_planner_workers", "decode", "starting"] == 1
     assert found["dynamo_planner_kv_usage_ratio", "decode"] == 0.75
     assert found["dynamo_planner_devices",] == 2
@@ -77,13 +88,13 @@ def test_a_graph_is_told_of_whole() -> None:
 
 def test_a_role_of_the_graph_without_a_worker_has_none_which_is_known() -> None:
     found = exposed(WHOLE)
-    assert found["dynamo_workers", "decode"] == 1
-    assert found["dynamo_workers", "prefill"] == 0
-    assert ("dynamo_workers", "aggregated") not in found
+    assert found["dynamo_workers", "m", "decode"] == 1
+    assert found["dynamo_workers", "m", "prefill"] == 0
+    assert ("dynamo_workers", "m", "aggregated") not in found
 
 
 def test_a_worker_whose_lease_is_revoked_is_none_that_may_be_given_requests() -> None:
-    assert exposed(snapshot(DECODE, routable=frozenset()))["dynamo_workers", "decode"] == 0
+    assert exposed(snapshot(DECODE, routable=frozenset()))["dynamo_workers", "m", "decode"] == 0
 
 
 def test_what_is_unknown_is_left_out() -> None:
@@ -100,14 +111,64 @@ def test_what_is_unknown_is_left_out() -> None:
 
 def test_histograms_stand_beside_the_rest() -> None:
     gaps = Histogram((0.1, 1.0))
-    for gap_s in (0.05, 0.5, 7.0):
+    more = Histogram((0.1, 1.0))
+    for gap_s in (0.05, 0.5):
         gaps.observe(gap_s)
+    more.observe(7.0)
     registry = CollectorRegistry()
-    expose(list, {MIGRATION_GAP_SECONDS: gaps}, registry)
+    expose(list, lambda: [Distribution(MIGRATION_GAP_SECONDS, ("m",), each) for each in (gaps, more)], registry)
     text = generate_latest(registry).decode()
-    assert 'dynamo_migration_gap_seconds_bucket{le="1.0"} 2.0' in text
-    assert "dynamo_migration_gap_seconds_count 3.0" in text
-    assert "dynamo_migration_gap_seconds_sum 7.55" in text
+    assert 'dynamo_migration_gap_seconds_bucket{le="1.0",model="m"} 2.0' in text
+    assert 'dynamo_migration_gap_seconds_count{model="m"} 3.0' in text
+    assert 'dynamo_migration_gap_seconds_sum{model="m"} 7.55' in text
+
+
+def test_revisions_of_an_endpoint_are_added_up_and_its_workers_are_told_apart() -> None:
+    old = replace(DECODE, watcher="ns_chat@1_W", lease="1")
+    new = [replace(DECODE, watcher=f"ns_chat@2_W_{index}", lease=f"2{index}") for index in (1, 2)]
+    leases = frozenset({"1", "21", "22"})
+    found = series_of(
+        [
+            ModelState("", snapshot(ROUTER)),
+            ModelState("chat", snapshot(old, routable=leases, queue=QueueLength(3, 1)), FRONTEND),
+            ModelState("chat", snapshot(*new, routable=leases, queue=QueueLength(2, 0)), FRONTEND),
+        ]
+    )
+    assert found["dynamo_workers", "chat", "decode"] == 3
+    assert found["dynamo_frontend_requests_in_flight", "chat"] == 8
+    assert found["dynamo_prefill_queue_jobs", "chat", "waiting"] == 5
+    assert found["dynamo_migrations_total", "chat", "migrated", "drain"] == 6
+    assert found["dynamo_worker_running_requests", "chat", "decode", "ns_chat@1_W"] == 3
+    assert found["dynamo_worker_running_requests", "chat", "decode", "ns_chat@2_W_2"] == 3
+    # A graph without a model of its own has none in flight, rather than zero.
+    assert ("dynamo_frontend_requests_in_flight", "") not in found
+    assert not [series for series in found if series[0] == "dynamo_workers" and series[1] != "chat"]
+
+
+def test_endpoints_tell_their_state_and_the_numbers_of_their_workers() -> None:
+    spec = EndpointSpec(name="chat", model="m", disaggregated=True)
+    status = EndpointStatus("updating", wanted=3, ready=2, wanted_prefill=1)
+    chat = EndpointView(spec, status, created_at=1.0, updated_at=2.0)
+    adapter = EndpointView(EndpointSpec(name="tuned", model="/a", adapter_of="chat"), EndpointStatus("ready"), 1.0, 2.0)
+    found = series_of([], [chat, adapter])
+    assert found["dynamo_endpoint_state", "chat", "updating"] == 1
+    assert found["dynamo_endpoint_state", "chat", "ready"] == 0
+    assert found["dynamo_endpoint_wanted_workers", "chat", "decode"] == 3
+    assert found["dynamo_endpoint_ready_workers", "chat", "decode"] == 2
+    assert found["dynamo_endpoint_wanted_workers", "chat", "prefill"] == 1
+    assert found["dynamo_endpoint_ready_workers", "chat", "prefill"] == 0
+    assert found["dynamo_endpoint_state", "tuned", "ready"] == 1
+    assert not [series for series in found if "workers" in series[0] and series[1] == "tuned"]
+
+
+def test_the_planner_tells_what_it_wants_for_endpoints() -> None:
+    reports = (
+        EndpointReport("chat", "decode", ordered=2, wanted=5, share=3),
+        EndpointReport("base", "decode", ordered=1),
+    )
+    found = exposed(snapshot(planner=replace(REPORT, endpoints=reports)))
+    numbers = {series[1:3]: value for series, value in found.items() if series[0] == "dynamo_planner_endpoint_workers"}
+    assert numbers == {("chat", "ordered"): 2, ("chat", "wanted"): 5, ("chat", "share"): 3, ("base", "ordered"): 1}
 
 
 def test_processes_without_an_engine_have_no_series_of_workers() -> None:
@@ -117,7 +178,7 @@ def test_processes_without_an_engine_have_no_series_of_workers() -> None:
 @given(st.lists(presences, max_size=3, unique_by=lambda presence: presence.watcher), planner_reports)
 def test_whatever_processes_say_can_be_shown(members: list[Presence], report: PlannerReport) -> None:
     registry = CollectorRegistry()
-    expose(lambda: samples(snapshot(*members, planner=report), FRONTEND), registry=registry)
+    expose(lambda: samples([ModelState("m", snapshot(*members, planner=report), FRONTEND)]), registry=registry)
     generate_latest(registry)
 
 
@@ -145,5 +206,8 @@ def test_the_dashboard_asks_for_nothing_of_ours_that_there_is_not() -> None:
     asked = {name for expression in expressions for name in re.findall(r"\bdynamo_[a-z_]+", expression)}
     buckets = {f"{metric.name}_bucket" for metric in METRICS if metric.kind == "histogram"}
     assert asked <= {metric.name for metric in METRICS} | buckets
+    of_models = {metric.name for metric in METRICS if metric.labels[:1] == ("model",) and "process" not in metric.name}
+    chosen = re.compile(r"(dynamo_[a-z_]+?)(?:_bucket)?\{[^}]*model=~\"\$model\"")
+    assert asked & of_models <= {name for expression in expressions for name in chosen.findall(expression)}
     # And shows most of what there is.
     assert len(asked) >= 18

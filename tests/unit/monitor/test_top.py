@@ -14,16 +14,17 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.monitor.rates import Rates
-from dynamo_local.monitor.scraping import FrontendFigures, totals_of
+from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures, totals_by_model
 from dynamo_local.monitor.top_screen import drawn
 from dynamo_local.monitor.top_view import SHOWN_EVENTS, EventRow, TopView, note_counts, recent, view_of
 from tests.unit.monitor.graph import DECODE, FRONTEND, MOVES, NOW, REPORT, ROUTER, STARTING, snapshot
 
 FIGURES = FrontendFigures(in_flight=12, requests_per_s=3.25, ttft_s=0.0421, inter_token_s=1.5)
+READ = ReadFigures(FIGURES, {})
 
 
 def whole() -> TopView:
-    return view_of("ns", snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(2, 1), planner=REPORT), Rates(), FIGURES)
+    return view_of("ns", snapshot(DECODE, STARTING, ROUTER, queue=QueueLength(2, 1), planner=REPORT), Rates(), READ)
 
 
 def lines_of(view: TopView, width: int = 80, *, ascii_only: bool = False) -> list[str]:
@@ -185,16 +186,22 @@ def test_the_view_is_json_with_null_for_what_is_unknown() -> None:
     assert found["planner"]["policy"] == "load"
 
 
-def test_series_of_all_labels_are_added_up() -> None:
+def test_series_of_a_model_are_added_up() -> None:
     text = (
         "# TYPE vllm:request_success counter\n"
-        'vllm:request_success_total{finished_reason="stop"} 3\n'
-        'vllm:request_success_total{finished_reason="length"} 4\n'
+        'vllm:request_success_total{model_name="chat",finished_reason="stop"} 3\n'
+        'vllm:request_success_total{model_name="chat",finished_reason="length"} 4\n'
+        'vllm:request_success_total{model_name="base",finished_reason="length"} 2\n'
+        "# TYPE dynamo_frontend_requests_in_flight gauge\n"
+        'dynamo_frontend_requests_in_flight{model="chat"} 5\n'
         "# TYPE other gauge\nother 9\n"
     )
-    assert totals_of(text) == {"vllm:request_success_total": 7}
+    assert totals_by_model(text) == {
+        "chat": {"vllm:request_success_total": 7, "dynamo_frontend_requests_in_flight": 5},
+        "base": {"vllm:request_success_total": 2},
+    }
 
 
 def test_what_is_no_exposition_is_refused() -> None:
     with pytest.raises(ValueError, match=r"invalid|Invalid|<html>"):
-        totals_of("<html>")
+        totals_by_model("<html>")

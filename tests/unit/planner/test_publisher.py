@@ -51,7 +51,8 @@ def decision(load: float, *actions: Action, acts: bool = True) -> Decision:
 
 
 def report(publisher: PlannerPublisher) -> PlannerReport:
-    told = publisher.report(pull(worker()))
+    publisher.observed(pull(worker()))
+    told = publisher.report()
     return codec.decode(codec.encode(told), PlannerReport)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, finish_in_thread
 
 
 async def fail() -> None:
@@ -83,3 +84,24 @@ async def test_closing_ends_every_task_and_names_those_that_resist() -> None:
 async def test_a_task_may_close_its_own_guard() -> None:
     tasks = TaskGuard()
     assert await tasks.spawn("closing", tasks.close()) == []
+
+
+async def test_work_in_a_thread_is_finished_before_its_task_is_cancelled() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait()
+        done.set()
+        raise ValueError("an error that concerns nobody any more")
+
+    working = asyncio.create_task(finish_in_thread(work))
+    await asyncio.to_thread(begun.wait)
+    working.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not working.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert done.is_set()

@@ -163,6 +163,13 @@ def test_the_last_of_two_equal_options_wins(graph: Graph) -> None:
         ("--Worker.extra={a: 1, a: 2}", "--Worker.extra: line 1, column 8 is not YAML: key 'a' occurs twice"),
         ("--Worker.ServiceArgs.worker=2", "Worker.ServiceArgs has no key worker; did you mean workers?"),
         ("--Worker.ServiceArgs.workers=0", "Worker.ServiceArgs.workers is 0; expected int of at least 1"),
+        (
+            "--Worker.ServiceArgs.resources.gpu=1.5",
+            "whole number of devices, or a share of one such as 0.5, of at least",
+        ),
+        ("--Worker.ServiceArgs.resources.gpu=0.001", "a share of one such as 0.5, of at least 0.01, not 0.001"),
+        ("--Worker.ServiceArgs.resources.gpu=-0.5", "resources.gpu must be a whole number of devices"),
+        ("--Worker.ServiceArgs.resources.gpu=nan", "resources.gpu must be a whole number of devices"),
         ("--Worker.ServiceArgs.resources.tpu=1", "resources has no 'tpu'; allowed are gpu, cpu"),
         ("--Worker.ServiceArgs=2", "--Worker.ServiceArgs: Worker.ServiceArgs is not a mapping"),
         (

@@ -44,8 +44,10 @@ def components(draw: st.DrawFn, device_pool: list[int], service: str, index: int
     phases: st.SearchStrategy[Phase | None] = st.sampled_from([None, "starting", "retiring"])
     count = draw(st.integers(0, min(2, len(device_pool))))
     devices = tuple(device_pool.pop() for _ in range(count))
+    share = draw(st.sampled_from([1.0, 0.5, 1 / 3])) if count == 1 else 1.0
     pid = draw(st.none() | st.integers(1, 2**22))
-    return Component(name, service, draw(text), "run it", Resources(devices), draw(st.none() | text), pid, draw(phases))
+    held = Resources(devices, share)
+    return Component(name, service, draw(text), "run it", held, draw(st.none() | text), pid, draw(phases))
 
 
 @st.composite

@@ -15,8 +15,8 @@ def gpus(*ids: int) -> Inventory:
     return Inventory("gpu", tuple(Device(i, "gpu", "A GPU", uuid=f"GPU-{i}") for i in ids))
 
 
-@given(IDS, st.sets(st.integers(0, 40)), st.integers(0, 14))
-def test_allocation_takes_the_lowest_free_ids_or_raises(ids: list[int], taken: set[int], count: int) -> None:
+@given(IDS, st.dictionaries(st.integers(0, 40), st.sampled_from([0.1, 0.5, 1])), st.integers(0, 14))
+def test_allocation_takes_the_lowest_free_ids_or_raises(ids: list[int], taken: dict[int, float], count: int) -> None:
     free = [device for device in ids if device not in taken]
     if count > len(free):
         with pytest.raises(DeviceError):
@@ -30,7 +30,7 @@ def test_a_series_of_allocations_never_over_subscribes(ids: list[int], wishes: l
     taken: list[int] = []
     for count in wishes:
         try:
-            given_out = allocate(gpus(*ids), taken, count)
+            given_out = allocate(gpus(*ids), dict.fromkeys(taken, 1), count)
         except DeviceError:
             assert len(taken) + count > len(ids)
             continue
@@ -42,7 +42,7 @@ def test_a_series_of_allocations_never_over_subscribes(ids: list[int], wishes: l
 
 def message(inventory: Inventory, taken: set[int], count: int) -> str:
     with pytest.raises(DeviceError) as caught:
-        allocate(inventory, taken, count, needed_by="VllmWorker")
+        allocate(inventory, dict.fromkeys(taken, 1), count, needed_by="VllmWorker")
     assert caught.value.remedy
     return caught.value.cause
 

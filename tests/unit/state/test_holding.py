@@ -192,3 +192,32 @@ def _eventually(condition: Callable[[], bool]) -> None:
             return
         select.select([], [], [], 0.01)
     raise AssertionError("somebody has it still")
+
+
+def test_processes_of_one_server_share_a_device_and_each_is_on_it_until_it_is_gone(name: str) -> None:
+    environ = {DEVICES_VARIABLE: name}
+    (server,) = take(NAMES, [name]).values()
+    (first,), (second,) = occupy(environ, os.getpid()), occupy(environ, os.getpid())
+    assert len(on_device(NAMES.bound(), name)) == 2
+    first.close()
+    server.close()
+    assert not is_free(name)
+    second.close()
+    assert is_free(name)
+
+
+def test_a_core_that_two_slots_of_a_server_share_is_not_held_by_others() -> None:
+    class Taken:
+        def bind(self, name: str) -> None:
+            raise AssertionError
+
+        def bound(self) -> list[str]:
+            return [device("core-0"), device("core-1")]
+
+        def holder(self, name: str) -> Holder:
+            raise AssertionError
+
+    inventory = cpu_slots([0, 1], 4, exclusive=True)
+    # Slots 0 and 2 have core 0.
+    assert held(inventory, {0}, Taken()) == {1, 3}
+    assert held(inventory, {0, 1}, Taken()) == frozenset()

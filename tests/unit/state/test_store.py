@@ -48,6 +48,13 @@ class TestLife:
         assert after == release(disaggregated(), "dynamo_PrefillWorker") == store.read()
         store.remove()
         assert names(paths) == set()
+
+    def test_what_has_not_changed_is_decoded_once(self, store: StateStore, paths: StatePaths) -> None:
+        store.create(disaggregated())
+        first = store.read()
+        assert store.read() is first
+        StateStore(paths).update(lambda state: log_level(state, "debug"))
+        assert store.read() == log_level(first, "debug")
         store.remove()
 
     def test_file_and_directory_are_private(self, store: StateStore, paths: StatePaths) -> None:
@@ -97,7 +104,7 @@ class TestLife:
 
 
 class TestUnreadable:
-    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 3}'])
+    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 4}'])
     def test_it_is_reported_with_a_remedy_and_kept(self, store: StateStore, paths: StatePaths, data: bytes) -> None:
         store.create(empty_state())
         paths.statefile.write_bytes(data)

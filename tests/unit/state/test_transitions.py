@@ -22,11 +22,13 @@ from state.transitions import (
     next_watcher,
     release,
     remove,
+    remove_revision,
     restart,
     retire,
     set_lease,
     set_role,
     settle,
+    shares_taken,
     taken,
 )
 from tests.unit.state.builders import OWNER, disaggregated, empty_state
@@ -154,9 +156,56 @@ def test_entries_are_those_of_the_service_template_first() -> None:
     assert next_watcher(state, "VllmWorker").index == 3
 
 
+def of_revisions() -> State:
+    """Two workers of chat@1, one of chat@2, and those of the graph."""
+    state = disaggregated()
+    for number, revision in enumerate(("chat@1", "chat@1", "chat@2"), 2):
+        watcher = next_watcher(state, "VllmWorker", revision)
+        state = claim(state, watcher, role="decode", cmd="host", devices=[number])
+    return state
+
+
+def test_each_revision_of_an_endpoint_has_entries_of_its_own() -> None:
+    state = of_revisions()
+    assert [entry.watcher_name for entry in entries(state, "VllmWorker")] == ["dynamo_VllmWorker"]
+    assert [entry.watcher.index for entry in entries(state, "VllmWorker", "chat@1")] == [0, 1]
+    assert str(next_watcher(state, "VllmWorker", "chat@2")) == "dynamo_chat@2_VllmWorker_1"
+    assert remove(release(state, "dynamo_chat@2_VllmWorker"), "dynamo_chat@2_VllmWorker") == remove_revision(
+        release(state, "dynamo_chat@2_VllmWorker"), "chat@2"
+    )
+
+
+def test_a_revision_without_processes_is_removed_as_a_whole() -> None:
+    state = of_revisions()
+    with pytest.raises(
+        StateError, match="chat@1 still has processes: dynamo_chat@1_VllmWorker, dynamo_chat@1_VllmWork"
+    ):
+        remove_revision(state, "chat@1")
+    emptied = release(release(state, "dynamo_chat@1_VllmWorker_1"), "dynamo_chat@1_VllmWorker")
+    left = remove_revision(emptied, "chat@1")
+    assert set(shape(left)) == {*shape(disaggregated()), "dynamo_chat@2_VllmWorker"}
+    assert remove_revision(left, "chat@1") == left
+    with pytest.raises(StateError, match="own entries"):
+        remove_revision(left, "")
+
+
+def test_only_those_that_are_looked_at_let_go() -> None:
+    state = of_revisions()
+    after, notes = reconcile(state, (), lambda name: "chat@2" in name)
+    assert after == release(state, "dynamo_chat@2_VllmWorker")
+    assert len(notes) == 1
+
+
 ILLEGAL: dict[str, Callable[[State], State]] = {
     "claim of a claimed one": lambda s: claim(s, "dynamo_VllmWorker", role="", cmd=""),
     "claim of a taken device": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[0]),
+    "claim of a share of a taken device": lambda s: claim(
+        s, "dynamo_VllmWorker_1", role="", cmd="", devices=[0], share=0.5
+    ),
+    "claim of a share of two devices": lambda s: claim(
+        s, "dynamo_VllmWorker_1", role="", cmd="", devices=[5, 6], share=0.5
+    ),
+    "claim of a share of nothing": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", share=0.5),
     "claim of a device twice": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[5, 5]),
     "addition without template": lambda s: claim(s, "dynamo_Router_1", role="", cmd=""),
     "claim in another namespace": lambda s: claim(s, "other_Router", role="", cmd=""),
@@ -218,7 +267,7 @@ class Fleet(RuleBasedStateMachine):
         if count > 6 - sum(map(len, self.held.values())):
             return
         watcher = next_watcher(self.state, service)
-        devices = allocate(self.inventory, taken(self.state), count)
+        devices = allocate(self.inventory, shares_taken(self.state), count)
         self.state = claim(self.state, watcher, role="worker", cmd="run", devices=devices, phase="starting")
         assert str(watcher) not in self.held
         self.held[str(watcher)] = devices

@@ -27,7 +27,9 @@ async def test_an_engine_is_bound_to_its_cores_unless_that_is_turned_off(
         monkeypatch.setenv(name, "1")
     bindings: list[Any] = []
 
-    def launch(config: object, kv_transfer: bool, threads: object, binding: object, progress: object) -> Any:
+    def launch(
+        config: object, kv_transfer: bool, threads: object, binding: object, progress: object, *_: object
+    ) -> Any:
         bindings.append(binding)
         raise EngineError("it is not started")
 

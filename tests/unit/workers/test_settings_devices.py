@@ -26,15 +26,20 @@ def worker(*options: str) -> ResolvedService:
         ([f"{TP}=2", f"{GPU}=2"], 2),
         ([f"{GPU}=1"], 1),
         ([f"{GPU}=3", "--VllmWorker.engine=mocker"], 3),
+        ([f"{GPU}=0.5"], 0.5),
+        ([f"{GPU}=0.5", "--VllmWorker.engine=mocker"], 0.5),
         (["--VllmWorker.engine=mocker"], 1),
     ],
 )
-def test_there_is_a_device_for_each_rank(options: list[str], devices: int) -> None:
+def test_there_is_a_device_for_each_rank(options: list[str], devices: float) -> None:
     assert worker(*options).gpu == devices
 
 
-@pytest.mark.parametrize(("options", "given", "needed"), [([f"{GPU}=2"], 2, 1), ([f"{TP}=2", f"{GPU}=1"], 1, 2)])
-def test_another_number_of_devices_is_refused(options: list[str], given: int, needed: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "given", "needed"),
+    [([f"{GPU}=2"], 2, 1), ([f"{TP}=2", f"{GPU}=1"], 1, 2), ([f"{TP}=2", f"{GPU}=0.5"], 0.5, 2)],
+)
+def test_another_number_of_devices_is_refused(options: list[str], given: float, needed: int) -> None:
     said = f"resources.gpu is {given}, but by its settings a worker needs {needed}; leave resources.gpu out"
     with pytest.raises(ConfigError, match=said):
         worker(*options)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
-from dynamo_local.core.planning.devices import devices_of_one_more, held_by, held_by_all
+from dynamo_local.core.planning.devices import devices_for_minimum, devices_of_one_more, held_by, held_by_all
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies.load import (
     NEW_DECODE_WORKER_GRACE_PERIOD,
@@ -24,6 +24,7 @@ from dynamo_local.core.planning.policies.load import (
 )
 from dynamo_local.core.planning.proposals import Proposal, unread
 from dynamo_local.core.planning.window import History, QueueWindow, RoleWindow, Window, mean
+from dynamo_local.core.shares import fits, summed
 
 KV_OF_A_WAITING_REQUEST = 0.02
 """Share of a worker's KV cache that each of its waiting requests counts for."""
@@ -40,7 +41,7 @@ def decide_as_dynamo(
     """Decide as Dynamo's planner would. `roles`: those of the window, in any order. Pure."""
     max_devices = options.limits(window.inventory).max_devices
     assert max_devices is not None, "the options have a maximum"
-    devices = sum(held_by_all(role.workers, options) for role in roles)
+    devices = summed([window.taken, *(held_by_all(role.workers, options) for role in roles)])
     adjustment = _Adjustment(options, max_devices - devices)
     changed = _changed(roles)
     ordered = sorted(roles, key=lambda role: (role.role != PREFILL_ROLE, role.role))
@@ -67,14 +68,15 @@ class _Adjustment:
     """The actions of one decision. `free`: devices that are left of the budget."""
 
     options: PlannerOptions
-    free: int
+    free: float
     actions: list[Action] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     def remove(self, role: RoleWindow, proposal: Proposal) -> None:
         victim = max(role.routable, key=lambda worker: worker.rank)
         stay = [worker for worker in role.routable if worker is not victim]
-        if len(stay) < self.options.min_endpoint or held_by_all(stay, self.options) < self.options.min_gpu_budget:
+        devices = devices_for_minimum(stay, self.options)
+        if len(stay) < self.options.min_endpoint or devices < self.options.min_gpu_budget:
             self.say(role, replace(proposal, wanted=0, reason=f"{proposal.reason}, but the minimum is reached"))
             return
         self.free += held_by(victim, self.options)
@@ -83,8 +85,8 @@ class _Adjustment:
 
     def add(self, role: RoleWindow, proposal: Proposal) -> None:
         cost = devices_of_one_more(role, self.options)
-        if cost > self.free:
-            why = f"the budget has {max(self.free, 0)} devices left, {cost} needed"
+        if not fits(0, cost, self.free):
+            why = f"the budget has {max(self.free, 0):g} devices left, {cost:g} needed"
             self.say(role, replace(proposal, reason=f"{proposal.reason}; {why}"))
             return
         self.free -= cost

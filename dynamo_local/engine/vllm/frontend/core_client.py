@@ -14,6 +14,7 @@ from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.http.bounds import RequestBounds
@@ -23,7 +24,9 @@ from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import prepare_concurrently
-from dynamo_local.engine.vllm.requests.wire import core_output_of, request_of
+from dynamo_local.engine.vllm.requests.outputs import core_output_of
+from dynamo_local.engine.vllm.requests.tasks import tasks_of
+from dynamo_local.engine.vllm.requests.wire import request_of
 
 
 @dataclass
@@ -46,16 +49,19 @@ _UNKNOWN = _Begun(0, None)
 class DispatchedCore(EngineCoreClient):
     """An engine-core client whose engine is a fleet."""
 
-    def __init__(self, dispatcher: Dispatcher, *, lora: bool = False) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, *, lora: bool = False, tasks: tuple[SupportedTask, ...] = ("generate",)
+    ) -> None:
         self.resources = _Resources()
         self.engine_ranks_managed = [0]
         self._dispatcher = dispatcher
         self._lora = lora
+        self._tasks = tasks
         self._begun: dict[str, _Begun] = {}
         self._failures: dict[str, Exception] = {}
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
-        return ("generate",)
+        return self._tasks
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         try:
@@ -102,16 +108,20 @@ def build(
     dispatcher: Dispatcher,
     *,
     log_stats: bool,
+    loggers: list[StatLoggerFactory] | None = None,
     grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
 ) -> AsyncLLM:
     """An AsyncLLM before `dispatcher`. Call outside the event loop's thread: it takes a while.
 
+    `loggers`: of statistics, beside vLLM's own. Not to be called by two threads at once.
+
     (Also because AsyncLLM starts its output loop at once where it finds a running event loop, and the loop is to see
     the guarded output processor. It starts with the first request otherwise.)
     """
-    core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None)
+    tasks = tasks_of(vllm_config.model_config)
+    core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None, tasks=tasks)
     with core_client(core):
-        llm = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=not log_stats)
+        llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats)
     isolate_failures(llm.output_processor, core.take_failure)
     prepare_concurrently(llm, grammar_timeout_s)
     drop_clients_errors()

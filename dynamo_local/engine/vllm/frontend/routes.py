@@ -16,14 +16,8 @@ from dynamo_local.model.hub.cache import repo_of_snapshot
 
 
 def add_routes(app: Any) -> None:
-    """Add the routes. Call once the application has all of vLLM's routes, and its state."""
-    from starlette.exceptions import HTTPException
-    from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
-
-    name_roots(app)
+    """Add the routes. Call once the application has all of vLLM's routes."""
     show_one_model(app)
-    # vLLM registers the handler for FastAPI's exception alone, not for Starlette's own (no such path or method).
-    app.add_exception_handler(HTTPException, http_exception_handler)
     if app.openapi_url is not None:
         describe_what_is_open(app)
 

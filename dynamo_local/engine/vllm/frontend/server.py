@@ -1,8 +1,8 @@
-"""vLLM's OpenAI server in front of a dispatcher.
+"""The HTTP server in front of the applications of all models.
 
-The application is vLLM's own (`build_app`, `init_app_state`). It is served by uvicorn directly and not by vLLM's
-`serve_http`, which ends its engine and drops open connections at the first signal: here a stop lets the streams
-under way finish.
+It is uvicorn directly and not vLLM's `serve_http`, which ends its engine and drops open connections at the first
+signal: here a stop lets the streams under way finish. What concerns no single model is answered by an application of
+vLLM's without a model: its documentation, its version, the metrics, the list of all models.
 """
 
 from __future__ import annotations
@@ -12,84 +12,73 @@ import logging
 import os
 import socket
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from dynamo_local.core.errors import ConfigError, EngineError
+from dynamo_local.core.errors import EngineError, one_line
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.core.http.bounds import RequestBounds
-from dynamo_local.core.ports import Dispatcher, Progress
-from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv, unsplit
+from dynamo_local.core.http.asgi import App
+from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.frontend.application import build_app
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import add_routes
+from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.patches.check import require
 from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
-from dynamo_local.sdk.config.schema import combine
 
 _log = logging.getLogger(__name__)
 
 Middleware = Callable[[Any], Any]
 """Wraps an ASGI application."""
 
+Cards = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""Returns all models as /v1/models shows them."""
+
 KEEP_ALIVE_ENV = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """How long the frontend keeps an idle connection open, in s. By default 5."""
-
-_DEFAULTS = {
-    "disable-uvicorn-access-log": True,
-    "uvicorn-log-level": "warning",
-}
 
 
 @dataclass(frozen=True)
 class _Serving:
-    llm: Any
     server: Any
     stop: UvicornStop
     task: asyncio.Task[None]
 
 
-class OpenAIServer:
+class HttpServer:
     """HTTP server of vLLM's API.
 
-    `config` holds keys of the engine's and the server's schema; others are ignored. `private_dir`: see
-    environment.py. `gate` is put around vLLM's application; of `limits`, those of connections are kept here.
+    `config` holds keys of the server's schema; others are ignored. `private_dir`: see environment.py. `gate` is put
+    around the application that concerns no single model, and passes on what concerns one; of `limits`, those of
+    connections are kept here.
     """
 
     def __init__(
-        self,
-        config: dict[str, Any],
-        private_dir: Path,
-        dispatcher: Dispatcher,
-        gate: Middleware,
-        limits: AdmissionLimits,
+        self, config: Mapping[str, Any], private_dir: Path, gate: Middleware, limits: AdmissionLimits, cards: Cards
     ) -> None:
-        # The documentation's page loads its scripts from this server, and not from the network.
-        documented = not config.get("disable-fastapi-docs", False)
-        self._config = {**_DEFAULTS, "enable-offline-docs": documented, **config}
-        self._limits = limits
+        self._config = with_defaults(config)
         self._private_dir = private_dir
-        self._dispatcher = dispatcher
         self._gate = gate
+        self._limits = limits
+        self._cards = cards
         self._serving: _Serving | None = None
 
     async def start(self, listener: socket.socket, progress: Progress) -> asyncio.Task[None]:
-        """Load the tokenizer, then serve on `listener` (bound, not listening yet).
+        """Serve on `listener` (bound, not listening yet).
 
         Returns the task that serves: it ends after `stop`, or with the error that ended it. Raises EngineError.
         """
-        loop = asyncio.get_running_loop()
         prepare_environment(self._private_dir)
         progress("importing vLLM")
         try:
-            args, llm = await loop.run_in_executor(None, self._build, progress)
-            app = await self._application(args, llm)
+            args, app = await asyncio.get_running_loop().run_in_executor(None, self._build)
         except (Exception, SystemExit) as error:
-            text = " ".join(str(error).split())[:400] or type(error).__name__
-            raise EngineError(f"the OpenAI server cannot start: {text}") from error
-        self._serving = self._serve(args, llm, app, listener)
+            raise EngineError(f"the OpenAI server cannot start: {one_line(error)}") from error
+        self._serving = self._serve(args, app, listener)
         await self._until_listening(self._serving)
         return self._serving.task
 
@@ -104,43 +93,28 @@ class OpenAIServer:
             _log.warning("requests were still under way after %g s and are cut off", deadline_s)
             serving.server.force_exit = True
             await asyncio.wait({serving.task}, timeout=2.0)
-        await asyncio.get_running_loop().run_in_executor(None, serving.llm.shutdown)
 
-    def _build(self, progress: Progress) -> tuple[Namespace, Any]:
-        require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
-        require("the frontend's engine", "failures of single requests")
-        from vllm.engine.arg_utils import AsyncEngineArgs
+    def _build(self) -> tuple[Namespace, Any]:
+        require("serving HTTP", "HTTP connections")
+        from vllm.utils.gc_utils import freeze_gc_heap
 
-        from dynamo_local.engine.vllm.frontend.core_client import build
-
-        args = _parse(self._config)
-        progress("loading the tokenizer")
-        vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        timeout_s = self._config.get("grammar-timeout-s", RequestBounds.grammar_timeout_s)
-        log_stats = not args.disable_log_stats
-        return args, build(vllm_config, self._dispatcher, log_stats=log_stats, grammar_timeout_s=timeout_s)
-
-    async def _application(self, args: Namespace, llm: Any) -> Any:
-        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-        from vllm.entrypoints.launchers.app import build_app
-
-        tasks = await llm.get_supported_tasks()
-        root = logging.getLogger()
-        level = root.level
-        app = build_app(args, tasks, llm.model_config)
-        # A library that vLLM calls there raises the level of all logging, ours included.
-        root.setLevel(level)
-        await init_app_state(llm, app.state, args, tasks)
+        args = parse(self._config)
+        app = build_app(args)
+        app.state.openai_serving_models = _AllModels(self._cards)
+        # Without an engine, vLLM's answer to /ping is that all is well.
+        app.state.engine_client = None
         add_routes(app)
-        return app
+        # All that was imported, and an application built before, is never garbage.
+        freeze_gc_heap()
+        return args, app
 
-    def _serve(self, args: Namespace, llm: Any, app: Any, listener: socket.socket) -> _Serving:
+    def _serve(self, args: Namespace, app: Any, listener: socket.socket) -> _Serving:
         import uvicorn
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
         from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
-        around = take_outer(app)
+        around: Callable[[App], App] = take_outer(app)
         config = uvicorn.Config(
             # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
             around(self._gate(app)),
@@ -148,6 +122,8 @@ class OpenAIServer:
             interface="asgi3",
             http=Connections(self._limits).protocol,
             ws="none",
+            # vLLM's own start and end of an application are of its engine, which this one has not.
+            lifespan="off",
             log_level=args.uvicorn_log_level,
             access_log=not args.disable_uvicorn_access_log,
             ssl_keyfile=args.ssl_keyfile,
@@ -159,7 +135,7 @@ class OpenAIServer:
         server = NoSignalServer(config)
         stop = UvicornStop(server)
         task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="http")
-        return _Serving(llm, server, stop, task)
+        return _Serving(server, stop, task)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:
@@ -169,16 +145,15 @@ class OpenAIServer:
             await asyncio.sleep(0.01)
 
 
-def _parse(config: dict[str, Any]) -> Namespace:
-    """The configuration through vLLM's own parser and checks. Raises ConfigError."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+class _AllModels:
+    """The models of all applications, as vLLM's route asks for them."""
 
-    parser = make_arg_parser(FlexibleArgumentParser())
-    allowed = combine(engine_schema(), server_schema(), adapter_schema())
-    args: Namespace = parser.parse_args(to_argv(unsplit(config), allowed))
-    try:
-        validate_parsed_serve_args(args)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"vLLM refuses the frontend's configuration: {error}") from error
-    return args
+    def __init__(self, cards: Cards) -> None:
+        self._cards = cards
+
+    async def show_available_models(self) -> Any:
+        """Return an object with the two things that routes make use of."""
+        cards = await self._cards()
+        listed = {"object": "list", "data": cards}
+        data = [SimpleNamespace(id=card["id"], model_dump=lambda card=card: card) for card in cards]
+        return SimpleNamespace(data=data, model_dump=lambda: listed)

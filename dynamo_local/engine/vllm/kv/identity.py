@@ -113,7 +113,7 @@ def model_identity(vllm_config: VllmConfig) -> dict[str, str]:
     """Identity of the weights, and of their use. `vllm_config` is that of an engine that has not started yet: models go
     by the `max-model-len` with which they are built, and it may shrink to what there is memory for."""
     found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
-    return {**found, "files": _files(_folder(vllm_config.model_config))}
+    return {**found, "files": files_identity(_folder(vllm_config.model_config))}
 
 
 def fingerprints(
@@ -138,7 +138,7 @@ def fingerprints(
 def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig) -> dict[str, str]:
     """Identity of an adapter's weights, and of their use. (Its name and its folder are part of every block's hash.)"""
     settled = {name: _text(getattr(lora, name)) for name in _SETTLED_FOR_ADAPTERS}
-    return {**settled, "files": _files(Path(adapter.lora_path)), "3d": str(adapter.is_3d_lora_weight)}
+    return {**settled, "files": files_identity(Path(adapter.lora_path)), "3d": str(adapter.is_3d_lora_weight)}
 
 
 def _text(value: object) -> str:
@@ -164,7 +164,7 @@ def _folder(model: ModelConfig) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _files(folder: Path | None) -> str:
+def files_identity(folder: Path | None) -> str:
     """Names, sizes and times of the files there. (In a Hugging Face cache they are links to files named by content.)"""
     if folder is None:
         return "unknown"

@@ -45,6 +45,8 @@ _CLIENT = "vllm.v1.engine.core_client:EngineCoreClient"
 _SAMPLER = "vllm.v1.sample.sampler:Sampler"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
+_REGISTRY = "vllm.model_executor.models.registry"
+_LOGGERS = "vllm.v1.metrics.loggers"
 _HTTP = "uvicorn.protocols.http.httptools_impl"
 
 _NO_KV = "the engine transfers no KV"
@@ -74,20 +76,37 @@ _USED: Mapping[str, Patch] = {
         uses=(
             "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
             "vllm.v1.engine:EngineCoreRequest.sampling_params",
+            "vllm.v1.engine:EngineCoreRequest.pooling_params",
             "vllm.v1.engine:EngineCoreOutput.new_token_ids",
             "vllm.v1.engine:EngineCoreOutput.finish_reason",
+            "vllm.v1.engine:EngineCoreOutput.pooling_output",
             "vllm.v1.engine:EngineCoreOutputs.scheduler_stats",
             "vllm.v1.engine:FinishReason",
             "vllm.v1.engine.exceptions:EngineDeadError",
             "vllm.sampling_params:SamplingParams.extra_args",
+            "vllm.pooling_params:PoolingParams.late_interaction_params",
+        ),
+    ),
+    "tasks of a model": Patch(
+        file="requests/tasks.py",
+        why="vLLM asks the loaded model what it can be asked for, and the frontend has none",
+        test=f"{_CONTRACT}/test_tasks.py::test_an_architecture_has_the_tasks_of_its_model",
+        on="CPU and GPU",
+        uses=(
+            "vllm.config.model~self.runner_type",
+            "vllm.config.model~self._model_info",
+            f"{_REGISTRY}:_ModelInfo.architecture",
+            f"{_REGISTRY}:_ModelInfo.is_pooling_model",
+            f"{_REGISTRY}:_ModelInfo.score_type",
         ),
     ),
     "serving HTTP": Patch(
-        file="frontend/server.py",
+        file="frontend/application.py",
         why="a stop lets streams under way finish; vLLM's own serve_http drops them",
         test=f"{_CONTRACT}/test_responsive.py::test_many_tokens_are_written_quickly_and_as_ever",
         on="CPU and GPU",
         uses=(
+            "vllm.tokenizers.registry:cached_get_tokenizer",
             "vllm.exceptions:GracefulHTTPError",
             "vllm.exceptions:VLLMClientError",
             "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config, ...)",
@@ -141,12 +160,64 @@ _FRONTEND: Mapping[str, Patch] = {
         replaces=(
             "vllm.renderers.base:BaseRenderer.render_cmpl_async(self, prompts, ...)",
             "vllm.renderers.base~self._executor",
+            "vllm.renderers.base~self._resources",
             "vllm.v1.engine.async_llm:AsyncLLM.add_request(self, request_id, prompt, params, ...)",
             "vllm.v1.engine.input_processor:InputProcessor._validate_params(self, params, supported_tasks)",
             "vllm.entrypoints.serve.tokenize.api_router:JSONResponse",
         ),
         uses=("vllm.renderers.base:BaseRenderer.validate_token_ids",),
         without="long texts and grammars hold up other requests",
+    ),
+    "metrics of several models": Patch(
+        file="patches/frontend/metrics.py",
+        why="each new AsyncLLM removes the metrics of those before it",
+        test=f"{_CONTRACT}/test_applications.py::test_each_model_has_its_metrics_whichever_comes_and_goes",
+        on="CPU and GPU",
+        uses=(
+            *(
+                f"{_LOGGERS}:PrometheusStatLogger.{name}"
+                for name in (
+                    "_gauge_cls",
+                    "_counter_cls",
+                    "_histogram_cls",
+                    "_spec_decoding_cls",
+                    "_kv_connector_cls",
+                    "_ec_connector_cls",
+                    "_perf_metrics_cls",
+                )
+            ),
+            f"{_LOGGERS}:StatLoggerManager",
+            "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, stat_loggers, ...)",
+        ),
+    ),
+    "metrics of tool parsers": Patch(
+        file="patches/frontend/metrics.py",
+        why="calls of tool parsers are counted for the model that was built last",
+        test=f"{_CONTRACT}/test_applications.py::test_tool_calls_are_counted_for_the_model_that_answers",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.parser.metrics:init_parser_metrics(model_name)",
+            "vllm.parser.metrics:_model_name",
+            "vllm.parser.metrics:_tool_call_parser_invocations",
+        ),
+        uses=(
+            "vllm.parser.metrics:_TOOL_CALL_PARSER_INVOCATIONS_TOTAL",
+            "vllm.parser.metrics:ToolCallOutcome",
+            "vllm.parser.metrics:RequestType",
+        ),
+        without="calls of tool parsers are counted for the model that was built last",
+    ),
+    "metrics of HTTP": Patch(
+        file="patches/frontend/metrics.py",
+        why="of several applications in one process, the first alone counts its HTTP requests",
+        test=f"{_CONTRACT}/test_applications.py::test_each_model_has_its_metrics_whichever_comes_and_goes",
+        on="CPU and GPU",
+        uses=(
+            "prometheus_fastapi_instrumentator.metrics:default(registry, ...)",
+            "prometheus_fastapi_instrumentator.middleware:PrometheusInstrumentatorMiddleware",
+        ),
+        without="HTTP requests are counted for one of the models alone",
+        of="prometheus-fastapi-instrumentator",
     ),
     "HTTP connections": Patch(
         file="frontend/http_connections.py",
@@ -337,6 +408,27 @@ _PROCESSES: Mapping[str, Patch] = {
 }
 
 _TUNING: Mapping[str, Patch] = {
+    "kernels that forks inherit": Patch(
+        file="patches/processes/inherited_setup.py",
+        why="each worker looks for kernels in all modules, for 0.2 s",
+        test=f"{_CONTRACT}/test_start.py::test_kernels_are_replaced_once_and_in_modules_that_come_later",
+        on="CPU",
+        replaces=("vllm.platforms:current_platform.register_triton_kernel_overrides()",),
+        uses=("vllm.triton_utils.dispatcher:register_kernels(overrides)",),
+        without="each worker replaces the kernels itself",
+    ),
+    "logging that forks inherit": Patch(
+        file="patches/processes/inherited_setup.py",
+        why="each process of an engine configures the same logging again",
+        test=f"{_CONTRACT}/test_start.py::test_logging_is_configured_where_it_differs",
+        on="CPU",
+        replaces=(
+            "vllm.v1.engine.core:configure_logging(config)",
+            "vllm.v1.executor.multiproc_executor:configure_logging(config)",
+        ),
+        uses=("vllm.logger:configure_logging_if_needed(config)",),
+        without="each process of an engine configures its logging",
+    ),
     "waiting without spinning": Patch(
         file="patches/tuning/futex_wait.py",
         why="processes of an engine poll for each other, on the cores that compute what is waited for",
@@ -374,6 +466,18 @@ _TUNING: Mapping[str, Patch] = {
         replaces=("torch:ops._C.init_cpu_memory_env",),
         uses=("vllm.utils.cpu_resource_utils:get_memory_affinity(pid)",),
         without="workers bind their memory, on machines with one memory node, too",
+    ),
+    "KV memory zeroed at first use": Patch(
+        file="patches/tuning/kv_memory.py",
+        why="engines write zeros over their whole KV cache when they start, for a second and more",
+        test=f"{_CONTRACT}/test_start.py::test_a_kv_cache_is_zero_and_takes_no_memory_until_it_is_used",
+        on="CPU",
+        replaces=("vllm.v1.worker.utils:torch",),
+        uses=(
+            "vllm.v1.worker.utils:allocate_kv_cache(kv_cache_config, device, layout, kernel_block_sizes)",
+            "vllm.v1.worker.utils~torch.zeros(buf_size, dtype=torch.int8, device=device)",
+        ),
+        without="engines touch all of their KV cache when they start",
     ),
     "compiling nothing": Patch(
         file="patches/tuning/compilation.py",

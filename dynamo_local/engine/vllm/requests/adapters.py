@@ -5,6 +5,7 @@ In vLLM's format (`--lora-modules name=path`), but known without importing vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -12,6 +13,10 @@ from typing import Annotated, Any
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
+
+ListAdapters = Callable[[], tuple[Hashable, Mapping[str, str]]]
+"""Adapters that a worker loads when a request asks for one: a version of the list, which differs after each change, and
+folders by name."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
 
+from dynamo_local.core.endpoints.adapters import SLOTS
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.engine.vllm.requests.adapters import Adapter
+from dynamo_local.engine.vllm.requests.adapters import Adapter, ListAdapters
+from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
 
 
 class Adapters:
     """Adapters by name. The numbers that vLLM wants beside are of this engine only. `enabled`: it can have adapters at
-    all. Raises EngineError for one whose files are not found."""
+    all. `listed`: others, which it loads while it runs. Raises EngineError for one whose files are not found."""
 
-    def __init__(self, configured: Iterable[Adapter] = (), *, enabled: bool = False) -> None:
+    def __init__(
+        self, configured: Iterable[Adapter] = (), *, enabled: bool = False, listed: ListAdapters | None = None
+    ) -> None:
         self.enabled = enabled
         self._requests = {
             adapter.name: LoRARequest(
@@ -27,6 +31,7 @@ class Adapters:
             )
             for number, adapter in enumerate(configured, 1)
         }
+        self.listed = None if listed is None else ListedAdapters(listed, first=len(self._requests) + 1)
 
     @property
     def requests(self) -> tuple[LoRARequest, ...]:
@@ -36,9 +41,29 @@ class Adapters:
         """Find vLLM's description of a request's adapter. Raises RequestError if there is none of that name."""
         if name is None:
             return None
-        if (found := self._requests.get(name)) is None:
+        found = self._requests.get(name)
+        if found is None and self.listed is not None:
+            found = self.listed.get(name)
+        if found is None:
             raise RequestError(f"this worker has no adapter {name!r}", "name it in the workers' lora-modules as well")
         return found
+
+    async def obtain(self, name: str | None, core: Any, in_use: Callable[[], Collection[int]]) -> LoRARequest | None:
+        """Have the engine core load an adapter that is listed, and return it; None if it is none of the list. Errors
+        as for ListedAdapters.obtain."""
+        if name is None or name in self._requests or self.listed is None:
+            return None
+        if not self.enabled:
+            raise RequestError("this worker's engine takes no adapters", "set enable-lora where the model is served")
+        await self.listed.obtain(name, core, in_use)
+        return self.listed.get(name)
+
+    def leave_slots(self, args: Any) -> None:
+        """Give an engine for which no number of slots is given some for adapters of the list."""
+        if self.enabled and self.listed is not None:
+            args.max_loras = max(args.max_loras, SLOTS)
+            if args.max_cpu_loras is not None:
+                args.max_cpu_loras = max(args.max_cpu_loras, args.max_loras)
 
     def make_room(self, args: Any) -> None:
         """Add one slot more than there are adapters to the arguments of an engine on a CPU.
@@ -46,7 +71,9 @@ class Adapters:
         The CPU's kernels take requests without an adapter to have that of the last slot, if they are computed along
         with others that have one. Slots are filled from the first one on, and in an empty one all is zero.
         """
-        args.max_loras = max(args.max_loras, len(self._requests) + 1)
+        args.max_loras = max(args.max_loras + (self.listed is not None), len(self._requests) + 1)
+        if self.listed is not None:
+            self.listed.room = args.max_loras - 1 - len(self._requests)
         if args.max_cpu_loras is not None:
             args.max_cpu_loras = max(args.max_cpu_loras, args.max_loras)
 

@@ -160,3 +160,26 @@ def test_mistakes(
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert not (machine / "state").exists()
+
+
+HALF = "--VllmWorker.ServiceArgs.resources.gpu=0.5"
+
+
+def test_workers_with_shares_have_their_part_of_the_memory_in_a_graph_too(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = ("examples.llm.graphs.agg:Frontend", "--model", "random", "--VllmWorker.ServiceArgs.workers=4")
+    chosen = explained(capsys, *graph, HALF)["settings"]
+    assert {"kv-cache-memory-bytes", "max-model-len"} <= set(chosen)
+    # Neither the planner nor anything else of the graph is decided on.
+    assert not {"no-operation", "max-num-seqs", "dtype", "cpu-slots"} & set(chosen)
+    assert "kv-cache-memory-bytes" not in explained(capsys, *graph)["settings"]
+
+
+def test_a_model_is_served_on_shares_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = explained(capsys, "random", "--workers", "2", HALF, "--planner")["settings"]
+    assert settings["max-gpu-budget"] == 4
+    assert run(["serve", "random", "--workers", "3", HALF, "--dry-run", "--json"]) == 0
+    watchers = json.loads(capsys.readouterr().out)["watchers"]
+    held = [(one["devices"], one["share"]) for one in watchers if one["component"] == "VllmWorker"]
+    assert held == [([0], 0.5), ([0], 0.5), ([1], 0.5)]
+    assert run(["serve", "random", "--workers", "9", HALF, "--dry-run"]) == 2
+    assert "worker 9 of 9 of VllmWorker needs 0.5 of a device, no CPU slot of 4 has" in capsys.readouterr().err

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.admission import FORBIDDEN_FIELDS, AdmissionLimits, Demand, Refusal, examine
+from dynamo_local.core.http.admission import FORBIDDEN_FIELDS, AdmissionLimits, Demand, Refusal, read_fields
+from dynamo_local.core.http.admission import examine as examine_fields
 
 LIMITS = AdmissionLimits(max_prompts=8, max_n=4, max_candidates=5, max_requests=20)
 NUMBERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs")
 BOUNDS = {"n": 4, "best_of": 4, "logprobs": 5, "top_logprobs": 5, "prompt_logprobs": 5}
+
+
+def examine(body: bytes, limits: AdmissionLimits) -> Demand | Refusal:
+    fields = read_fields(body)
+    return fields if isinstance(fields, Refusal) else examine_fields(fields, limits)
 
 
 def judge(body: Any) -> Demand | Refusal:

@@ -15,7 +15,7 @@ from dynamo_local.core.http.bounds import (
     RequestBounds,
     excess_of,
     excess_of_headers,
-    excess_of_text,
+    fields_of_text,
 )
 
 BOUNDS = RequestBounds(max_tokenize_bytes=1000, max_grammar_bytes=200, max_choices=5, max_regex_bytes=20, max_words=4)
@@ -127,6 +127,19 @@ def test_media_are_found_wherever_a_message_may_have_them(parts: list[Any], dept
     assert (excess(messages=[{"content": content}]) is not None) is (IMAGE in parts)
 
 
+@pytest.mark.parametrize("name", ["inputs", "query", "queries", "text_1", "text_2", "data_1", "data_2"])
+def test_media_are_found_in_inputs_of_pooling_models(name: str) -> None:
+    assert excess(**{name: {"content": [TEXT]}}) is None
+    assert excess(**{name: [{"content": [TEXT, IMAGE]}]}) is not None
+
+
+def test_documents_may_have_media_in_a_conversation_alone() -> None:
+    """There, the model is told of them as the template likes; scores would be computed of them."""
+    assert excess(documents=[{"content": [IMAGE]}], messages=chat(TEXT)) is None
+    assert excess(documents=[{"content": [IMAGE]}], query="which?") is not None
+    assert excess(images=["https://example.org/a.png"]) is not None
+
+
 def test_a_body_may_nest_as_deeply_as_it_likes() -> None:
     content: Any = "end"
     for _ in range(50_000):
@@ -146,14 +159,14 @@ def test_a_body_may_nest_as_deeply_as_it_likes() -> None:
     ],
 )
 def test_a_request_that_generates_nothing_has_bounds_too(body: bytes, names: str) -> None:
-    found = excess_of_text(body, BOUNDS)
-    assert found is not None
+    found = fields_of_text(body, BOUNDS)
+    assert isinstance(found, Excess)
     assert names in found.message
 
 
 @pytest.mark.parametrize("body", [b'{"prompt": "hello"}', b"", b"[1]", b"\xff", b"[" * 900, b'{"messages": '])
 def test_what_is_within_the_bounds_or_nothing_is_the_servers_to_judge(body: bytes) -> None:
-    assert excess_of_text(body, BOUNDS) is None
+    assert fields_of_text(body, BOUNDS) == ({"prompt": "hello"} if b"hello" in body else {})
 
 
 @pytest.mark.parametrize(("value", "fits"), [(b"abc-1", True), (b"x" * 257, False), (b"a\tb", False), (b"\xc3", False)])

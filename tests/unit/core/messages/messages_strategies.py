@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.admin import (
     AdminRequest,
     HoldQuestion,
@@ -21,10 +22,22 @@ from dynamo_local.core.messages.admin import (
     RoleAnswer,
     RoleQuestion,
 )
+from dynamo_local.core.messages.endpoints import (
+    CreateEndpoint,
+    DeleteEndpoint,
+    EndpointOrder,
+    EndpointRefusal,
+    EndpointsAnswer,
+    EndpointStatus,
+    EndpointView,
+    ListEndpoints,
+    ScaleEndpoint,
+    UpdateEndpoint,
+)
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
-from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
 from dynamo_local.core.messages.presence import (
     Counts,
@@ -92,6 +105,7 @@ deltas = st.builds(
     cached_tokens=st.none() | counts,
     created_tokens=counts,
     events=st.lists(st.tuples(st.integers(1, 3), finite), max_size=3).map(tuple),
+    pooled=st.none() | arrays(),
 )
 engine_infos = st.builds(
     EngineInfo,
@@ -101,6 +115,7 @@ engine_infos = st.builds(
     block_size=counts,
     kv_blocks=counts,
     max_num_seqs=counts,
+    tasks=texts,
 )
 shares = st.none() | st.floats(0, 1)
 loads = st.builds(
@@ -157,6 +172,7 @@ submits = st.builds(
     source=st.none() | text,
     hold_s=st.floats(0, 1e9),
     exclusive=st.booleans(),
+    pools=st.booleans(),
 )
 progress = st.lists(st.builds(Progress, request_id=text, epoch=counts, position=counts), max_size=4).map(tuple)
 acks = st.builds(Ack, progress=progress)
@@ -176,6 +192,13 @@ role_reports = st.builds(
     waiting=st.none() | counts,
     usage=shares,
 )
+endpoint_reports = st.builds(
+    EndpointReport,
+    endpoint=text,
+    role=text,
+    ordered=counts,
+    **dict.fromkeys(("ready", "in_flight", "wanted", "share"), st.none() | counts),
+)
 planner_reports = st.builds(
     PlannerReport,
     watcher=text,
@@ -192,6 +215,7 @@ planner_reports = st.builds(
         st.builds(DecisionReport, time=finite, text=text, outcomes=texts, times=counts, since=st.none() | finite),
         max_size=3,
     ).map(tuple),
+    endpoints=st.lists(endpoint_reports, max_size=3).map(tuple),
 )
 reserves = st.builds(Reserve, request_id=text, tokens=counts, until=finite, floor=st.none() | finite)
 warms = st.builds(
@@ -230,6 +254,50 @@ move_results = st.builds(
     warm_s=st.none() | finite,
     gap_s=st.none() | finite,
     gap_steps=st.none() | finite,
+)
+fields = st.dictionaries(text, st.none() | st.booleans() | counts | finite | text | texts.map(list), max_size=3)
+endpoint_specs = st.builds(
+    EndpointSpec,
+    name=text,
+    model=text,
+    adapter_of=st.none() | text,
+    engine=st.sampled_from(["vllm", "mocker"]),
+    args=fields,
+    gpu=st.none() | finite,
+    min_workers=counts,
+    max_workers=st.none() | counts,
+    disaggregated=st.booleans(),
+    min_prefill_workers=counts,
+    max_prefill_workers=st.none() | counts,
+    requests_per_worker=finite,
+    policy=st.sampled_from(["concurrency", "load", "freeness"]),
+    labels=st.dictionaries(text, text, max_size=3),
+)
+endpoint_statuses = st.builds(
+    EndpointStatus,
+    state=st.sampled_from(["waiting", "fetching", "starting", "ready", "updating", "failed", "deleting"]),
+    reason=text,
+    revision=counts,
+    wanted=counts,
+    ready=counts,
+    starting=counts,
+    wanted_prefill=counts,
+    ready_prefill=counts,
+)
+endpoint_views = st.builds(
+    EndpointView,
+    spec=endpoint_specs,
+    status=endpoint_statuses,
+    created_at=finite,
+    updated_at=finite,
+    served_names=texts,
+)
+endpoint_orders = (
+    st.builds(ListEndpoints, name=st.none() | text)
+    | st.builds(CreateEndpoint, spec=fields)
+    | st.builds(UpdateEndpoint, name=text, changes=fields)
+    | st.builds(DeleteEndpoint, name=text)
+    | st.builds(ScaleEndpoint, name=text, workers=st.none() | counts, prefill_workers=st.none() | counts)
 )
 
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
@@ -302,6 +370,12 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     ),
     RequestsAnswer: st.builds(RequestsAnswer, requests=st.lists(request_rows, max_size=3).map(tuple), left_out=counts),
     MigrationReport: st.builds(MigrationReport, results=st.lists(move_results, max_size=3).map(tuple)),
+    EndpointOrder: endpoint_orders,
+    EndpointsAnswer: st.builds(
+        EndpointsAnswer,
+        endpoints=st.lists(endpoint_views, max_size=2).map(tuple),
+        refused=st.none() | st.builds(EndpointRefusal, status=counts, cause=text, remedy=text),
+    ),
 }
 """Every message that travels by itself, as its receiver decodes it."""
 

@@ -34,7 +34,7 @@ def worker(
     waiting: int = 0,
     head_tokens: int = HEAD_TOKENS,
     standing: Standing = "routable",
-    devices: int = 1,
+    devices: float = 1,
 ) -> WorkerSeen:
     """Return a decode worker. `kv` None: its load is unknown."""
     reading = None if kv is None else Reading(running, waiting, kv, 0.1, head_tokens if waiting else 0)

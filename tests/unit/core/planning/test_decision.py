@@ -71,3 +71,20 @@ def test_an_action_that_is_over_is_an_event(
     event = event_of(ActionOutcome(action, done, watcher, note, 1.5), "`dynamo scale`")
     named = watcher or getattr(action, "watcher", "")
     assert (event.kind, event.what, event.why, event.watcher) == ("scale", what, "`dynamo scale`", named)
+
+
+def test_workers_with_shares_of_devices_count_as_shares() -> None:
+    options = PlannerOptions(max_gpu_budget=2, no_operation=False)
+    full = [worker(f"VllmWorker_{n}", kv=0.99, waiting=9, devices=0.5) for n in range(3)]
+    made = decide(aggregate([pull(*full, templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    assert (made.devices, made.actions) == (1.5, (AddWorker("decode", "VllmWorker"),))
+    full.append(worker("VllmWorker_3", kv=0.99, waiting=9, devices=0.5))
+    made = decide(aggregate([pull(*full, templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    assert (made.devices, made.actions) == (2, ())
+    assert made.verdicts[0].reason.endswith("the budget has 0 devices left, 0.5 needed")
+
+
+def test_a_worker_with_a_share_is_as_good_as_one_with_a_device_for_the_minimum() -> None:
+    options = PlannerOptions(max_gpu_budget=2, min_gpu_budget=1, no_operation=False)
+    made = decide(aggregate([pull(worker(devices=0.5), templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    assert made.actions == ()

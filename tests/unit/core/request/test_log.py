@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.tokens import Array, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.request.log import RequestLog, Verdict
 
+POOLED = Array("float32", (2,), bytes(8))
 OUTPUT = list(range(1000, 1012))
 """The right tokens: OUTPUT[i] stands at position i. Fenced-off epochs send others."""
 
@@ -147,3 +148,16 @@ def test_one_loss_has_one_consequence() -> None:
     assert log.accept(delta(0, 10, epoch=2)) == (Verdict.STALE, 0)
     log.assign("next")
     assert log.accept(delta(0, 10, epoch=3)) == (Verdict.ACCEPTED, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=20), st.integers(1, 4))
+def test_a_pooled_output_is_taken_once_and_from_the_current_epoch(sent: list[tuple[int, bool]], current: int) -> None:
+    """It comes whole, with the end of its request, and without tokens. Signs of life come before it."""
+    log, taken = assigned(epoch=current), list[TokenDelta]()
+    for epoch, ends in sent:
+        piece = TokenDelta("r", epoch, 0, [], finish="stop" if ends else None, pooled=POOLED if ends else None)
+        verdict, known = log.accept(piece)
+        assert (verdict is Verdict.STALE) == (epoch != current)
+        taken += [piece] * (verdict is Verdict.ACCEPTED and known == 0)
+    assert [piece.pooled for piece in taken] == [POOLED] * ((current, True) in sent)
+    assert (log.tokens, log.finished) == ([], (current, True) in sent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.choosing import KV_BYTES, MAX_LEN, EnginePlan, plan_engines
-from dynamo_local.core.sizing.devices import TENSOR_PARALLEL
+from dynamo_local.core.sizing.devices import TENSOR_PARALLEL, slots_for_endpoints
 from dynamo_local.core.sizing.machine import GIB, MIB, Gpu, Machine, Wanted, integer
 from dynamo_local.core.sizing.memory import ENGINE_BYTES, GPU_ENGINE_BYTES, SERVER_BYTES, TooLargeError, loaded_bytes
 from dynamo_local.core.sizing.model_facts import AttentionLayers, ModelFacts
@@ -44,6 +46,9 @@ LLAMA_70B = ModelFacts(
 
 def gpus(number: int, memory: int = 80 * GIB, free: int | None = None) -> Machine:
     return Machine(cores=0, gpus=(Gpu(memory, memory if free is None else free),) * number, gpu_count=number)
+
+
+CPUS = Machine(cores=4, memory=16 * GIB, free=16 * GIB)
 
 
 def values(plan: EnginePlan) -> dict[str, Any]:
@@ -317,3 +322,68 @@ def test_models_whose_kv_cannot_be_transferred_go_without(facts: ModelFacts, why
 )
 def test_numbers_are_read_as_vllm_reads_them(text: object, number: int | None) -> None:
     assert integer(text) == number
+
+
+BERT = ModelFacts(
+    architecture="BertModel",
+    model_type="bert",
+    weight_bytes=440 * MIB,
+    weight_dtype="float32",
+    dtype="float32",
+    max_position=512,
+    attention=(),
+    is_encoder=True,
+    pools=True,
+)
+
+
+@pytest.mark.parametrize("facts", [BERT, replace(QWEN3_SMALL, pools=True)], ids=["encoder", "decoder"])
+def test_a_pooling_model_hands_no_kv_over_and_takes_many_inputs(facts: ModelFacts) -> None:
+    for machine in (CPUS, gpus(1)):
+        chosen = values(plan_engines(facts, machine, Wanted()))
+        assert chosen["kv-transfer"] is False
+        assert chosen["max-requests"] >= 2048
+        assert "block-size" not in chosen
+
+
+def test_an_encoder_takes_no_memory_for_kv_and_its_length_is_vllms() -> None:
+    chosen = values(plan_engines(BERT, CPUS, Wanted()))
+    assert chosen[KV_BYTES] < 100 * MIB
+    assert MAX_LEN not in chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "pools"),
+    [({}, False), ({"runner": "pooling"}, True), ({"convert": "embed"}, True), ({"convert": "none"}, False)],
+)
+def test_the_user_may_make_a_pooling_model_of_one_that_generates(given: dict[str, Any], pools: bool) -> None:
+    chosen = values(plan_engines(QWEN3_SMALL, CPUS, Wanted(given=given)))
+    assert ("max-requests" in chosen) is pools
+    assert chosen["kv-transfer"] is not pools
+    told = values(plan_engines(BERT, CPUS, Wanted(given={"runner": "generate"})))
+    assert "max-requests" not in told
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "cores", "slots"),
+    [
+        (0, 0, 2, 4),  # some can be created later
+        (3, 3, 2, 4),  # one for updates, though cores are shared
+        (3, 3, 16, 4),  # large slots where nobody needs more
+        (2, 6, 16, 7),
+        (2, 40, 16, 16),  # more than the least takes no core from it
+        (7, 7, 2, 8),
+        (200, 200, 2, 8),  # refused by whoever looks after endpoints
+    ],
+)
+def test_slots_for_endpoints(least: int, most: int, cores: int, slots: int) -> None:
+    choice = slots_for_endpoints(least, most, cores)
+    assert choice.value == slots
+    shared = f"which share {cores} cores" if slots > cores else f"{cores // slots} cores? each, of {cores}"
+    assert re.match(rf"{shared}: {least} for the workers at the start, \d+ for updates", choice.reason)
+
+
+def test_endpoints_get_slots_beside_a_model() -> None:
+    assert plan_engines(QWEN3_SMALL, Machine(2, None, 64 * GIB, 64 * GIB), Wanted(endpoint_slots=3)).slots == 4
+    assert plan_engines(QWEN3_SMALL, Machine(2, None, 64 * GIB, 64 * GIB), Wanted(endpoint_slots=90)).slots == 8
+    assert plan_engines(QWEN3_SMALL, Machine(16, None, 64 * GIB, 64 * GIB), Wanted(endpoint_slots=1)).slots == 2

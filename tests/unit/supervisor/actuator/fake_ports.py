@@ -3,6 +3,7 @@ state at each."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ class Killed(BaseException):
     """The process that runs the actuator was killed. No handler but the test's may catch this."""
 
 
-def template(service: str, role: str, devices: int = 1) -> ServiceTemplate:
-    return ServiceTemplate(service, role, ("run", service), {"KEEP": "me"}, devices, 1)
+def template(service: str, role: str, devices: int = 1, revision: str = "") -> ServiceTemplate:
+    return ServiceTemplate(service, role, ("run", service), {"KEEP": "me"}, devices, 1, revision=revision)
 
 
 def blueprint(slots: int = 4, devices: int = 1) -> Blueprint:
@@ -53,6 +54,18 @@ class FakeProcess:
     lease: str | None = None
 
 
+class PortsWithoutThreads(Ports):
+    """The same steps in the same order each time, also of changes that are made side by side."""
+
+    async def read(self) -> State:
+        await asyncio.sleep(0)
+        return self.store.read()
+
+    async def update(self, change: Callable[[State], State]) -> State:
+        await asyncio.sleep(0)
+        return self.store.update(change)
+
+
 @dataclass
 class FakePorts:
     """Statefile, circus, bus and devices in memory. `dies_after`: steps until the actuator's process is killed; None:
@@ -63,6 +76,8 @@ class FakePorts:
     processes: dict[str, FakeProcess] = field(default_factory=dict)
     revoked: set[str] = field(default_factory=set)
     start: Start = "well"
+    starts: dict[str, Start] = field(default_factory=dict)
+    """How the processes of some watchers start, where not as `start` says."""
     bus_is_up: bool = True
     dies_after: int | None = None
     checks: list[Callable[[], None]] = field(default_factory=list)
@@ -102,8 +117,9 @@ class FakePorts:
                 process.lease = f"lease-{self.leases}"
                 self.state = set_lease(self.state, name, process.lease, 1000 + self.leases)
 
-    def actuator(self, plan: Blueprint) -> LocalActuator:
-        ports = Ports(
+    def actuator(self, plan: Blueprint, endpoint: str = "") -> LocalActuator:
+        ports = PortsWithoutThreads(
+            namespace="dynamo",
             store=self,
             devices=self,
             watchers=self,
@@ -115,7 +131,7 @@ class FakePorts:
             report=self.report,
             clock=lambda: self.now,
         )
-        return LocalActuator(ports, plan)
+        return LocalActuator(ports, plan, endpoint=endpoint)
 
     # The statefile
 
@@ -125,9 +141,9 @@ class FakePorts:
 
     def update(self, change: Callable[[State], State]) -> State:
         self.step()
-        self.state = change(self.state)
+        self.state = after = change(self.state)
         self.step()
-        return self.state
+        return after
 
     # The machine
 
@@ -151,10 +167,13 @@ class FakePorts:
         if plan.name not in self.watchers:
             assert plan.environment["KEEP"] == "me"
             self.watchers[plan.name] = ACTIVE
-            self.processes[plan.name] = FakeProcess(self.start, plan.devices)
-            if self.start == "dies":
+            start = self.starts.get(plan.name, self.start)
+            self.processes[plan.name] = FakeProcess(start, plan.devices)
+            if start == "dies":
                 self._exit(plan.name)
         self.step()
+        # Changes that are made at the same time take turns.
+        await asyncio.sleep(0)
 
     async def end(self, name: str, deadline_s: float) -> None:
         self.step()
@@ -180,16 +199,19 @@ class FakePorts:
     def is_ready(self, lease: str) -> bool:
         return lease not in self.revoked and any(process.lease == lease for process in self.processes.values())
 
-    async def revoke(self, lease: str) -> None:
+    async def revoke(self, lease: str, revision: str) -> None:
         self.step()
         if not self.bus_is_up:
             raise BusError("the bus is down")
+        assert all(c.lease != lease or c.watcher.revision == revision for c in self.state.components.values())
         self.revoked.add(lease)
         self.step()
+        await asyncio.sleep(0)
 
     async def changed(self, within_s: float) -> None:
         self.step()
         self.now += within_s
+        await asyncio.sleep(0)
         self.progress()
 
     async def change_role(self, watcher: str, role: str) -> RoleAnswer:

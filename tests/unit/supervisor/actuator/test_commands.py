@@ -13,14 +13,15 @@ from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, 
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
 from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
+from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named
 from dynamo_local.supervisor.actuator.remove import retire_worker
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.blueprint import Blueprint, BlueprintFile
 from state.files import make_run_directory
 from state.model import State
 from state.paths import StatePaths
-from state.transitions import claim, release, taken
+from state.transitions import claim, entries, release, retire, taken
 from tests.unit.state.builders import disaggregated
-from tests.unit.supervisor.actuator.fake_ports import blueprint
+from tests.unit.supervisor.actuator.fake_ports import blueprint, template
 
 SLOTS = 6
 PLAN = blueprint(SLOTS)
@@ -50,6 +51,60 @@ def test_targets_are_read() -> None:
 def test_the_name_of_a_watcher_is_told_from_that_of_its_service(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is the name of one process;.* VllmWorker; write VllmWorker=2"):
         parse_targets([f"{name}=2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint"),
+    [
+        ("chat", "chat"),
+        ("my-chat-2", "my-chat-2"),
+        ("chat@2_VllmWorker", "chat"),
+        ("dynamo_chat@2_VllmWorker_1", "chat"),
+        ("VllmWorker", ""),
+        ("VllmWorker_1", ""),
+        ("dynamo_VllmWorker", ""),
+    ],
+)
+def test_names_of_endpoints_and_of_their_workers_are_told_from_those_of_services(name: str, endpoint: str) -> None:
+    assert endpoint_named(name) == endpoint
+    assert parse_targets(["my-chat=3", "7b=0"]) == {"my-chat": 3, "7b": 0}
+    with pytest.raises(UsageError, match="number of processes is set for its endpoint, chat; write chat=2"):
+        parse_targets(["chat@2_VllmWorker_1=2"])
+
+
+def with_endpoint() -> State:
+    """Beside the graph's own: two workers of chat, one of its next revision, and one of another endpoint."""
+    state = disaggregated()
+    for name in ("chat@1_VllmWorker", "chat@1_VllmWorker_1", "chat@2_VllmWorker", "embed@1_VllmWorker"):
+        state = claim(state, f"dynamo_{name}", role="decode", cmd="run")
+    return state
+
+
+def test_a_worker_of_an_endpoint_is_not_drained_by_hand() -> None:
+    with pytest.raises(
+        UsageError, match=r"endpoint chat, whose number of workers the server keeps; `dynamo scale chat="
+    ):
+        plan_drain(with_endpoint(), "chat@1_VllmWorker_1", even_the_last=True)
+
+
+def test_all_workers_of_an_endpoint_are_restarted_or_the_one_that_is_named() -> None:
+    plan = PLAN.with_revision([template("VllmWorker", "decode", 1, revision) for revision in ("chat@1", "chat@2")])
+    state = retire(with_endpoint(), "dynamo_chat@1_VllmWorker")
+    found = [Restart(f"dynamo_{name}", "decode") for name in ("chat@1_VllmWorker_1", "chat@2_VllmWorker")]
+    assert plan_restart(state, plan, "chat", even_the_last=False) == tuple(found)
+    for name in ("chat@2_VllmWorker", "dynamo_chat@2_VllmWorker"):
+        assert plan_restart(state, plan, name, even_the_last=False) == (found[1],)
+    assert plan_restart(state, plan, "VllmWorker", even_the_last=False) == (Restart("dynamo_VllmWorker", "decode"),)
+    with pytest.raises(UsageError, match="no service, endpoint or watcher 'talk'; there are: "):
+        plan_restart(state, plan, "talk", even_the_last=False)
+
+
+def test_workers_of_endpoints_answer_none_of_the_graphs_requests_and_hold_devices() -> None:
+    state = claim(with_endpoint(), "dynamo_chat@2_VllmWorker_1", role="decode", cmd="run", devices=[4, 5])
+    with pytest.raises(UsageError, match="no worker would be left to answer requests without dynamo_VllmWorker;"):
+        planned(state, VllmWorker=0)
+    with pytest.raises(DeviceError, match="that takes 7 devices"):
+        planned(state, VllmWorker=4)
 
 
 @pytest.mark.parametrize("argument", ["VllmWorker", "VllmWorker=", "=1", "VllmWorker=-1", "VllmWorker=x", "A=1=2"])
@@ -176,9 +231,86 @@ def test_a_template_of_workers_is_not_restarted_and_one_of_another_service_is_be
     [
         ("Frontend", "Frontend holds the clients' connections"),
         ("dynamo_Frontend", "Frontend holds the clients' connections"),
-        ("dynamo_VllmWorker_9", "there is no service or watcher 'dynamo_VllmWorker_9'; there are: .*VllmWorker, "),
+        (
+            "dynamo_VllmWorker_9",
+            "there is no service, endpoint or watcher 'dynamo_VllmWorker_9'; there are: .*VllmWorker, ",
+        ),
     ],
 )
 def test_what_cannot_be_restarted_is_refused(name: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         restarts(disaggregated(), name)
+
+
+def test_a_blueprint_has_the_templates_of_revisions_beside_the_graphs() -> None:
+    first, second = template("VllmWorker", "decode", 1, "chat@1"), template("VllmWorker", "decode", 2, "chat@2")
+    plan = PLAN.with_revision([first]).with_revision([second])
+    assert plan.revisions == {"chat@1", "chat@2"}
+    assert plan.worker("VllmWorker").revision == ""
+    assert plan.worker("VllmWorker", "chat@2") == plan.worker_in("decode", "chat@2") == second
+    changed = msgspec.structs.replace(first, argv=("another",))
+    assert plan.with_revision([changed]).template("VllmWorker", "chat@1") == changed
+    assert plan.without_revision("chat@1").without_revision("chat@2") == PLAN
+    with pytest.raises(UsageError, match="'Router'; those of chat@1 are: VllmWorker"):
+        plan.restartable("Router", "chat@1")
+
+
+def test_the_blueprint_file_is_changed_until_the_server_ends(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path, "n")
+    make_run_directory(paths)
+    file = BlueprintFile(paths)
+    assert not file.revisions()
+    assert file.of_endpoints() == ()
+    file.write(PLAN)
+    added = template("VllmWorker", "decode", 1, "chat@1")
+    changed = file.change(lambda blueprint: blueprint.with_revision([added]))
+    assert changed == Blueprint.read(paths) == BlueprintFile(paths).current()
+    assert file.revisions() == {"chat@1"}
+    assert file.of_endpoints() == (added,)
+    # Removed by somebody: until it is written anew, it is as it was.
+    paths.blueprint_file.unlink()
+    assert file.current() == changed
+    assert file.change(lambda blueprint: blueprint.without_revision("chat@1")) == PLAN
+    file.end()
+    with pytest.raises(SupervisorError):
+        file.change(lambda blueprint: blueprint)
+    file.write(PLAN)
+    assert not paths.blueprint_file.exists()
+
+
+def shared(share: float, slots: int = 2) -> Blueprint:
+    """Decode workers with such a share of a slot, and prefill workers with a whole one."""
+    made = blueprint(slots)
+    first, *others = made.templates
+    return msgspec.structs.replace(made, templates=(msgspec.structs.replace(first, share=share), *others))
+
+
+def with_shares(state: State, plan: Blueprint, number: int, most: int | None = None) -> State:
+    for _ in range(number):
+        state, _ = claim_worker(state, plan, ADD, DeviceLimits(most), {})
+    return state
+
+
+def test_shares_count_as_what_they_are_in_the_budget() -> None:
+    plan = shared(0.5, 4)
+    state = with_shares(release(disaggregated(), "dynamo_VllmWorker"), plan, 4, most=3)
+    assert devices_held(state) == 3
+    with pytest.raises(DeviceError, match=r"one more VllmWorker needs 0\.5, workers hold 3, and may hold 3 devices"):
+        with_shares(state, plan, 1, most=3)
+    assert [entry.devices for entry in entries(state, "VllmWorker")] == [(0,), (0,), (2,), (2,)]
+
+
+def test_more_shares_than_fit_are_refused_before_anything_changes() -> None:
+    plan = shared(0.7, 3)
+    state = with_shares(release(disaggregated(), "dynamo_VllmWorker"), plan, 1)
+    assert len(plan_scaling(state, plan, {"VllmWorker": 2}, even_the_last=False)) == 1
+    # 2.4 devices of 3 would be held, but no device has 0.7 left.
+    freed = release(state, "dynamo_PrefillWorker")
+    assert len(plan_scaling(freed, plan, {"VllmWorker": 3}, even_the_last=False)) == 2
+    with pytest.raises(DeviceError, match=r"VllmWorker needs 0\.7 of a device, no CPU slot of 3 has as much room"):
+        plan_scaling(freed, plan, {"VllmWorker": 4}, even_the_last=False)
+    # What leaves makes room.
+    assert (
+        len(plan_scaling(with_shares(freed, plan, 2), plan, {"VllmWorker": 2, "PrefillWorker": 1}, even_the_last=False))
+        == 2
+    )

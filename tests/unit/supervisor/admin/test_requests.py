@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dynamo_local.cli.requests.requests import as_table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import RequestRow
-from dynamo_local.supervisor.admin.requests import lease_of, meant_by, told_id
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.supervisor.admin.requests import RequestLine, check_destination, meant_by, told_id, worker_of
 from dynamo_local.supervisor.admin.status import Row
 
 
@@ -15,7 +17,10 @@ def owned(*request_ids: str) -> tuple[RequestRow, ...]:
 
 
 def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> Row:
-    return Row(watcher=watcher, component="W", role=role, pid=1, devices=(), state=state, lease=lease)
+    revision = parse_watcher(watcher).revision
+    return Row(
+        watcher=watcher, component="W", role=role, revision=revision, pid=1, devices=(), state=state, lease=lease
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,21 +67,60 @@ ROWS = [row("n_Front", "frontend"), row("n_W", "decode"), row("n_W_1", "decode",
 
 
 def test_requests_go_to_ready_workers_and_leave_any() -> None:
-    assert lease_of(ROWS, "n_W", ready=True) == "lease"
-    assert lease_of(ROWS, "n_W_1", ready=False) == lease_of(ROWS, "W_1", ready=False) == "lease"
-    assert lease_of(ROWS, "n_P", ready=False) == "lease"
+    assert worker_of(ROWS, "n_W", ready=True).lease == "lease"
+    assert worker_of(ROWS, "n_W_1", ready=False).lease == worker_of(ROWS, "W_1", ready=False).lease == "lease"
+    assert worker_of(ROWS, "n_P", ready=False).lease == "lease"
     with pytest.raises(UsageError, match="n_W_1 is not ready but draining"):
-        lease_of(ROWS, "n_W_1", ready=True)
+        worker_of(ROWS, "n_W_1", ready=True)
 
 
 @pytest.mark.parametrize("watcher", ["n_Front", "n_P", "", "n_W_7"])
 def test_nothing_goes_to_who_decodes_nothing(watcher: str) -> None:
     with pytest.raises(UsageError, match="there are: W, W_1"):
-        lease_of(ROWS, watcher, ready=True)
+        worker_of(ROWS, watcher, ready=True)
 
 
 def test_a_prefill_worker_is_told_from_none() -> None:
     with pytest.raises(UsageError, match="n_P prefills, and decodes nothing; there are: W, W_1"):
-        lease_of(ROWS, "n_P", ready=True)
+        worker_of(ROWS, "n_P", ready=True)
     with pytest.raises(UsageError, match="there is no worker 'n_W'; there are: none"):
-        lease_of(ROWS[:1], "n_W", ready=False)
+        worker_of(ROWS[:1], "n_W", ready=False)
+
+
+OF_ENDPOINTS = [*ROWS, row("n_chat@1_W", "decode"), row("n_chat@2_W", "decode")]
+
+
+def test_a_request_migrates_within_its_revision_only() -> None:
+    new = worker_of(OF_ENDPOINTS, "chat@2_W", ready=True)
+    check_destination(new, {"chat@2"})
+    check_destination(None, {"chat@1", "chat@2", ""})
+    with pytest.raises(
+        UsageError, match="chat@2_W serves chat@2, not chat@1; a request migrates between workers of on"
+    ):
+        check_destination(new, {"chat@1"})
+    with pytest.raises(UsageError, match="chat@2_W serves chat@2, not the server's own model"):
+        check_destination(new, {""})
+    with pytest.raises(UsageError, match="W serves the server's own model, not chat@1"):
+        check_destination(worker_of(OF_ENDPOINTS, "W", ready=True), {"chat@1"})
+
+
+def line(request: str, endpoint: str = "") -> RequestLine:
+    return RequestLine(
+        request=request,
+        worker="n_W",
+        endpoint=endpoint,
+        epoch=1,
+        prompt_tokens=5,
+        tokens=3,
+        age_s=1.0,
+        moving_to=None,
+        stays=None,
+        frontend="n_Frontend",
+    )
+
+
+def test_the_table_has_a_column_of_endpoints_only_if_a_request_is_for_one() -> None:
+    assert as_table([line("cmpl-1")]).split()[:3] == ["REQUEST", "WORKER", "EPOCH"]
+    header, first, second = (text.split() for text in as_table([line("cmpl-1"), line("cmpl-2", "chat")]).splitlines())
+    assert header[:3] == ["REQUEST", "ENDPOINT", "WORKER"]
+    assert (first[:3], second[:3]) == (["cmpl-1", "-", "W"], ["cmpl-2", "chat", "W"])

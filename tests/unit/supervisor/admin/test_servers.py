@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.supervisor.admin.servers import Age, ServerRow, list_servers, server_row
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, ServedAdapter
+from dynamo_local.supervisor.admin.servers import Age, ServerRow, list_servers, served_models, server_row
 from state.files import make_run_directory
 from state.locks import ServerLock
 from state.model import Owner, State
@@ -57,6 +58,14 @@ def test_a_server_that_runs_has_its_url_models_workers_and_devices() -> None:
 @pytest.mark.parametrize("phase", ["starting", "running", "stopping"])
 def test_the_state_is_what_the_server_has_recorded(phase: ServerPhase) -> None:
     assert row(state=running("n", Owner(5, 6)), record=ServerRecord(phase)).state == phase
+
+
+def test_models_are_the_servers_own_and_those_of_endpoints_that_take_requests() -> None:
+    chat = BoardRevision("chat@1", True, ("chat", "talk"), (ServedAdapter("tuned", "/a"),))
+    board = Board(1, (chat, BoardRevision("chat@2", False, ("chat", "new")), BoardRevision("m@1", True, ("m",))))
+    assert served_models(ServerRecord("running", URL, ("m",)), board) == ("m", "chat", "talk", "tuned")
+    assert served_models(None, board) == ("chat", "talk", "tuned", "m")
+    assert served_models(None, None) == ()
 
 
 def test_what_is_not_known_is_none() -> None:

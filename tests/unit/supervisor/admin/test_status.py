@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynamo_local.cli.server.ps import _cells
+from dynamo_local.cli.server.ps import _cells, as_table
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
-from dynamo_local.supervisor.admin.status import row
+from dynamo_local.supervisor.admin.status import _by_endpoint, row
 from state.model import Component, Resources
 
 WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
@@ -68,3 +68,25 @@ def test_a_worker_that_lends_no_kv_says_why() -> None:
     assert found.no_transfer == "the model keeps a state"
     assert _cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
     assert row(WORKER, "active", (7,), says("ready"), True).no_transfer is None
+
+
+def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_by_revision() -> None:
+    names = ["ns_chat@10_W", "ns_W", "ns_chat@2_W", "ns_chat@2_W_1", "ns_base@1_W"]
+    found = [row(msgspec.structs.replace(WORKER, watcher_name=name), "active", (7,), None, True) for name in names]
+    ordered = sorted(found, key=_by_endpoint)
+    assert [(each.watcher, each.endpoint, each.revision) for each in ordered] == [
+        ("ns_W", "", ""),
+        ("ns_base@1_W", "base", "base@1"),
+        ("ns_chat@2_W", "chat", "chat@2"),
+        ("ns_chat@2_W_1", "chat", "chat@2"),
+        ("ns_chat@10_W", "chat", "chat@10"),
+    ]
+
+
+def test_the_table_has_a_column_of_endpoints_only_if_there_are_any() -> None:
+    own = row(WORKER, "active", (7,), says("ready"), True)
+    chat = row(msgspec.structs.replace(WORKER, watcher_name="ns_chat@2_W"), "active", (7,), None, True)
+    assert "ENDPOINT" not in as_table([own])
+    header, first, second = (line.split() for line in as_table([own, chat]).splitlines())
+    assert header[:3] == ["WATCHER", "ENDPOINT", "COMPONENT"]
+    assert (first[:3], second[:3]) == (["W", "-", "W"], ["chat@2_W", "chat", "W"])

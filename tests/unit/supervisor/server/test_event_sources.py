@@ -81,6 +81,16 @@ def state(**devices: tuple[int, ...] | None) -> State:
     return State(namespace="ns", circus_endpoint="ipc://x", device_kind="cpu-slot", owner=owner, components=components)
 
 
+def test_shares_of_devices_are_claimed_and_freed() -> None:
+    events: list[Event] = []
+    source = DeviceEvents(events.append)
+    shared = state(W=(0,))
+    entry = replace(shared.components["ns_W"], resources=Resources((0,), 0.5))
+    source.on_state(replace(shared, components={"ns_W": entry}))
+    source.on_state(state(W=None))
+    assert [event.what for event in events] == ["claimed 0.5 of CPU slot 0", "freed 0.5 of CPU slot 0"]
+
+
 def test_devices_are_claimed_and_freed() -> None:
     events: list[Event] = []
     source = DeviceEvents(events.append)

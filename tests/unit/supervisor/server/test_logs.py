@@ -99,3 +99,19 @@ def test_a_selector_is_a_service_a_watcher_or_the_circusd(tmp_path: Path) -> Non
     assert select(tmp_path, "circusd") == ("circusd",)
     with pytest.raises(NotRunningError, match=r"no log of 'B'; there are: circusd, A, A_1, Ab, Nats"):
         select(tmp_path, "B")
+
+
+def test_an_endpoint_selects_the_logs_of_its_workers_and_a_revision_those_of_its_own(tmp_path: Path) -> None:
+    names = ("circusd", "ns_Frontend", "ns_VllmWorker", "ns_base@1_VllmWorker", "ns_chat@1_VllmWorker")
+    for name in (*names, "ns_chat@2_VllmWorker", "ns_chat@2_VllmWorker_1"):
+        (tmp_path / f"{name}.log").touch()
+    newer = ("ns_chat@2_VllmWorker", "ns_chat@2_VllmWorker_1")
+    assert select(tmp_path, "chat") == ("ns_chat@1_VllmWorker", *newer)
+    assert select(tmp_path, "chat@2") == newer
+    assert select(tmp_path, "chat@2_VllmWorker_1") == newer[1:]
+    assert len(select(tmp_path, "VllmWorker")) == 5
+    assert select(tmp_path, "circusd") == ("circusd",)
+    with pytest.raises(NotRunningError, match=r"no log of 'chat@3'; there are: .*base@1_VllmWorker"):
+        select(tmp_path, "chat@3")
+    with pytest.raises(NotRunningError, match="no log of ''"):
+        select(tmp_path, "")

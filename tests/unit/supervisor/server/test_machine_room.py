@@ -15,10 +15,13 @@ from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
 from dynamo_local.supervisor.server.machine_room import (
     OPEN_FILES,
     STATE_BYTES,
+    TASKS_OF_ENGINE,
     Needs,
     Room,
     check_room,
+    check_room_for_workers,
     needs_of,
+    needs_of_workers,
     require,
     room_of,
 )
@@ -124,3 +127,25 @@ def test_a_low_limit_of_open_files_is_seen(tmp_path: Path) -> None:
 
 def test_this_machine_has_room_for_a_server_without_workers(tmp_path: Path) -> None:
     check_room(tmp_path)
+
+
+def test_more_workers_of_a_running_server_need_memory_but_no_second_server() -> None:
+    needs = needs_of_workers(template(1), 2, "cpu-slot", 3 * 1024 * MIB)
+    assert needs.memory == 6 * 1024 * MIB
+    assert needs.tasks == 2 * TASKS_OF_ENGINE
+    assert needs_of_workers(template(1, virtual=True), 2, "cpu-slot", 3 * 1024 * MIB).memory is None
+    assert needs_of_workers(template(1), 2, "gpu").memory is None
+    roomy = replace(ROOM, tasks=0, memory=needs.memory)
+    require(needs, roomy)
+    require(needs, replace(roomy, memory=None))
+    with pytest.raises(UsageError) as caught:
+        require(needs, replace(roomy, memory=5 * 1024 * MIB))
+    assert caught.value.cause == "5.0 GiB of memory is free, and 2 more workers need 6.0 GiB"
+    with pytest.raises(UsageError, match="has 190; 1 more worker needs 30 more"):
+        require(needs_of_workers(template(1), 1, "gpu"), replace(ROOM, tasks=190))
+
+
+def test_this_machine_has_no_room_for_a_worker_larger_than_it(tmp_path: Path) -> None:
+    check_room_for_workers(tmp_path, template(1, virtual=True), 1, "cpu-slot", 2**60)
+    with pytest.raises(UsageError, match="of memory is free, and 1 more worker needs"):
+        check_room_for_workers(tmp_path, template(1), 1, "cpu-slot", 2**60)

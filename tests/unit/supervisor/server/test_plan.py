@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError, DeviceError
+from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.circus.drain import waves
 from dynamo_local.supervisor.server.launch import without_preloads
@@ -15,17 +16,18 @@ from dynamo_local.supervisor.server.plan import (
     HttpAddress,
     plan_forkserver,
     plan_services,
+    revision_templates,
     service_templates,
     stop_order,
 )
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.templates import ENDPOINT_WORKERS, WatcherPlan
 from state.devices import Device, Inventory, cpu_slots
 
 HTTP = HttpAddress("127.0.0.1", 8000)
 ROOT = Path("/state")
 
 
-def service(name: str, workers: int = 1, gpu: int = 0, **envs: str) -> ResolvedService:
+def service(name: str, workers: int = 1, gpu: float = 0, **envs: str) -> ResolvedService:
     return ResolvedService(name, f"m:{name}", "service", workers, gpu, 0, envs, {}, ())
 
 
@@ -159,6 +161,7 @@ def test_who_is_depended_on_stops_later_and_the_bus_last() -> None:
     services = (msgspec.structs.replace(service(name), depends_on=names) for name, names in depends.items())
     assert [set(names) for names in stop_order(graph(*services))] == [
         {"Front"},
+        {ENDPOINT_WORKERS},
         {"Router"},
         {"Worker", "Prefill"},
         {"ForkServer"},
@@ -186,3 +189,63 @@ def test_plans_do_not_change_the_graph() -> None:
     planned(before, cpu_slots((0,), 1))
     assert before == copy
     assert before.root.envs == {"A": "1"}
+
+
+def test_workers_of_endpoints_stop_after_the_root_and_before_what_they_talk_through() -> None:
+    door = (msgspec.structs.replace(service("Front"), depends_on=("Router",)), service("Router"))
+    watchers = ["ns_Nats", "ns_Router", "ns_chat@2_VllmWorker", "ns_Front", "ns_chat@2_Front", "ns_ForkServer"]
+    assert waves(watchers, stop_order(graph(*door))) == [
+        ["ns_Front"],
+        ["ns_chat@2_Front", "ns_chat@2_VllmWorker"],
+        ["ns_Router"],
+        ["ns_ForkServer"],
+        ["ns_Nats"],
+    ]
+
+
+def test_of_a_revision_the_workers_alone_are_started_and_listen_on_no_port() -> None:
+    roles = {"Worker": "decode", "Prefill": "prefill", "Router": "router", "Front": "frontend"}
+    services = [msgspec.structs.replace(service(name, gpu=1), role=role) for name, role in roles.items()]
+    templates = revision_templates(graph(*services), "chat@2", ROOT)
+    assert [(one.service, one.role, one.revision) for one in templates] == [
+        ("Worker", "decode", "chat@2"),
+        ("Prefill", "prefill", "chat@2"),
+    ]
+    assert not any(HTTP_PORT_ENV in one.environment for one in templates)
+    (started,) = plan_services("ns", templates[:1], cpu_slots(range(8), 4))
+    assert (started.name, started.environment["DYN_WATCHER"]) == ("ns_chat@2_Worker",) * 2
+    # A worker whose graph is rooted in itself has no port either: the frontend is the server's.
+    alone = ResolvedGraph("m:Worker", "ns", (services[0],))
+    assert HTTP_PORT_ENV not in revision_templates(alone, "chat@2", ROOT)[0].environment
+
+
+MIXED = (service("Small", workers=3, gpu=0.5), service("Large", gpu=1), service("Tiny", gpu=0.3))
+
+
+def test_whole_devices_are_given_out_first_then_the_largest_shares() -> None:
+    assert [(p.name, p.devices, p.share) for p in plan(3, *MIXED)] == [
+        ("ns_Small", (1,), 0.5),
+        ("ns_Small_1", (1,), 0.5),
+        ("ns_Small_2", (2,), 0.5),
+        ("ns_Large", (0,), 1.0),
+        ("ns_Tiny", (2,), 0.3),
+    ]
+    with pytest.raises(DeviceError, match=r"worker 3 of 3 of Small needs 0\.5 of a device, no CPU slot of 2 has"):
+        plan(2, *MIXED)
+
+
+def test_a_worker_with_a_share_is_told_so_and_has_its_part_of_the_threads() -> None:
+    (worker,) = plan(2, service("Worker", gpu=0.5))
+    assert worker.environment["DYN_CPU_CORES"] == "0,1,2,3"
+    assert (worker.environment["DYN_DEVICE_SHARE"], worker.environment["OMP_NUM_THREADS"]) == ("0.5", "2")
+    (worker,) = plan(2, service("Worker", gpu=1))
+    assert (worker.environment["DYN_DEVICE_SHARE"], worker.environment["OMP_NUM_THREADS"]) == ("", "4")
+
+
+def test_two_workers_on_one_gpu_both_see_it_and_no_other() -> None:
+    gpus = Inventory("gpu", tuple(Device(i, "gpu", "A GPU", uuid=f"GPU-{i}") for i in range(2)))
+    plans = planned(graph(service("Worker", workers=2, gpu=0.5), service("Front")), gpus)[:2]
+    assert [(p.environment["CUDA_VISIBLE_DEVICES"], p.environment["DYN_DEVICES"]) for p in plans] == [
+        ("0", "GPU-0"),
+        ("0", "GPU-0"),
+    ]

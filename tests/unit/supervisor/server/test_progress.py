@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 import pytest
 
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.supervisor.server.progress import Progress
 from dynamo_local.supervisor.server.ready_lines import ready_lines
@@ -153,6 +155,51 @@ def test_the_lines_at_the_end_say_what_to_do_next() -> None:
     assert "dynamo stop" in others[-1]
 
 
+@pytest.mark.parametrize(
+    ("tasks", "path"),
+    [
+        (("embed", "token_embed"), "/v1/embeddings"),
+        (("classify", "token_classify"), "/classify"),
+        (("token_classify",), "/pooling"),
+        (("generate", "transcription"), "/v1/chat/completions"),
+    ],
+)
+def test_the_example_is_of_something_that_the_model_does(tasks: tuple[str, ...], path: str) -> None:
+    lines = ready_lines("http://h:1", "", ["m"], tasks)
+    words = shlex.split("\n".join(lines).partition("try it")[2].partition("\n  look")[0])
+    assert words[1] == f"http://h:1{path}"
+    assert json.loads(words[-1])["model"] == "m"
+
+
+def test_a_model_without_an_example_has_none() -> None:
+    assert "curl" not in "\n".join(ready_lines("http://h:1", "", ["m"], ("plugin",)))
+
+
 def test_without_an_api_there_is_nothing_to_call() -> None:
     assert ready_lines(None, "2 service processes", [])[0] == "all services ready (2 service processes)"
     assert "curl" not in "\n".join(ready_lines(None, "", ["tiny"]))
+
+
+def endpoint(name: str, state: EndpointState) -> EndpointView:
+    return EndpointView(EndpointSpec(name=name, model="m"), EndpointStatus(state), 1.0, 2.0)
+
+
+def test_endpoints_are_named_with_their_states_and_the_first_ready_one_is_asked() -> None:
+    found = [endpoint("chat", "starting"), endpoint("story", "ready"), endpoint("code", "ready")]
+    text = "\n".join(ready_lines("http://h:1", "3 service processes", [], endpoints=found))
+    assert "models   chat (starting), story (ready), code (ready)\n" in text
+    assert "dynamo endpoint list" in text
+    words = shlex.split(text.partition("try it")[2].partition("\n  look")[0])
+    assert json.loads(words[-1])["model"] == "story"
+    # The graph's own model is ready before.
+    own = "\n".join(ready_lines("http://h:1", "model tiny, 1 worker", ["tiny"], endpoints=found))
+    assert '"model": "tiny"' in own
+
+
+def test_while_no_endpoint_is_ready_the_list_of_models_is_asked_for() -> None:
+    found = [endpoint(f"model-{number}", "fetching") for number in range(20)]
+    text = "\n".join(ready_lines("http://h:1", "3 service processes", [], endpoints=found))
+    assert "curl http://h:1/v1/models" in text
+    assert "chat/completions" not in text
+    assert "model-7 (fetching), and 12 more\n" in text
+    assert "endpoint" not in "\n".join(ready_lines("http://h:1", "model tiny, 1 worker", ["tiny"]))

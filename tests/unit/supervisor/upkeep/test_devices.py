@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dynamo_local.core.errors import DeviceError
@@ -17,7 +18,7 @@ from dynamo_local.supervisor.server.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch import Launch
 from dynamo_local.supervisor.server.plan import HttpAddress, service_templates
 from dynamo_local.supervisor.upkeep import devices, holders
-from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, secured
+from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, names_in_use, secured
 from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices import DEVICES_VARIABLE, Device, Inventory, cpu_slots
 from state.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
@@ -136,7 +137,7 @@ async def test_the_statefile_says_what_is_held(tmp_path: Path, inventory: Invent
     store.create(claim(state, "ns_Worker", role="decode", cmd="w", devices=[0]))
     others = somebody_else(inventory, 2)
     with DeviceHolds("ns") as holds:
-        holding = DeviceHolding(store, inventory, launch.templates, holds)
+        holding = DeviceHolding(store, inventory, lambda: launch.templates, holds)
         assert await holding.hold_claimed() == {}
         assert not _free(inventory, 0)
         store.update(lambda state: claim(state, "ns_Worker_1", role="decode", cmd="w", devices=[1, 2]))
@@ -182,3 +183,13 @@ def test_the_planner_counts_what_is_left_to_its_server(
     assert usable_devices(blueprint, state) == usable
     assert list(held_by_others(blueprint, state)) == ([] if virtual else [2])
     _close(bound)
+
+
+def test_a_revisions_workers_hold_devices_by_their_own_template(tmp_path: Path, inventory: Inventory) -> None:
+    """Mockers of the graph, and real workers of an endpoint, whose service has the same name."""
+    (own, *_) = launched(tmp_path, inventory, virtual=True).templates
+    theirs = msgspec.structs.replace(own, virtual=False, revision="chat@1")
+    state = claim(new_state("ns", "ipc://x", "gpu", this_process()), "ns_Worker", role="decode", cmd="w", devices=[0])
+    state = claim(state, "ns_chat@1_Worker", role="decode", cmd="w", devices=[1])
+    assert list(names_in_use(state, (own, theirs), inventory).values()) == [1]
+    assert names_in_use(state, (own,), inventory) == {}

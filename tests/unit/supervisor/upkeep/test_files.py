@@ -70,6 +70,21 @@ def test_nothing_is_written_or_said_while_all_is_well(case: Case) -> None:
     assert case.report.lines == []
 
 
+def test_a_file_that_was_cut_or_damaged_is_written_anew(case: Case) -> None:
+    graph = case.paths.graph_file
+    whole = b'{"services": ["Frontend", "VllmWorker"]}'
+    graph.write_bytes(whole)
+    case.files.repair()
+    for damage in (whole[:-9], b"", b'{"services": ["\xff"]}\0', b"[" * 100_000):
+        graph.write_bytes(damage)
+        case.files.repair()
+        assert graph.read_bytes() == whole
+    # What is written anew by its owner is taken over.
+    graph.write_bytes(b"{}")
+    case.files.repair()
+    assert graph.read_bytes() == b"{}"
+
+
 def test_what_is_removed_comes_back_and_is_reported_once(case: Case) -> None:
     shutil.rmtree(case.paths.root)
     for _ in range(2):
@@ -82,6 +97,28 @@ def test_what_is_removed_comes_back_and_is_reported_once(case: Case) -> None:
     assert sockets_of(case.paths) == case.sockets
     assert sum("was removed: its files are written anew" in line for line in case.report.lines) == 1
     assert sum("the statefile was damaged" in line for line in case.report.lines) == 1
+
+
+def test_the_graph_of_each_revision_comes_back_until_the_revision_is_gone(case: Case) -> None:
+    revisions = {"chat@1", "chat@2"}
+    case.files.revisions = lambda: revisions
+    graphs = [case.paths.graph_of(revision) for revision in sorted(revisions)]
+    graphs[0].parent.mkdir(mode=0o700)
+    for path in (*graphs, case.paths.board_file):
+        path.write_text(path.name)
+    case.files.repair()
+    shutil.rmtree(case.paths.root)
+    case.files.repair()
+    assert [path.read_text() for path in (*graphs, case.paths.board_file)] == [
+        "chat@1.json",
+        "chat@2.json",
+        "board.json",
+    ]
+    assert stat.S_IMODE(graphs[0].parent.stat().st_mode) == 0o700
+    revisions.remove("chat@1")
+    graphs[0].unlink()
+    case.files.repair()
+    assert [path.exists() for path in graphs] == [False, True]
 
 
 def test_sockets_are_another_circusds_to_make_which_commands_tell(case: Case) -> None:

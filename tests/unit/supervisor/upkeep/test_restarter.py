@@ -237,6 +237,24 @@ async def test_what_nothing_depends_on_is_given_up_quietly_and_for_good(tmp_path
     assert case.circus.started == []
 
 
+async def test_an_endpoints_worker_is_given_up_without_ending_the_others(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    name = "ns_chat@1_Worker"
+    case.circus.current = {name: "stopped"}
+    case.log(name).write_text("error: no such model\n")
+    await case.told(ProcessEnded(name.lower(), 1, 2))
+    await case.look()
+    assert case.restarter.given_up.keys() == {name}
+    assert "no such model" in case.restarter.given_up[name]
+    case.now = 1e9
+    await case.look()
+    assert case.circus.started == []
+    # Its successor of the same name begins anew.
+    del case.circus.current[name]
+    await case.look()
+    assert case.restarter.given_up == {}
+
+
 async def test_a_quiet_watcher_is_ready_while_it_runs(make: Make) -> None:
     case = make(quiet=("ns_A",))
     for deaths in range(1, 5):

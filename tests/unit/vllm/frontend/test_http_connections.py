@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.gate import GateState, HttpGate
+from components.frontend.http.gate import HttpGate
+from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.connections import GRACE_S
@@ -98,7 +99,8 @@ async def serving(limits: AdmissionLimits) -> AsyncIterator[Server]:
     from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
     server = Server(limits)
-    gate = HttpGate(server.application, limits=limits, state=GateState(lambda: True, lambda: False))
+    models = ModelTable([ModelEntry(["m"], lambda: None, limits, server.application)])
+    gate = HttpGate(server.application, limits=limits, models=models, is_draining=lambda: False)
     config = uvicorn.Config(
         gate, log_level="critical", lifespan="off", http=Connections(limits).protocol, ws="none", timeout_keep_alive=60
     )

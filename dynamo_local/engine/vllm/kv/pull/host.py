@@ -51,10 +51,21 @@ class PullHost:
     """Prefix pull of one engine core. `core` is vLLM's client of it. No method raises because the engine core has died:
     `step` does, and the worker ends."""
 
-    def __init__(self, core: Any, description: Description, fingerprints: Fingerprints, hashes_of: BlockHashes) -> None:
+    def __init__(
+        self,
+        core: Any,
+        description: Description,
+        fingerprints: Fingerprints,
+        hashes_of: BlockHashes,
+        print_of: Callable[[Any], str | None] = lambda _: None,
+    ) -> None:
+        """`print_of`: the fingerprint of KV that is computed with an adapter."""
         self._core = core
         self._description = description
-        self._fingerprints = fingerprints
+        self._fingerprints = dict(fingerprints)
+        self._print_of = print_of
+        self._known: dict[str, str] = {}
+        """Names in the engine core of adapters that were loaded while it ran, by name."""
         self._hashes_of = hashes_of
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,6 +79,15 @@ class PullHost:
     def block_bytes(self) -> int:
         """Bytes of KV in a block, on all of the engine's devices."""
         return self._description.block_bytes
+
+    def know_adapter(self, name: str, adapter: Any) -> None:
+        """Take note of an adapter that was loaded while the engine ran, or that has another content than before."""
+        if self._known.get(name) == adapter.lora_name:
+            return
+        self._known[name] = adapter.lora_name
+        self._fingerprints.pop(name, None)
+        if (fingerprint := self._print_of(adapter)) is not None:
+            self._fingerprints[name] = fingerprint
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
         """See core.ports.Engine."""
@@ -199,10 +219,14 @@ async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mappin
     prints = await asyncio.to_thread(fingerprints, *identities)
     hasher = BlockHasher(vllm_config.cache_config)
 
+    def print_of(adapter: Any) -> str | None:
+        found = fingerprints(description.identity, identity, vllm_config.lora_config, [adapter])
+        return found.get(adapter.lora_name)
+
     def hashes_of(token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> list[bytes]:
         return hasher(token_ids, cache_salt, adapters.request(adapter))
 
-    return PullHost(core, description, prints, hashes_of)
+    return PullHost(core, description, prints, hashes_of, print_of)
 
 
 def _why_closed(core: Any) -> str | None:

@@ -88,10 +88,12 @@ class Pinned(msgspec.Struct, frozen=True):
 
 
 class Warm(msgspec.Struct, frozen=True):
-    """A request in the engine core that waits for more input: its name there, and of how many tokens it has the KV."""
+    """A request in the engine core that waits for more input: its name there, of how many tokens it has the KV, and the
+    number of its adapter (0: none)."""
 
     name: str
     tokens: int
+    adapter: int = 0
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -68,6 +68,8 @@ def _set_long_texts_apart(renderer: Any) -> None:
         return chosen(function, *args, **kwargs)
 
     executor.submit = submit_by_length
+    # With the renderer's own threads.
+    renderer._resources.callback(long_texts.shutdown, wait=False)
 
 
 def text_length(call: Any) -> int:
@@ -127,6 +129,7 @@ class _GrammarChecks:
                 self._found.pop(id(params), None)
 
         self._llm.add_request = add_checked
+        self._llm.renderer._resources.callback(self._threads.shutdown)
         self._llm.input_processor._validate_params = self._known
 
     def _known(self, params: Any, supported_tasks: Any) -> bool | None:

@@ -1,0 +1,159 @@
+"""All models of one frontend: the graph's own, if it has one, and the revisions on the board of endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from components.frontend.endpoints.model import MakeApplication, ServedModel
+from components.frontend.endpoints.revision import FrontendIdentity, ServedRevision, told
+from components.frontend.http.models import ModelEntry, ModelTable
+from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
+from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.tasks import TaskGuard
+from state.paths import StatePaths
+
+
+class ServedModels:
+    """Keeps the models of a frontend as the board says. `table` is what the gate looks into."""
+
+    def __init__(
+        self,
+        identity: FrontendIdentity,
+        paths: StatePaths,
+        tasks: TaskGuard,
+        make: MakeApplication,
+        limits: AdmissionLimits,
+        own: ServedModel | None = None,
+    ) -> None:
+        """`limits`: of models until theirs are known. `own`: the graph's own model, which its owner starts and ends."""
+        self._identity = identity
+        self._paths = paths
+        self._tasks = tasks
+        self._make = make
+        self._own = own
+        self._limits = limits
+        self._absent: dict[str, ModelEntry] = {}
+        """What is known of endpoints without a revision that takes requests. Requests that are held count there."""
+        self._status: dict[str, EndpointStatus] = {}
+        self._revisions: dict[str, ServedRevision] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._took: frozenset[str] = frozenset()
+        self.board = Board()
+        self.table = ModelTable(self._entries())
+
+    @property
+    def models(self) -> Iterator[ServedModel]:
+        """The models whose applications are built, the graph's own first."""
+        if self._own is not None:
+            yield self._own
+        yield from (each.model for each in self._revisions.values() if each.model is not None)
+
+    def follow(self, board: Board) -> None:
+        """Do what the board says: requests that come from here on go where it says."""
+        self.board = board
+        known = standings(board, self._took)
+        self._took = frozenset(name for name in known if name in self._took or known[name] is Standing.TAKES)
+        status = self._status = {view.spec.name: view.status for view in board.endpoints}
+        listed = {each.revision: each for each in board.revisions}
+        for revision in [revision for revision in self._revisions if revision not in listed]:
+            self._revisions.pop(revision).give_up()
+        for each in listed.values():
+            served = self._revisions.get(each.revision) or self._begin(each)
+            served.follow(each, known[each.revision], status.get(endpoint_of(each.revision)))
+        self.table.replace(self._entries())
+        for name in self._absent.keys() - self._status.keys():
+            del self._absent[name]
+
+    def refresh(self) -> None:
+        """Take over names of models that have become known."""
+        self.table.replace(self._entries())
+
+    def stop_migrations(self) -> None:
+        """Begin no more migrations: the frontend drains."""
+        for model in self.models:
+            model.stop_migrations()
+
+    async def close(self) -> None:
+        """Give up all revisions."""
+        running = list(self._running.values())
+        for served in self._revisions.values():
+            served.give_up()
+        self._revisions.clear()
+        if running:
+            await asyncio.wait(running)
+
+    def _begin(self, listed: BoardRevision) -> ServedRevision:
+        graph = self._paths.graph_of(listed.revision)
+        served = ServedRevision(self._identity, listed, graph, self._make, self._limits)
+        self._revisions[listed.revision] = served
+        before = self._running.get(listed.revision)
+        name = f"revision {listed.revision}"
+        self._running[listed.revision] = self._tasks.spawn(name, self._run(served, listed.revision, before))
+        return served
+
+    async def _run(self, served: ServedRevision, revision: str, before: asyncio.Task[Any] | None) -> None:
+        if before is not None:
+            # The same revision was given up just now.
+            await asyncio.wait({before})
+        try:
+            await served.run(self.refresh)
+        finally:
+            if self._running.get(revision) is asyncio.current_task():
+                del self._running[revision]
+
+    def _entries(self) -> Iterator[ModelEntry]:
+        claimed: set[str] = set()
+        if self._own is not None:
+            self._own.entry.names = self._own.names
+            claimed.update(self._own.names)
+            yield self._own.entry
+        for served in self._revisions.values():
+            if served.standing is Standing.TAKES:
+                names = served.names
+                claimed.update(names)
+                served.entry.names = names
+                yield served.entry
+        for view in self.board.endpoints:
+            names = tuple(name for name in _names(view) if name not in claimed)
+            if names and view.status.state != "deleting":
+                yield self._not_served(names, view)
+
+    def _not_served(self, names: tuple[str, ...], view: EndpointView) -> ModelEntry:
+        """Return the entry of an endpoint without a revision that takes requests."""
+        name = view.spec.name
+
+        async def cards() -> list[dict[str, Any]]:
+            return [_card(each, view) for each in names]
+
+        def why_not() -> str:
+            return told(name, self._status[name]) if name in self._status else f"endpoint {name} is deleted"
+
+        def comes() -> bool:
+            return name in self._status and is_coming(self._status[name])
+
+        entry = self._absent.setdefault(name, ModelEntry(names, why_not, self._limits, comes=comes))
+        entry.names, entry.cards = names, cards
+        return entry
+
+
+def _names(view: EndpointView) -> tuple[str, ...]:
+    return view.served_names or (view.spec.name,)
+
+
+def _card(name: str, view: EndpointView) -> dict[str, Any]:
+    """Return an endpoint as vLLM lists a model, with its status beside."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(view.created_at),
+        "owned_by": "vllm",
+        "root": view.spec.model,
+        "parent": view.spec.adapter_of,
+        "max_model_len": None,
+        "permission": [],
+        "status": {"state": view.status.state, "reason": view.status.reason},
+    }

@@ -1,0 +1,159 @@
+"""The models behind the gate: the application of each, its limits, and what is in flight or held there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.frontend.http.held import Line
+from dynamo_local.core.http.admission import AdmissionLimits, Refusal
+from dynamo_local.core.http.asgi import App
+from dynamo_local.core.http.holding import Held, Unready
+from dynamo_local.core.http.models import Catalogue, asked_model, not_answered
+
+_SHOWN = 3
+"""Models of which /health tells why they are not ready."""
+
+NO_APPLICATION = "the model is not served here yet"
+
+
+async def _no_cards() -> list[dict[str, Any]]:
+    return []
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    """A model that requests may ask for.
+
+    `app`: None if it has no application here; then `why_not` tells why. `paths`: those at which it answers; None: not
+    known. `why_not` returns why the model takes no requests now, or None; then `comes` returns whether it is to take
+    some without another order. `cards` returns the model and its adapters as /v1/models shows them. `on_change` is
+    called whenever the number of sequences has changed.
+    """
+
+    names: Sequence[str]
+    why_not: Callable[[], str | None]
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    app: App | None = None
+    paths: frozenset[str] | None = None
+    cards: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_cards
+    on_change: Callable[[], None] = lambda: None
+    comes: Callable[[], bool] = lambda: True
+    line: Line = field(default_factory=Line)
+    """Requests that generate, and are held until the model takes requests."""
+    sequences: int = 0
+    """Sequences in flight: admitted, and not finished."""
+    requests: int = 0
+    """Requests that generate, in flight."""
+    calls: int = 0
+    """Other requests in flight."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight, of whichever kind."""
+        return self.requests > 0 or self.calls > 0
+
+    @property
+    def demand(self) -> int:
+        """Sequences in flight, and those of requests that are held."""
+        return self.sequences + self.line.sequences
+
+    def unready(self) -> Unready | None:
+        """Return why the model takes no requests now, or None."""
+        why = self.why_not()
+        if why is None and self.app is None:
+            why = NO_APPLICATION
+        return None if why is None else Unready(why, self.comes())
+
+    def look(self) -> None:
+        """Have held requests look again, if the model takes requests now, or is known to take none."""
+        if len(self.line) and ((unready := self.unready()) is None or not unready.comes):
+            self.line.wake()
+
+    def hold(self, held: Held) -> None:
+        """Count a request as held."""
+        self.line.join(held)
+        self.on_change()
+
+    def release(self, held: Held) -> None:
+        """Count it as held no more."""
+        self.line.leave(held)
+        self.on_change()
+
+    def refusal_at(self, path: str) -> Refusal | None:
+        """Return the answer to requests at this path, if the model does not do what they ask for."""
+        if self.paths is None or path in self.paths:
+            return None
+        return not_answered(self.names[0] if self.names else "", path, self.paths)
+
+    def enter(self, sequences: int) -> None:
+        """Count a request that generates so many sequences."""
+        self.requests += 1
+        self.sequences += sequences
+        self.on_change()
+
+    def leave(self, sequences: int) -> None:
+        """Count it no more."""
+        self.requests -= 1
+        self.sequences -= sequences
+        self.on_change()
+
+
+class ModelTable:
+    """The models that are served now."""
+
+    def __init__(self, entries: Iterable[ModelEntry] = ()) -> None:
+        self._catalogue = Catalogue[ModelEntry]()
+        self.replace(entries)
+
+    def replace(self, entries: Iterable[ModelEntry]) -> None:
+        """Serve these models from now on. Requests under way stay where they are; held ones look for theirs again."""
+        before = self._catalogue.entries
+        self._catalogue = Catalogue((entry.names, entry) for entry in entries)
+        for entry in before:
+            entry.line.wake()
+
+    def wake(self) -> None:
+        """Have all held requests look again."""
+        for entry in self.entries:
+            entry.line.wake()
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """The models, in the order in which they are listed."""
+        return self._catalogue.entries
+
+    def find(self, name: str | None) -> ModelEntry | Refusal:
+        """Find the model that a request asks for by this name; None: it names none."""
+        return self._catalogue.find(name)
+
+    def asked(self, fields: Mapping[str, Any], path: str) -> ModelEntry | Refusal:
+        """Find the model that a request asks for, and that can do what is asked at this path."""
+        name = asked_model(fields)
+        entry = name if isinstance(name, Refusal) else self.find(name)
+        return entry if isinstance(entry, Refusal) else entry.refusal_at(path) or entry
+
+    def held(self) -> dict[str, int]:
+        """Return how many requests are held for each model, by its first name."""
+        held: dict[str, int] = {}
+        for entry in self.entries:
+            for name in entry.names[:1]:
+                held[name] = held.get(name, 0) + len(entry.line)
+        return held
+
+    def why_none(self) -> str | None:
+        """Return why no model can answer. None: one can, or there is none that should."""
+        reasons = []
+        for entry in self.entries:
+            if (why := entry.why_not()) is None:
+                return None
+            reasons.append(why if len(self.entries) == 1 else f"{entry.names[0]}: {why}")
+        if not reasons:
+            return None
+        more = "" if len(reasons) <= _SHOWN else f"; and {len(reasons) - _SHOWN} more"
+        return "; ".join(reasons[:_SHOWN]) + more
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """Return all models and their adapters as /v1/models shows them."""
+        return [card for entry in self.entries for card in await entry.cards()]

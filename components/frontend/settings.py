@@ -1,0 +1,57 @@
+"""Settings of the frontend, and the keys that it reads from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.admission import AdmissionLimits
+
+
+@dataclass(frozen=True)
+class FrontendSettings(AdmissionLimits):
+    """The frontend's own settings, beside those of vLLM's server and engine."""
+
+    api_key_file: Path | None = field(
+        default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
+    )
+    admin_key_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "File with keys of administrators, one per line, who may change endpoints under /v1/endpoints. "
+            "Without it, these paths are closed."
+        },
+    )
+    request_timeout_s: float = field(
+        default=600.0, metadata={"help": "Maximum time from the arrival of a request to its last token, in s."}
+    )
+    recovery_timeout_s: float = field(
+        default=120.0, metadata={"help": "How long a request that lost its worker waits for another worker, in s."}
+    )
+    drain_timeout_s: float = field(
+        default=15.0, metadata={"help": "How long requests in flight may take to finish when the server stops, in s."}
+    )
+
+
+def limits_of(settings: FrontendSettings, config: Mapping[str, Any]) -> FrontendSettings:
+    """Return the limits of a model. vLLM's max-logprobs also sets max-candidates, if that is not set itself."""
+    if "max-candidates" in config or config.get("max-logprobs") is None:
+        return settings
+    return replace(settings, max_candidates=config["max-logprobs"])
+
+
+def read_keys(path: Path | None, setting: str) -> tuple[str, ...]:
+    """Read the keys of a file; none without one. Raises ConfigError, also for a file without keys."""
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.expanduser().read_text().splitlines() if line.strip())
+    except OSError as error:
+        raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from error
+    if not keys:
+        # An empty file must not open the server to everybody.
+        raise ConfigError(f"{path} holds no key", f"write one key per line, or leave {setting} out")
+    return keys

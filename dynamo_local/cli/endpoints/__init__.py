@@ -1,0 +1,1 @@
+"""`dynamo endpoint`: the models that a server serves beside each other."""

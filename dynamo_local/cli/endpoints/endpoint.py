@@ -1,0 +1,188 @@
+"""`dynamo endpoint`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynamo_local.cli import completion_values
+from dynamo_local.cli.age import since_option
+from dynamo_local.cli.command_group import CommandGroup
+from dynamo_local.cli.console import Console
+from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options
+from dynamo_local.cli.log_lines import LEVELS
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.admin.endpoints import EndpointRow
+    from state.paths import StatePaths
+
+_TAKES_MORE = {"ignore_unknown_options": True}
+"""For commands that take vLLM's options beside their own."""
+
+
+@click.group(cls=CommandGroup)
+def endpoint() -> None:
+    """Create, show, change and delete the endpoints of a server.
+
+    An endpoint is a model with workers of its own, which a server serves beside others. It stays until it is deleted,
+    also when the server ends.
+
+    \b
+    dynamo endpoint create chat --model Qwen/Qwen3-0.6B --max-workers 4
+    dynamo endpoint list
+    dynamo endpoint update chat --max-model-len 8192
+    dynamo endpoint delete chat
+    """
+
+
+@endpoint.command(context_settings=_TAKES_MORE)
+@order_options("NAME [VLLM_OPTION]...", completion_values.nothing)
+@spec_options
+@wait_options
+def create(words: tuple[str, ...], namespace: str, wait: bool, timeout: float, as_json: bool, **given: Any) -> None:
+    """Create endpoint NAME, and wait until it is ready.
+
+    A VLLM_OPTION is an option of `vllm serve`, such as --max-model-len 4096; other settings of frontend and workers are
+    given by --arg. With --adapter-of, MODEL is the folder of a LoRA adapter, which the workers of that endpoint serve.
+
+    \b
+    dynamo endpoint create chat --model Qwen/Qwen3-0.6B --min-workers 1 --max-workers 4
+    dynamo endpoint create code --model ./my-model --gpu 0.5 --max-model-len 4096
+    dynamo endpoint create french --model ./french-lora --adapter-of chat
+    """
+    from dynamo_local.cli.endpoints.fields import fields_of, name_and_flags
+    from dynamo_local.cli.endpoints.sending import send_and_wait
+    from dynamo_local.cli.serving.endpoint_tools import check_settings
+    from dynamo_local.core.endpoints.checks import read_spec
+    from dynamo_local.core.messages.endpoints import CreateEndpoint
+
+    name, flags = name_and_flags(words)
+    fields = {"name": name, **fields_of(given, flags)}
+    # Checked here as well: mistakes of the command line need no server to be found.
+    check_settings(read_spec(fields))
+    order = CreateEndpoint({key: value for key, value in fields.items() if value is not None})
+    send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
+
+
+@endpoint.command()
+@click.argument("name", shell_complete=completion_values.endpoints)
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def get(name: str, namespace: str, as_json: bool) -> None:
+    """Show everything known of endpoint NAME."""
+    from dynamo_local.cli.endpoints.text import as_json_text, description_of
+
+    paths = paths_of_endpoints(namespace)
+    (row,) = _rows(paths, name)
+    click.echo(as_json_text(row) if as_json else description_of(row))
+
+
+@endpoint.command(name="list")
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def list_(namespace: str, as_json: bool) -> None:
+    """List all endpoints, with their states and workers."""
+    from dynamo_local.cli.endpoints.text import as_json_text, table_of
+
+    rows = _rows(paths_of_endpoints(namespace))
+    click.echo(as_json_text(rows) if as_json else table_of(rows))
+
+
+@endpoint.command(context_settings=_TAKES_MORE)
+@order_options("NAME [VLLM_OPTION]...", completion_values.endpoints)
+@click.option(
+    "--set", "set_", multiple=True, metavar="FIELD=VALUE", help="Set a field, such as max_workers=4. May be repeated."
+)
+@click.option("--unset", multiple=True, metavar="FIELD", help="Give a field its default, such as gpu or args.seed.")
+@click.option(
+    "--replace", is_flag=True, help="End the old workers before the new ones are ready, if there is no device for both."
+)
+@spec_options
+@wait_options
+def update(
+    words: tuple[str, ...],
+    set_: tuple[str, ...],
+    unset: tuple[str, ...],
+    replace: bool,
+    namespace: str,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Change endpoint NAME, and wait until it answers as changed.
+
+    If workers must be started anew, the new ones start first, and no request fails; if they cannot start, the endpoint
+    goes on as before. Numbers of workers, policy and labels change at once. A VLLM_OPTION is one of `vllm serve`.
+
+    \b
+    dynamo endpoint update chat --set max_workers=4
+    dynamo endpoint update chat --model Qwen/Qwen3-1.7B --max-model-len 8192
+    dynamo endpoint update chat --unset args.max-model-len --label team=search
+    """
+    from dynamo_local.cli.endpoints.fields import changes_of, fields_of, name_and_flags
+    from dynamo_local.cli.endpoints.sending import send_and_wait
+    from dynamo_local.core.messages.endpoints import UpdateEndpoint
+
+    name, flags = name_and_flags(words)
+    changes = changes_of(fields_of(given, flags), set_, unset, replace=replace)
+    order = UpdateEndpoint(name, changes)
+    send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
+
+
+@endpoint.command()
+@click.argument("name", shell_complete=completion_values.endpoints)
+@namespace_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@wait_options
+def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_json: bool) -> None:
+    """Delete endpoint NAME. Its requests in flight are finished first.
+
+    Confirmation is asked for on a terminal only.
+    """
+    import asyncio
+
+    from dynamo_local.cli.endpoints.sending import delete as delete_it
+
+    paths = paths_of(namespace)
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete endpoint {name}?", abort=True)
+    asyncio.run(delete_it(paths, name, timeout if wait else None, Console(err=as_json)))
+    click.echo('{"deleted": true}' if as_json else f"{name} is deleted" if wait else f"{name} is being deleted")
+
+
+@endpoint.command()
+@click.argument("name", shell_complete=completion_values.endpoints)
+@namespace_option
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    help="Number of last lines to show of each log.  [default: 100, or all with --since]",
+)
+@since_option
+@click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above.")
+def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str | None, level: str | None) -> None:
+    """Print the logs of the workers of endpoint NAME, of all its revisions."""
+    from dynamo_local.cli.server.logs import show_logs
+    from dynamo_local.supervisor.server.logs import select_of_endpoint
+
+    paths = paths_of_logs(namespace)
+    show_logs(paths, lambda: select_of_endpoint(paths.logs_dir, name), follow, lines, since, level)
+
+
+def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
+    import asyncio
+
+    from dynamo_local.supervisor.admin.endpoints import list_endpoints, ordered_endpoints
+    from state.namespaces import is_running
+
+    if is_running(paths):
+        return asyncio.run(list_endpoints(paths, name))
+    rows = ordered_endpoints(paths, name)
+    click.echo(f"no server runs in namespace {paths.namespace}: this is what the next one will serve", err=True)
+    return rows

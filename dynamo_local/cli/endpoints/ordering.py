@@ -1,0 +1,72 @@
+"""Options of the commands that create and change endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, TypeVar
+
+import click
+
+from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.options import JSON_HELP, namespace_option
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+def order_options(metavar: str, complete: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Add the words of the command, which begin with the endpoint's name, and --namespace."""
+
+    def add(function: _F) -> _F:
+        words = click.argument(
+            "words", nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=complete, required=True
+        )
+        return words(namespace_option(function))
+
+    return add
+
+
+def spec_options(function: _F) -> _F:
+    """Add an option for each field of an endpoint, None if not given (core/endpoints/spec.py)."""
+    workers = click.IntRange(min=1)
+    options = (
+        click.option("--model", help="Model: a folder, a Hugging Face id, or smollm2, random, quickstart."),
+        click.option("--adapter-of", metavar="NAME", help="Endpoint whose workers serve MODEL, a LoRA adapter."),
+        click.option("--engine", metavar="ENGINE", help="Engine of the workers: vllm or mocker.  [default: vllm]"),
+        click.option(
+            "--arg", "args", multiple=True, metavar="KEY=VALUE", help="Setting of workers or frontend. May be repeated."
+        ),
+        click.option("--gpu", type=float, help="Devices of each worker, or its share of one, such as 0.5."),
+        click.option("--min-workers", type=workers, help="Smallest number of workers.  [default: 1]"),
+        click.option("--max-workers", type=workers, help="Largest number of workers.  [default: the smallest]"),
+        click.option("--disagg/--no-disagg", "disaggregated", default=None, help="Prefill long prompts elsewhere."),
+        click.option("--min-prefill-workers", type=workers, help="Smallest number of prefill workers.  [default: 1]"),
+        click.option("--max-prefill-workers", type=workers, help="Largest number of prefill workers."),
+        click.option("--requests-per-worker", type=float, help="What policy concurrency aims at.  [default: 16]"),
+        click.option(
+            "--policy",
+            metavar="POLICY",
+            help="Policy of scaling: concurrency, load or freeness.  [default: concurrency]",
+        ),
+        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label. May be repeated."),
+    )
+    return reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+
+def wait_options(function: _F) -> _F:
+    """Add --wait, --timeout and --json."""
+    options = (
+        click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done."),
+        click.option(
+            "--timeout",
+            type=FiniteRange(min=0, min_open=True),
+            default=DEFAULT_TIMEOUT_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long to wait. What is ordered stays so.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
+    )
+    return reduce(lambda decorated, option: option(decorated), reversed(options), function)

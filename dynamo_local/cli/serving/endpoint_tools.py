@@ -1,0 +1,104 @@
+"""What `dynamo serve MODEL` does for its model, for an endpoint of a running server: the same options, choices and
+checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_local.cli.serving.choosing import ModelChooser, machine_of
+from dynamo_local.cli.serving.source import ModelSource
+from dynamo_local.cli.serving.wishes import Wishes
+from dynamo_local.core.endpoints.served import SERVED_NAME, served_names
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.sizing.machine import Machine
+from dynamo_local.engine.vllm.arguments import every_argument
+from dynamo_local.engine.vllm.command_line import flag_of
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.flags import Flag
+from dynamo_local.sdk.graph import load_graph
+from dynamo_local.supervisor.endpoints.launch import AGGREGATED, DISAGGREGATED, ModelTools
+from state.devices import Inventory
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.server.report import Report
+
+_WORKERS, _PREFILL_WORKERS = "VllmWorker", "PrefillWorker"
+_TENSOR_PARALLEL = "tensor-parallel-size"
+_SIZES = (_TENSOR_PARALLEL, "pipeline-parallel-size", "prefill-context-parallel-size")
+
+
+@dataclass(frozen=True)
+class EndpointTools:
+    """Makes the tools for the endpoints of one server (launch.MakeTools). `machine`: as it was before the first of
+    their workers: what each gets of its memory goes by devices, and does not depend on which others run."""
+
+    machine: Machine
+
+    @classmethod
+    def at_start(cls, inventory: Inventory) -> EndpointTools:
+        """With the memory that is free now."""
+        return cls(machine_of(inventory, len(inventory.devices)))
+
+    def __call__(self, spec: EndpointSpec, inventory: Inventory, report: Report) -> ModelTools:
+        """The tools for one endpoint's model. Raises UsageError for arguments that no service takes."""
+        source = ModelSource(report, fetches_weights=True)
+        wishes = Wishes(
+            spec.min_workers,
+            spec.min_prefill_workers if spec.disaggregated else None,
+            disagg=spec.disaggregated,
+            planner=spec.most_workers > spec.min_workers,
+        )
+        chooser = ModelChooser(source.facts, wishes, sized=True, machine=self.machine)
+        return ModelTools(tuple(_flags(spec)), tuple(_overrides(spec)), chooser, source.named, source.obtain)
+
+
+def check_settings(spec: EndpointSpec) -> None:
+    """Raise UsageError for arguments that no service takes, or with values that are none. Looks at no model."""
+    if spec.adapter_of is None:
+        graph = load_graph(DISAGGREGATED if spec.disaggregated else AGGREGATED)
+        resolve(graph, None, tuple(_overrides(spec)), None, spec.model, flags=tuple(_flags(spec)))
+
+
+def _flags(spec: EndpointSpec) -> Iterator[Flag]:
+    """The arguments that name no service."""
+    yield flag_of(SERVED_NAME, _text(list(served_names(spec))), "name")
+    for key, value in spec.args.items():
+        if key in every_argument() and key != SERVED_NAME:
+            yield flag_of(key, _text(value), f"args.{key}")
+        elif key != SERVED_NAME and not _is_section(key, value):
+            yield Flag((key,), _text(value), f"args.{key}", beside=key)
+    if spec.engine == "vllm" and _is_whole(spec.gpu) and not any(key in spec.args for key in _SIZES):
+        yield flag_of(_TENSOR_PARALLEL, f"{spec.gpu:g}", "gpu")
+
+
+def _overrides(spec: EndpointSpec) -> Iterator[str]:
+    """The options of single services: those that the endpoint's fields stand for, then those of its arguments."""
+    counts = {_WORKERS: spec.min_workers} | ({_PREFILL_WORKERS: spec.min_prefill_workers} if spec.disaggregated else {})
+    for service, count in counts.items():
+        yield f"--{service}.engine={spec.engine}"
+        yield f"--{service}.ServiceArgs.workers={max(1, count)}"
+        if spec.gpu is not None and (spec.engine == "mocker" or not _is_whole(spec.gpu)):
+            yield f"--{service}.ServiceArgs.resources.gpu={spec.gpu:g}"
+    for key, value in spec.args.items():
+        if _is_section(key, value):
+            yield from (f"--{key}.{name}={_text(item)}" for name, item in value.items())
+
+
+def _is_section(key: str, value: Any) -> bool:
+    """Whether the argument holds settings of one service, by the service's name."""
+    return key[0].isupper() and isinstance(value, Mapping)
+
+
+def _is_whole(gpu: float | None) -> bool:
+    return gpu is not None and gpu >= 1
+
+
+def _text(value: Any) -> str:
+    """A value as options spell it."""
+    if isinstance(value, str):
+        return f'"{value}"' if value in ("null", "~") else value
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,48 @@
+"""What is ordered of an endpoint. The fields are those of LLM Engine's model endpoints, in the words used here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Scaling = Literal["concurrency", "load", "freeness"]
+"""Policies that decide the number of an endpoint's workers (core/planning/policies)."""
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """An endpoint as ordered, by command, REST or file.
+
+    `model`: folder, Hugging Face id, or name of a model; with `adapter_of`, the folder of a LoRA adapter, which the
+    workers of that other endpoint serve. `args`: settings of frontend and workers, keys in kebab-case, such as
+    {"max-model-len": 4096}. `gpu`: devices of each worker, or the share of one that a worker gets (0.5). The workers
+    stay between `min_workers` and `max_workers` (None: as many as the minimum); with `disaggregated`, there are prefill
+    workers as well. `requests_per_worker`: what policy `concurrency` aims at.
+    """
+
+    name: str
+    model: str
+    adapter_of: str | None = None
+    engine: Literal["vllm", "mocker"] = "vllm"
+    args: dict[str, Any] = {}
+    gpu: float | None = None
+    min_workers: int = 1
+    max_workers: int | None = None
+    disaggregated: bool = False
+    min_prefill_workers: int = 1
+    max_prefill_workers: int | None = None
+    requests_per_worker: float = 16.0
+    policy: Scaling = "concurrency"
+    labels: dict[str, str] = {}
+
+    @property
+    def most_workers(self) -> int:
+        """Upper bound on the number of workers."""
+        return self.min_workers if self.max_workers is None else self.max_workers
+
+    @property
+    def most_prefill_workers(self) -> int:
+        """Upper bound on the number of prefill workers."""
+        if not self.disaggregated:
+            return 0
+        return self.min_prefill_workers if self.max_prefill_workers is None else self.max_prefill_workers

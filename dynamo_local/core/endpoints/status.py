@@ -1,0 +1,99 @@
+"""The state of an endpoint with its reason, as its owner is shown it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dynamo_local.core.endpoints.rollout import Ordered, Seen
+from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus
+
+
+def status_of(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None, note: str = "") -> EndpointStatus:
+    """The status of an endpoint with workers of its own. `takes`: the revision that takes requests.
+
+    `note`: what went wrong with an update last, which is shown while nothing else is to be said.
+    """
+    answering = seen.get(ordered.revision if takes is None else takes, Seen())
+    state, reason = _state(ordered, seen, takes)
+    shown = (answering.workers, answering.prefill)
+    return EndpointStatus(
+        state,
+        reason or note,
+        ordered.revision if takes is None else takes,
+        ordered.workers,
+        *(len(shown[0].ready), len(shown[0].starting)),
+        ordered.prefill_workers,
+        len(shown[1].ready),
+    )
+
+
+def status_of_adapter(base: str, status: EndpointStatus | None, *, taken: bool = True) -> EndpointStatus:
+    """The status of an adapter, which the endpoint `base` serves. `status`: that of the base; None if there is none.
+
+    `taken`: whether the base takes adapters. It may have gone back to a revision that does not."""
+    if status is None:
+        return EndpointStatus("failed", f"there is no endpoint {base}, which is to serve it")
+    if not taken:
+        return EndpointStatus("failed", f"endpoint {base}, which is to serve it, takes no adapters without enable-lora")
+    if status.state in ("ready", "updating"):
+        return EndpointStatus("ready", f"served by {base}")
+    state: EndpointState = "failed" if status.state == "failed" else "waiting"
+    return EndpointStatus(state, f"endpoint {base}, which is to serve it, is {status.state}")
+
+
+def _state(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) -> tuple[EndpointState, str]:
+    current = seen.get(ordered.revision, Seen())
+    if ordered.deleting:
+        return "deleting", _finishing(seen.values())
+    if takes == ordered.revision:
+        return _answering(ordered, seen, current)
+    if takes is not None:
+        return "updating", f"revision {ordered.revision}: {_coming_up(ordered, current)[1]}"
+    if current.has_failed:
+        return "failed", current.error
+    previous = seen.get(ordered.previous, Seen()) if ordered.previous is not None else Seen()
+    if ordered.replace and current.launched and not previous.is_gone:
+        return "starting", f"revision {ordered.previous} ends first: {_finishing([previous])}"
+    return _coming_up(ordered, current)
+
+
+def _answering(ordered: Ordered, seen: Mapping[int, Seen], current: Seen) -> tuple[EndpointState, str]:
+    old = [one for number, one in seen.items() if number != ordered.revision and not one.is_gone]
+    if old:
+        return "updating", _finishing(old)
+    if ordered.workers and not current.workers.ready:
+        return "starting", current.error or "no worker is ready any more"
+    if not current.frontends.ready:
+        # It was killed, say. Another one may fail where the first has not.
+        failure = current.frontends.failure
+        return ("failed", failure) if failure else ("starting", "no frontend is ready for it")
+    lacking = ordered.workers + ordered.prefill_workers - current.workers.present - current.prefill.present
+    if lacking > 0 and current.shortage and not current.under_way:
+        return "ready", current.shortage
+    return "ready", current.error if current.failures else ""
+
+
+def _coming_up(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
+    """State and reason of a revision that has not answered yet."""
+    if current.has_failed:
+        return "failed", current.error
+    if current.error and not current.under_way:
+        return "starting", f"tried again after: {current.error}"
+    if not current.launched:
+        return "fetching", current.doing or "its model is looked up"
+    if not current.has_workers and not current.under_way and current.shortage and ordered.workers:
+        return "waiting", current.shortage
+    if current.workers.ready and not current.frontends.ready:
+        return "starting", "its frontend is not ready yet"
+    return "starting", current.doing or "its workers start"
+
+
+def _finishing(revisions: Iterable[Seen]) -> str:
+    """What is awaited of revisions that end."""
+    ending = list(revisions)
+    numbers = [one.frontends.in_flight for one in ending]
+    known = [number for number in numbers if number is not None]
+    if sum(known):
+        least = "" if len(known) == len(numbers) else "at least "
+        return f"{least}{sum(known)} {'request' if sum(known) == 1 else 'requests'} under way"
+    return "workers end" if all(one.frontends.are_done for one in ending) else "requests under way"

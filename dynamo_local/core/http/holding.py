@@ -1,0 +1,100 @@
+"""Requests that are held while their model has no worker, instead of being refused: until when, and what they are told.
+
+A request is held from its admission until its model takes requests, the model is known to take none, or its time is
+over. If it asks for a stream, its answer begins after a second, and has comments until its first token, so that neither
+the client nor a proxy takes the silence for a failure. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BEGIN_AFTER_S = 1.0
+"""Wait after which the answer to a request for a stream begins. Until then a refusal has its own HTTP status."""
+
+COMMENT_EVERY_S = 5.0
+"""Between two comments in a stream. Proxies end a connection that is silent for a minute, some for 15 s."""
+
+
+@dataclass(frozen=True)
+class HoldLimits:
+    """Bounds on requests that wait for the first worker of their model."""
+
+    hold_timeout_s: float = field(
+        default=300.0,
+        metadata={
+            "help": "How long a request waits while its model has no ready worker but is to have one, in s. After that "
+            "it gets status 503. 0: it gets it at once."
+        },
+    )
+    max_held: int = field(
+        default=256,
+        metadata={
+            "help": "Maximum number of requests for each model that wait while it has no ready worker. More get status "
+            "503. They count in max-requests as well."
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Unready:
+    """Why a model takes no requests now. `comes`: whether it is to take some without another order."""
+
+    why: str
+    comes: bool = True
+
+
+@dataclass(eq=False)
+class Held:
+    """A request that is held. `since`: its admission. `told_at`: when its client was told last. Times in s."""
+
+    sequences: int
+    since: float
+    streams: bool
+    told_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Go:
+    """The request goes on to its model."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The request waits. Without a change before, look again at `until`. `tell`: its client is to be told so now."""
+
+    until: float
+    tell: bool
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The request is refused, for this reason."""
+
+    why: str
+
+
+def refused(unready: Unready, waiting: int, limits: HoldLimits) -> str | None:
+    """Return why a request that has just come is not held; None: it is. `waiting`: requests held for the model now."""
+    if not unready.comes or limits.hold_timeout_s <= 0:
+        return unready.why
+    if waiting >= limits.max_held:
+        return f"{unready.why}; {waiting} requests (setting max-held) wait for it already"
+    return None
+
+
+def next_step(held: Held, unready: Unready | None, limits: HoldLimits, now: float) -> Go | Wait | GiveUp:
+    """Decide on a request that is held. `unready`: of its model; None: that takes requests."""
+    if unready is None:
+        return Go()
+    if not unready.comes:
+        return GiveUp(unready.why)
+    deadline = held.since + limits.hold_timeout_s
+    if now >= deadline:
+        return GiveUp(f"{unready.why}; the request has waited for {limits.hold_timeout_s:g} s (setting hold-timeout-s)")
+    if not held.streams:
+        return Wait(deadline, tell=False)
+    tell_at = held.since + BEGIN_AFTER_S if held.told_at is None else held.told_at + COMMENT_EVERY_S
+    if now < tell_at:
+        return Wait(min(tell_at, deadline), tell=False)
+    return Wait(min(now + COMMENT_EVERY_S, deadline), tell=True)

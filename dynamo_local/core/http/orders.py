@@ -1,0 +1,134 @@
+"""REST requests about endpoints as orders to the server, and its answers as REST has them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.json_text import as_utf8, why_not
+from dynamo_local.core.http.paths import ENDPOINTS, SCALE
+from dynamo_local.core.messages.endpoints import (
+    CreateEndpoint,
+    DeleteEndpoint,
+    EndpointOrder,
+    EndpointRefusal,
+    EndpointsAnswer,
+    EndpointView,
+    ListEndpoints,
+    ScaleEndpoint,
+    UpdateEndpoint,
+)
+from dynamo_local.core.names import check_endpoint
+
+MOST_BYTES = 256 * 1024
+"""Largest body of an order, in bytes: a quarter of what fits into one message on the bus."""
+
+_KINDS: Final = {400: "BadRequestError", 404: "NotFoundError", 409: "ConflictError", 503: "ServiceUnavailableError"}
+_RETRY_S = 2
+
+
+class _Scale(msgspec.Struct, forbid_unknown_fields=True):
+    workers: int | None = None
+    prefill_workers: int | None = None
+
+
+def order_of(method: str, path: str, body: bytes) -> EndpointOrder | Refusal:
+    """Return the order that a request stands for. Method and path are open ones (paths.py)."""
+    name, _, action = path.removeprefix(ENDPOINTS).removeprefix("/").partition("/")
+    try:
+        checked = check_endpoint(unquote(name)) if name else None
+    except ConfigError as error:
+        return _bad(str(error), "name")
+    if method == "GET":
+        return ListEndpoints(checked)
+    if method == "DELETE":
+        return DeleteEndpoint(checked or "")
+    fields = _fields(body)
+    if isinstance(fields, Refusal):
+        return fields
+    if checked is None:
+        return CreateEndpoint(fields)
+    return _scale(checked, fields) if "/" + action == SCALE else _update(checked, fields)
+
+
+def _update(name: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
+    if fields.pop("name", name) != name:
+        return _bad("the name of an endpoint cannot be changed", "name")
+    return UpdateEndpoint(name, fields)
+
+
+def _scale(name: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
+    try:
+        wanted = msgspec.convert(fields, _Scale)
+    except msgspec.ValidationError as error:
+        return _bad(str(error), None)
+    numbers = {"workers": wanted.workers, "prefill_workers": wanted.prefill_workers}
+    if all(number is None for number in numbers.values()):
+        return _bad("workers or prefill_workers is needed", "workers")
+    for field, number in numbers.items():
+        if number is not None and not 0 <= number < 2**31:
+            return _bad(f"{field} must be a number from 0 on, got {number}", field)
+    return ScaleEndpoint(name, wanted.workers, wanted.prefill_workers)
+
+
+def _fields(body: bytes) -> dict[str, Any] | Refusal:
+    if len(body) > MOST_BYTES:
+        return Refusal(413, f"the body is larger than {MOST_BYTES} bytes", "BadRequestError")
+    text = body
+    try:
+        text = as_utf8(body)
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return _bad(f"the body is not a JSON object: {why_not(text, error)}", None)
+
+
+def rendered(order: EndpointOrder, answer: EndpointsAnswer) -> tuple[int, dict[str, Any]] | Refusal:
+    """Return status and content of the answer to an order."""
+    if answer.refused is not None:
+        return _refused(answer.refused)
+    if isinstance(order, ListEndpoints) and order.name is None:
+        return 200, {"object": "list", "data": [shown(view) for view in answer.endpoints]}
+    if not answer.endpoints:
+        name = getattr(order, "name", "")
+        if isinstance(order, DeleteEndpoint):
+            return 200, {"object": "endpoint", "name": name, "deleted": True}
+        return Refusal(404, f"there is no endpoint {name}", "NotFoundError", "name")
+    return _status(order), shown(answer.endpoints[0])
+
+
+def _status(order: EndpointOrder) -> int:
+    """Return the status of success: 202 where the order is taken, and carried out from now on."""
+    if isinstance(order, CreateEndpoint):
+        return 201
+    return 200 if isinstance(order, ListEndpoints) else 202
+
+
+def shown(view: EndpointView) -> dict[str, Any]:
+    """Return an endpoint as REST shows it, fields with default values included."""
+    return {
+        "object": "endpoint",
+        **_all_fields(view.spec),
+        "status": _all_fields(view.status),
+        "served_names": list(view.served_names),
+        "created_at": view.created_at,
+        "updated_at": view.updated_at,
+    }
+
+
+def _all_fields(of: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in of.__struct_fields__}
+
+
+def _refused(refused: EndpointRefusal) -> Refusal:
+    status = refused.status if refused.status in _KINDS else 400
+    message = f"{refused.cause}; {refused.remedy}" if refused.remedy else refused.cause
+    retry = _RETRY_S if status == 503 else None
+    return Refusal(status, message, _KINDS[status], retry_after_s=retry)  # type: ignore[arg-type]  # one of _KINDS
+
+
+def _bad(message: str, param: str | None) -> Refusal:
+    return Refusal(400, message, "BadRequestError", param)

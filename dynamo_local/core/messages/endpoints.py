@@ -1,0 +1,130 @@
+"""Messages about endpoints: orders to the server and its answers, and the board that tells frontends what to serve."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo_local.core.codec import VERSION
+from dynamo_local.core.endpoints.spec import EndpointSpec
+
+EndpointState = Literal["waiting", "fetching", "starting", "ready", "updating", "failed", "deleting"]
+"""`waiting`: for devices, or for another endpoint. `fetching`: its model is checked and downloaded. `starting`: no
+worker is ready yet. `updating`: it answers, while another revision starts or the last one ends. `failed`: it does not
+answer, and will not without another order; the reason says why."""
+
+
+class EndpointStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """State of an endpoint. `reason` is a line for its owner: what it waits for, or what went wrong last.
+
+    `revision`: number of the revision that answers, or is to answer first. `wanted`: numbers that the workers are
+    brought to; `ready`: workers that take requests.
+    """
+
+    state: EndpointState
+    reason: str = ""
+    revision: int = 1
+    wanted: int = 0
+    ready: int = 0
+    starting: int = 0
+    wanted_prefill: int = 0
+    ready_prefill: int = 0
+
+
+class EndpointView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An endpoint as commands and REST show it. Times are of the wall clock, in seconds since 1970.
+
+    `served_names`: names by which requests ask for its model, the first of which the endpoint's own name is.
+    """
+
+    spec: EndpointSpec
+    status: EndpointStatus
+    created_at: float
+    updated_at: float
+    served_names: tuple[str, ...] = ()
+
+
+class ListEndpoints(msgspec.Struct, frozen=True, tag="list"):
+    """Question for all endpoints, or for the one of this name."""
+
+    name: str | None = None
+    v: int = VERSION
+
+
+class CreateEndpoint(msgspec.Struct, frozen=True, tag="create"):
+    """Order for one more endpoint. `spec` is as it came, and is checked by the server."""
+
+    spec: dict[str, Any]
+    v: int = VERSION
+
+
+class UpdateEndpoint(msgspec.Struct, frozen=True, tag="update"):
+    """Order to change these fields of an endpoint; a field that is None gets its default."""
+
+    name: str
+    changes: dict[str, Any]
+    v: int = VERSION
+
+
+class DeleteEndpoint(msgspec.Struct, frozen=True, tag="delete"):
+    """Order to end an endpoint: its requests under way may finish, then its workers end."""
+
+    name: str
+    v: int = VERSION
+
+
+class ScaleEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="scale"):
+    """Order for so many workers now, within the endpoint's bounds. None: as many as before."""
+
+    name: str
+    workers: int | None = None
+    prefill_workers: int | None = None
+    v: int = VERSION
+
+
+EndpointOrder = ListEndpoints | CreateEndpoint | UpdateEndpoint | DeleteEndpoint | ScaleEndpoint
+
+
+class EndpointRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an order is not carried out. `status`: 400, 404, 409 or 503, as HTTP has them."""
+
+    status: int
+    cause: str
+    remedy: str = ""
+
+
+class EndpointsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The endpoints asked for, or the one that was ordered, as it is now; or a refusal."""
+
+    endpoints: tuple[EndpointView, ...] = ()
+    refused: EndpointRefusal | None = None
+    v: int = VERSION
+
+
+class ServedAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a revision serves beside its model: its name in requests, and its folder."""
+
+    name: str
+    path: str
+
+
+class BoardRevision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A revision that frontends serve.
+
+    `takes_requests`: new requests go to it. Otherwise the frontend prepares for it (`starting`), or lets its requests
+    finish and then gives it up. Its graph is in the run directory (`StatePaths.graph_of`).
+    """
+
+    revision: str
+    takes_requests: bool
+    served_names: tuple[str, ...]
+    adapters: tuple[ServedAdapter, ...] = ()
+
+
+class Board(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the server has ordered of its frontends and tells its planner. `number` grows with every change."""
+
+    number: int = 0
+    revisions: tuple[BoardRevision, ...] = ()
+    endpoints: tuple[EndpointView, ...] = ()

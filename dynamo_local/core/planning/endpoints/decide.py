@@ -1,0 +1,168 @@
+"""Decides on the number of workers of all endpoints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.endpoints import EndpointState
+from dynamo_local.core.planning.endpoints.budget import Share, share
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, RoleVerdict
+from dynamo_local.core.planning.endpoints.memory import Memory
+from dynamo_local.core.planning.endpoints.observation import (
+    EndpointSeen,
+    EndpointsObservation,
+    bounds_of,
+    roles_of,
+)
+from dynamo_local.core.planning.endpoints.pools import Pool, devices_of
+from dynamo_local.core.planning.endpoints.wants import Want, wants_of
+from dynamo_local.core.planning.options import PlannerOptions
+
+LEFT_ALONE: frozenset[EndpointState] = frozenset({"updating", "failed", "deleting"})
+"""States of endpoints in which the server itself changes the workers, or there is no use in more."""
+
+Memories = Mapping[str, Memory]
+"""What is remembered of each endpoint, by its name."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The decisions about the endpoints whose number of workers may change, the oldest endpoint first, and what is
+    remembered for the next pull. `devices`: those that all endpoints have once the orders are given."""
+
+    decisions: tuple[EndpointDecision, ...]
+    memories: Memories
+    devices: Fraction
+
+
+def decide(observation: EndpointsObservation, memories: Memories, options: PlannerOptions) -> Planned:
+    """Decide at a pull. Pure; the order of endpoints and workers does not matter."""
+    considered = [
+        _consider(seen, memories.get(seen.name, Memory()), observation, options)
+        for seen in observation.endpoints
+        if roles_of(seen.spec)
+    ]
+    budget = options.limits(observation.inventory).max_devices
+    assert budget is not None, "the options have a maximum"
+    readable = observation.own_devices is not None and observation.devices is not None
+    pools = [pool for each in considered for pool in each.pools]
+    shares = share(pools, budget, observation.own_devices or 0) if readable else ()
+    decisions = [
+        EndpointDecision(
+            observation.at,
+            each.seen.name,
+            each.seen.spec.policy,
+            tuple(_verdict(each, pool, shares, budget, observation) for pool in each.pools if not pool.fixed),
+            observation.devices,
+            budget,
+            not options.no_operation,
+        )
+        for each in sorted(considered, key=lambda each: (each.seen.view.created_at, each.seen.name))
+    ]
+    return Planned(
+        tuple(decision for decision in decisions if decision.verdicts),
+        {each.seen.name: each.memory for each in considered},
+        _devices(pools, shares, options),
+    )
+
+
+def _devices(pools: Sequence[Pool], shares: Sequence[Share], options: PlannerOptions) -> Fraction:
+    if options.no_operation or not shares:
+        return sum((pool.takes(pool.ordered) for pool in pools), Fraction(0))
+    return sum((one.pool.takes(one.order) for one in shares), Fraction(0))
+
+
+@dataclass(frozen=True)
+class _Considered:
+    """An endpoint with what it wants, and its pools."""
+
+    seen: EndpointSeen
+    wants: Mapping[str, Want]
+    pools: tuple[Pool, ...]
+    memory: Memory
+
+
+def _consider(
+    seen: EndpointSeen, memory: Memory, observation: EndpointsObservation, options: PlannerOptions
+) -> _Considered:
+    ordered = {role: _ordered(seen, role, memory, observation.board) for role in roles_of(seen.spec)}
+    wants, memory = wants_of(seen, memory, ordered, options)
+    left_alone = seen.status.state in LEFT_ALONE
+    if left_alone:
+        memory = memory.without_proposals()
+    if memory.refused_until is not None and observation.at >= memory.refused_until:
+        memory = replace(memory, refused_until=None)
+    fixed = left_alone or memory.refused_until is not None
+    pools = tuple(_pool(seen, role, wants[role], ordered[role], fixed) for role in ordered)
+    return _Considered(seen, wants, pools, memory)
+
+
+def _ordered(seen: EndpointSeen, role: str, memory: Memory, board: int) -> int:
+    """Return the number of workers that the server keeps or starts in a role."""
+    if seen.status.state in ("failed", "deleting"):
+        return 0
+    # One that still waits for devices may show 0, and gets its minimum without an order.
+    return max(memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
+
+
+def _pool(seen: EndpointSeen, role: str, want: Want, ordered: int, fixed: bool) -> Pool:
+    lowest, highest = bounds_of(seen.spec, role)
+    workers = seen.workers(role)
+    leaving = sum(worker.standing == "retiring" for worker in workers)
+    return Pool(
+        seen.name,
+        role,
+        seen.view.created_at,
+        devices_of(seen.spec, workers),
+        lowest,
+        want.workers,
+        ordered,
+        len(workers) - leaving,
+        leaving,
+        fixed=fixed or lowest >= highest,
+    )
+
+
+def _verdict(
+    each: _Considered, pool: Pool, shares: tuple[Share, ...], budget: int, observation: EndpointsObservation
+) -> RoleVerdict:
+    want, ordered = each.wants[pool.role], pool.ordered
+    mine = next((one for one in shares if one.pool == pool), None)
+    if mine is None:
+        why = "hold: statefile or bus cannot be read"
+        return RoleVerdict(pool.role, ordered, ordered, ordered, ordered, None, why, want.figures)
+    why = _reason(want, mine, shares, budget, observation.own_devices or 0)
+    ready = each.seen.ready(pool.role)
+    return RoleVerdict(pool.role, ordered, want.workers, mine.gets, mine.order, ready, why, want.figures)
+
+
+def _reason(want: Want, mine: Share, shares: tuple[Share, ...], budget: int, own: float) -> str:
+    """Return why the pool gets what it gets, in a line with numbers."""
+    parts = [f"wants {want.workers}: {want.reason}"]
+    if mine.gets < want.workers:
+        others = [f"{_number(own)} {_are(own)} the graph's own"] if own else []
+        others += [_of_other(one) for one in shares if one is not mine and (one.gets or one.pool.fixed)]
+        of = f"of {budget} devices {', '.join(others)}" if others else f"there are {budget} devices"
+        parts.append(f"gets {mine.gets}: {of}")
+    if mine.order < mine.gets:
+        parts.append(f"{mine.order} now, {mine.gets - mine.order} more when devices are given back")
+    return "; ".join(parts)
+
+
+def _of_other(other: Share) -> str:
+    pool = other.pool
+    name = f"{pool.endpoint}'s {pool.role} workers'" if pool.role == PREFILL_ROLE else f"{pool.endpoint}'s"
+    devices = pool.takes(other.gets) if pool.fixed else pool.devices * other.gets
+    minimum = " minimum" if not pool.fixed and other.gets <= pool.minimum else ""
+    return f"{_number(devices)} {_are(devices)} {name}{minimum}"
+
+
+def _are(devices: Fraction | float) -> str:
+    return "is" if devices == 1 else "are"
+
+
+def _number(devices: Fraction | float) -> str:
+    return f"{float(devices):g}"

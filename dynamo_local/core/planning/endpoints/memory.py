@@ -1,0 +1,97 @@
+"""What the planner remembers of an endpoint from pull to pull. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, PREFILL_ROLE
+from dynamo_local.core.planning.endpoints.demand import GAP_S, Demand
+from dynamo_local.core.planning.endpoints.observation import EndpointSeen, roles_of
+from dynamo_local.core.planning.observation import Observation
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.proposals import Proposal
+from dynamo_local.core.planning.window import History, Window, aggregate, remember
+
+_PULLS_IN_A_GAP = 3
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What a policy proposed for a role at the end of the last interval, when so many workers were ordered."""
+
+    ordered: int
+    proposal: Proposal
+
+    @property
+    def wanted(self) -> int:
+        return self.ordered + self.proposal.wanted
+
+    def holds(self, ordered: int) -> bool:
+        """Whether the proposal still applies: the number is neither the planner's nor the one before otherwise."""
+        return min(self.ordered, self.wanted) <= ordered <= max(self.ordered, self.wanted)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The answer to the last order: the numbers by role that the server brings the endpoint to. It holds until the
+    server shows another board than the one of number `board`."""
+
+    board: int
+    ordered: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An endpoint's past. `pulls`: those of the present interval; `history`: earlier intervals.
+
+    `refused_until`: the last order was refused or not answered, and the endpoint is left alone until then
+    (CLOCK_MONOTONIC, s).
+    """
+
+    demands: Mapping[str, Demand] = field(default_factory=dict)
+    pulls: tuple[Observation, ...] = ()
+    history: History = ()
+    proposed: Mapping[str, Proposed] = field(default_factory=dict)
+    told: Told | None = None
+    refused_until: float | None = None
+
+    def read(self, seen: EndpointSeen, options: PlannerOptions) -> Memory:
+        """Add the demand of a pull."""
+        gap_s = max(GAP_S, _PULLS_IN_A_GAP * options.metric_pulling_interval)
+        window_s = options.endpoint_concurrency_window
+        demands = {
+            role: self.demand(role).read(seen.fleet.at, seen.demand(role), window_s, gap_s)
+            for role in roles_of(seen.spec)
+        }
+        return replace(self, demands=demands)
+
+    def demand(self, role: str) -> Demand:
+        return self.demands.get(role, Demand())
+
+    def pulled(self, fleet: Observation, options: PlannerOptions) -> tuple[Memory, Window | None]:
+        """Add a pull to the present interval. Returns the interval's window too if it ends with this pull."""
+        pulls = (*self.pulls, fleet)
+        if fleet.at - pulls[0].at < options.adjustment_interval:
+            return replace(self, pulls=pulls), None
+        window = aggregate(pulls)
+        return replace(self, pulls=(), history=remember(self.history, window, options)), window
+
+    def without_proposals(self) -> Memory:
+        """Forget the present interval and the proposals of the last one."""
+        return replace(self, pulls=(), proposed={})
+
+    def ordered(self, seen: EndpointSeen, role: str, board: int) -> int:
+        """Number of workers that the server was told to run: by its answer until it shows a newer board."""
+        if self.told is not None and self.told.board == board:
+            return self.told.ordered.get(role, seen.ordered(role))
+        return seen.ordered(role)
+
+    def answered(self, board: int, workers: int, prefill_workers: int) -> Memory:
+        """Note the numbers of the server's answer to an order, which followed the board of this number."""
+        ordered = {PREFILL_ROLE: prefill_workers, DECODE_ROLE: workers, AGGREGATED_ROLE: workers}
+        return replace(self, told=Told(board, ordered))
+
+    def refused(self, until: float) -> Memory:
+        """Note that an order was refused or not answered."""
+        return replace(self, refused_until=until)

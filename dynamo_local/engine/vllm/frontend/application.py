@@ -1,0 +1,239 @@
+"""vLLM's OpenAI application for one model, in front of a dispatcher.
+
+The application is vLLM's own (`build_app`, `init_app_state`). A process may have several: they are built one after
+another, in a thread of their own, while the others answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamo_local.core.errors import EngineError, one_line
+from dynamo_local.core.http.asgi import App, Receive, Scope, Send
+from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.ports import Dispatcher, Progress
+from dynamo_local.engine.vllm.environment import prepare_environment
+from dynamo_local.engine.vllm.frontend.outer import take_outer
+from dynamo_local.engine.vllm.frontend.routes import name_roots
+from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
+from dynamo_local.engine.vllm.patches.check import require
+
+_BUILDER = ThreadPoolExecutor(1, thread_name_prefix="build-application")
+"""One thread for all builds: parts of vLLM are replaced for the whole process while a model is built."""
+
+_tokenizers: Counter[str] = Counter()
+"""Number of models built with each tokenizer. Used in the thread that builds alone."""
+
+
+@dataclass(frozen=True)
+class _Built:
+    llm: Any
+    app: Any
+    args: Namespace
+    metrics: Any
+    """The registry of its metrics; None: it has none."""
+
+
+class ModelApplication:
+    """An ASGI application that answers for one model.
+
+    `config` holds keys of the engine's and the server's schema; others are ignored. `private_dir`: see
+    environment.py.
+    """
+
+    def __init__(self, config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> None:
+        self._config = with_defaults(config)
+        self._private_dir = private_dir
+        self._dispatcher = dispatcher
+        self._built: _Built | None = None
+        self._statistics: asyncio.Task[None] | None = None
+        self._answer: App | None = None
+        self._name = ""
+
+    async def start(self, progress: Progress) -> None:
+        """Load the tokenizer and build the application. Raises EngineError."""
+        loop = asyncio.get_running_loop()
+        prepare_environment(self._private_dir)
+        progress("waiting for another model's application to be built")
+        try:
+            self._built = await loop.run_in_executor(_BUILDER, self._build, progress)
+            await _give_state(self._built)
+        except (Exception, SystemExit) as error:
+            await self.close()
+            raise EngineError(f"the OpenAI server cannot start: {one_line(error)}") from error
+        if self._built.app.state.log_stats:
+            self._statistics = loop.create_task(_log_statistics(self._built.llm), name="statistics of vLLM")
+        self._answer, self._name = self._built.app, self._built.llm.model_config.served_model_name
+
+    async def close(self) -> None:
+        """Free what the model has: threads, metrics, memory. Requests under way are to have ended. Never raises."""
+        if self._built is None:
+            return
+        built, self._built, self._answer = self._built, None, None
+        if self._statistics is not None:
+            self._statistics.cancel()
+            # It has the engine's client.
+            self._statistics = None
+        await asyncio.get_running_loop().run_in_executor(_BUILDER, _free, built)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from dynamo_local.engine.vllm.patches.frontend.metrics import answering
+
+        if self._answer is None:
+            raise EngineError("the application of this model is not built")
+        answering.set(self._name)
+        await self._answer(scope, receive, send)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Paths at which the application answers: those of what the model does."""
+        routes = () if self._built is None else self._built.app.routes
+        return frozenset(path for route in routes if (path := getattr(route, "path", None)) is not None)
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """Return the model and its adapters as /v1/models shows them."""
+        if self._built is None:
+            return []
+        listed = await self._built.app.state.openai_serving_models.show_available_models()
+        return [card.model_dump() for card in listed.data]
+
+    async def serve_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Serve these LoRA adapters, folders by name, beside those of the configuration, and no others."""
+        if self._built is None:
+            return
+        from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+
+        models = self._built.app.state.openai_serving_models
+        static = {adapter.name for adapter in models.static_lora_modules or ()}
+        for name in [known for known in models.lora_requests if known not in adapters and known not in static]:
+            del models.lora_requests[name]
+        for name, path in adapters.items():
+            known = models.lora_requests.get(name)
+            if name in static or (known is not None and known.lora_path == path):
+                continue
+            models.lora_requests.pop(name, None)
+            loaded = await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=path))
+            if not isinstance(loaded, str):
+                logging.getLogger(__name__).error("adapter %s cannot be served: %s", name, loaded.error.message)
+
+    def _build(self, progress: Progress) -> _Built:
+        progress("importing vLLM")
+        require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
+        require("the frontend's engine", "failures of single requests", "metrics of several models")
+        require("tasks of a model")
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        from dynamo_local.engine.vllm.frontend.core_client import build
+        from dynamo_local.engine.vllm.patches.frontend.metrics import (
+            count_tool_calls_by_model,
+            model_metrics,
+            stat_logger,
+        )
+        from dynamo_local.engine.vllm.requests.tasks import tasks_of
+
+        args = parse(self._config)
+        progress("loading the tokenizer")
+        vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+        timeout_s = self._config.get("grammar-timeout-s", RequestBounds.grammar_timeout_s)
+        metrics = None if args.disable_log_stats else model_metrics().add()
+        count_tool_calls_by_model()
+        llm = None
+        try:
+            loggers: list[Any] = [] if metrics is None else [stat_logger(metrics)]
+            log = metrics is not None
+            llm = build(vllm_config, self._dispatcher, log_stats=log, loggers=loggers, grammar_timeout_s=timeout_s)
+            built = _Built(llm, build_app(args, llm, tasks_of(vllm_config.model_config)), args, metrics)
+            _tokenizers[vllm_config.model_config.tokenizer] += 1
+            return built
+        except BaseException:
+            if metrics is not None:
+                model_metrics().remove(metrics)
+            if llm is not None:
+                llm.shutdown()
+            raise
+
+
+async def _give_state(built: _Built) -> None:
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+
+    tasks = await built.llm.get_supported_tasks()
+    await init_app_state(built.llm, built.app.state, built.args, tasks)
+    name_roots(built.app)
+
+
+def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("generate",)) -> Any:
+    """Return vLLM's application for these arguments, for a model with these tasks. Without `llm` it has no state: it
+    can answer for no model."""
+    from starlette.exceptions import HTTPException
+    from vllm.entrypoints.launchers.app import build_app as build
+    from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
+
+    from dynamo_local.engine.vllm.patches.frontend.metrics import count_http_together, http_counters
+
+    http_counters()
+    root = logging.getLogger()
+    level = root.level
+    app: Any = build(args, tasks, None if llm is None else llm.model_config)
+    # A library that vLLM calls there raises the level of all logging, ours included.
+    root.setLevel(level)
+    count_http_together(app)
+    if llm is not None:
+        # The server has these layers around all applications.
+        take_outer(app)
+    # vLLM registers the handler for FastAPI's exception alone, not for Starlette's own (no such path or method).
+    app.add_exception_handler(HTTPException, http_exception_handler)
+    return app
+
+
+async def _log_statistics(llm: Any) -> None:
+    """Have vLLM log its statistics, which it does at level INFO."""
+    from vllm import envs
+
+    while True:
+        await asyncio.sleep(envs.VLLM_LOG_STATS_INTERVAL)
+        try:
+            await llm.do_log_stats()
+        except Exception:
+            # Of a kind that vLLM decides; requests do not depend on it.
+            logging.getLogger(__name__).exception("the statistics of vLLM cannot be logged")
+
+
+def _free(built: _Built) -> None:
+    from dynamo_local.engine.vllm.patches.frontend.metrics import model_metrics
+
+    if built.metrics is not None:
+        model_metrics().remove(built.metrics)
+    built.llm.shutdown()
+    _forget_tokenizer(built.llm.model_config.tokenizer)
+    _take_apart(built)
+
+
+def _take_apart(built: _Built) -> None:
+    """Free the parts of an application now. They refer to each other in circles, which only a search of the whole
+    process for garbage would find: that takes half a second, in which nothing answers."""
+    app, llm = built.app, built.llm
+    state = vars(app.state)["_state"]
+    serving = [part for part in state.values() if type(part).__module__.startswith("vllm.entrypoints")]
+    engine = (llm.renderer, llm.input_processor, llm.output_processor, llm)
+    for part in (*serving, *app.routes, app.router, app, *engine):
+        vars(part).clear()
+    state.clear()
+
+
+def _forget_tokenizer(path: str) -> None:
+    """Have vLLM load the tokenizer anew for the next model, if no model has it any more: its files may change."""
+    from vllm.tokenizers.registry import cached_get_tokenizer
+
+    _tokenizers[path] -= 1
+    if _tokenizers[path] <= 0:
+        del _tokenizers[path]
+        # The others' are loaded again when a model is built with them: the cache can only be cleared as a whole.
+        cached_get_tokenizer.cache_clear()

@@ -1,0 +1,44 @@
+"""A forked process of an engine does not repeat what the process before it has set up: kernels and logging.
+
+On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
+module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
+some hundred loggers, one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynamo_local.engine.vllm.patches.check import applies
+
+
+def register_kernels_once() -> None:
+    """Replace the kernels of all imported modules now, and not again in this process and in those forked from it.
+
+    Modules that are imported later find the replacements where the kernels are defined.
+    """
+    if not applies("kernels that forks inherit"):
+        return
+    from vllm.platforms import current_platform
+
+    platform: Any = type(current_platform)
+    current_platform.register_triton_kernel_overrides()
+    platform.register_triton_kernel_overrides = classmethod(_registered)
+
+
+def _registered(cls: type) -> None:
+    """Stand in for the registration."""
+
+
+def configure_logging_once() -> None:
+    """Have this process, and those forked from it, configure vLLM's logging only where it is another one than in the
+    process that they were forked from."""
+    if not applies("logging that forks inherit"):
+        return
+    from vllm.logger import configure_logging_if_needed
+    from vllm.v1.engine import core
+    from vllm.v1.executor import multiproc_executor
+
+    for module in (core, multiproc_executor):
+        changed: Any = module
+        changed.configure_logging = configure_logging_if_needed

@@ -1,0 +1,130 @@
+"""LoRA adapters that an engine loads while it runs: the adapters of its endpoint, when a request asks for one.
+
+A list outside says which there are, and in which folders. A name may stand for other files later, so in the engine core
+an adapter's name has a digest of its files: KV that was computed with one content is never taken for that of another.
+Requests under way keep the content with which they began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.engine.vllm.kv.identity import files_identity
+from dynamo_local.engine.vllm.requests.adapters import ListAdapters
+
+_log = logging.getLogger(__name__)
+
+_DIGEST_CHARACTERS = 16
+
+
+class ListedAdapters:
+    """The adapters of a list, for one engine core. `first`: its number for the first of them. `room`: how many it may
+    have at the same time, None for any number."""
+
+    def __init__(self, listed: ListAdapters, *, first: int = 1, room: int | None = None) -> None:
+        self._listed = listed
+        self._next = first
+        self.room = room
+        self._loading = asyncio.Lock()
+        self._current: dict[str, tuple[Hashable, LoRARequest]] = {}
+        """By name, each with the version of the list by which it is known to be the right one."""
+        self._loaded: dict[int, LoRARequest] = {}
+        self._failed: set[str] = set()
+        """Names in the engine core of contents that cannot be loaded."""
+
+    def get(self, name: str) -> LoRARequest | None:
+        """Return the adapter if it is loaded."""
+        known = self._current.get(name)
+        return None if known is None else known[1]
+
+    async def obtain(self, name: str, core: Any, in_use: Callable[[], Collection[int]]) -> None:
+        """Have the engine core load the adapter, unless it has it, or it is not listed. `in_use`: numbers of adapters
+        of requests under way.
+
+        Raises RequestError if it cannot be loaded, EngineError if the engine core is dead.
+        """
+        if self._is_current(name):
+            return
+        async with self._loading:
+            # Another request for it may have been first.
+            if not self._is_current(name):
+                await self._obtain(name, core, in_use)
+
+    def _is_current(self, name: str) -> bool:
+        known = self._current.get(name)
+        return known is not None and known[0] == self._listed()[0]
+
+    async def _obtain(self, name: str, core: Any, in_use: Callable[[], Collection[int]]) -> None:
+        version, folders = self._listed()
+        if (folder := folders.get(name)) is None:
+            self._current.pop(name, None)
+            return
+        named = await asyncio.to_thread(_name_of_content, name, folder)
+        request = next((each for each in self._loaded.values() if each.lora_name == named), None)
+        if request is None:
+            request = await self._load(LoRARequest(named, self._next, folder), name, core, folders, in_use)
+        self._current[name] = (version, request)
+        await self._drop_stale(core, folders, in_use)
+
+    async def _load(
+        self,
+        request: LoRARequest,
+        name: str,
+        core: Any,
+        folders: Mapping[str, str],
+        in_use: Callable[[], Collection[int]],
+    ) -> LoRARequest:
+        if request.lora_name in self._failed:
+            raise _not_loaded(name)
+        if self.room is not None and len(self._loaded) >= self.room:
+            self._current.pop(name, None)
+            await self._drop_stale(core, folders, in_use)
+        if self.room is not None and len(self._loaded) >= self.room:
+            what = f"this worker has room for {self.room} adapters, and has as many"
+            raise RequestError(what, "raise max-loras of the endpoint that has the model")
+        self._next += 1
+        try:
+            await core.add_lora_async(request)
+        except EngineDeadError as error:
+            raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
+        except Exception as error:
+            # vLLM promises nothing about what it raises here. The client is not told of folders.
+            why = " ".join(str(error).split())
+            _log.error("the adapter %s in %s cannot be loaded: %s", name, request.lora_path, why)
+            self._failed.add(request.lora_name)
+            raise _not_loaded(name) from error
+        self._loaded[request.lora_int_id] = request
+        _log.info("adapter %s was loaded as %s", name, request.lora_name)
+        return request
+
+    async def _drop_stale(self, core: Any, folders: Mapping[str, str], in_use: Callable[[], Collection[int]]) -> None:
+        """Free the adapters that are not listed any more, or have another content now, and that nobody uses."""
+        self._current = {name: known for name, known in self._current.items() if name in folders}
+        keep = {request.lora_int_id for _, request in self._current.values()} | set(in_use())
+        for number in [number for number in self._loaded if number not in keep]:
+            del self._loaded[number]
+            await core.remove_lora_async(number)
+
+
+def _not_loaded(name: str) -> RequestError:
+    return RequestError(f"the adapter {name} cannot be loaded", "the worker's log says why")
+
+
+def _name_of_content(name: str, folder: str) -> str:
+    """Raises RequestError if there is no such folder."""
+    try:
+        identity = files_identity(Path(folder))
+    except OSError as error:
+        _log.error("the adapter %s in %s cannot be read: %s", name, folder, error)
+        raise RequestError(f"the adapter {name} cannot be read", "the worker's log says why") from error
+    digest = hashlib.sha256(f"{folder}\0{identity}".encode()).hexdigest()
+    return f"{name}#{digest[:_DIGEST_CHARACTERS]}"

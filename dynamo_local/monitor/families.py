@@ -1,0 +1,130 @@
+"""The metrics of dynamo-local: name, kind, help and labels of each.
+
+The label `model` is the name of an endpoint, or the first name of the graph's own model. It is empty, which to
+Prometheus is the same as absent, for processes that work for all models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric under /metrics. Names of counters end in `_total`; counters restart with the process that counts."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+_PROCESS = ("model", "watcher", "component", "role")
+_WORKER = ("model", "watcher", "role")
+
+PROCESS_STATE = Metric(
+    "dynamo_process_state", "gauge", "1 for the present state of the process, else 0", (*_PROCESS, "state")
+)
+PROCESS_UPTIME = Metric("dynamo_process_uptime_seconds", "gauge", "Time since the process started", _PROCESS)
+PROCESS_STARTS = Metric(
+    "dynamo_process_starts_total",
+    "counter",
+    "Processes of the watcher since the frontend started; above 1, the watcher has restarted its process",
+    ("watcher",),
+)
+WORKERS = Metric("dynamo_workers", "gauge", "Workers that may be given requests", ("model", "role"))
+RUNNING = Metric("dynamo_worker_running_requests", "gauge", "Requests in the engine's batch", _WORKER)
+WAITING = Metric("dynamo_worker_waiting_requests", "gauge", "Requests that wait for a place in the batch", _WORKER)
+KV_USAGE = Metric("dynamo_worker_kv_usage_ratio", "gauge", "Share of KV blocks that requests use, 0 to 1", _WORKER)
+KV_PINNED = Metric(
+    "dynamo_worker_kv_pinned_ratio", "gauge", "Share of KV blocks kept only for other workers to read, 0 to 1", _WORKER
+)
+KV_BLOCKS = Metric("dynamo_worker_kv_blocks", "gauge", "Size of the KV cache, in blocks", _WORKER)
+MAX_RUNNING = Metric("dynamo_worker_max_running_requests", "gauge", "Places in the batch", _WORKER)
+TAKEN = Metric(
+    "dynamo_worker_requests_total",
+    "counter",
+    "Requests taken; a request that migrates or is recovered counts at each of its workers",
+    _WORKER,
+)
+PROMPT_TOKENS = Metric(
+    "dynamo_worker_prompt_tokens_total", "counter", "Prompt tokens computed: neither cached nor pulled", _WORKER
+)
+OUTPUT_TOKENS = Metric("dynamo_worker_output_tokens_total", "counter", "Tokens generated", _WORKER)
+PREFILL_S = Metric(
+    "dynamo_worker_prefill_seconds_total",
+    "counter",
+    "Time with requests that had no first token yet",
+    _WORKER,
+)
+IN_FLIGHT = Metric("dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet", ("model",))
+HELD = Metric("dynamo_frontend_requests_held", "gauge", "Requests that wait for a first worker", ("model",))
+PREFILLS = Metric(
+    "dynamo_prefills_total", "counter", "Decisions about remote prefill, by outcome", ("model", "outcome")
+)
+MIGRATIONS = Metric(
+    "dynamo_migrations_total",
+    "counter",
+    "Migrations of running requests to other workers, by outcome and reason",
+    ("model", "outcome", "reason"),
+)
+PULLED_TOKENS = Metric(
+    "dynamo_migrations_pulled_tokens_total", "counter", "Tokens whose KV migrations have pulled", ("model",)
+)
+PULLED_BYTES = Metric(
+    "dynamo_migrations_pulled_bytes_total",
+    "counter",
+    "Size of this KV, where the destinations' engines report it",
+    ("model",),
+)
+MIGRATION_GAP_SECONDS = Metric(
+    "dynamo_migration_gap_seconds",
+    "histogram",
+    "Time from the last token before a migration to the first after it",
+    ("model",),
+)
+MIGRATION_GAP_STEPS = Metric(
+    "dynamo_migration_gap_steps",
+    "histogram",
+    "The same gap, in steps of the request before the migration",
+    ("model",),
+)
+QUEUE = Metric("dynamo_prefill_queue_jobs", "gauge", "Jobs in the prefill queue", ("model", "state"))
+ENDPOINT_STATE = Metric(
+    "dynamo_endpoint_state", "gauge", "1 for the present state of the endpoint, else 0", ("model", "state")
+)
+ENDPOINT_WANTED = Metric(
+    "dynamo_endpoint_wanted_workers", "gauge", "Number that the endpoint's workers are brought to", ("model", "role")
+)
+ENDPOINT_READY = Metric(
+    "dynamo_endpoint_ready_workers", "gauge", "Workers of the endpoint that take requests", ("model", "role")
+)
+ASSIGNMENTS = Metric(
+    "dynamo_router_assignments_total",
+    "counter",
+    "Requests to the router for a worker, by outcome",
+    ("outcome",),
+)
+PLANNER_ACTS = Metric("dynamo_planner_acts", "gauge", "1 if the planner acts, 0 if it only observes")
+PLANNER_CHANGING = Metric("dynamo_planner_changing", "gauge", "1 while an action of the planner is under way, else 0")
+PLANNER_WORKERS = Metric("dynamo_planner_workers", "gauge", "Workers as the planner counts them", ("role", "standing"))
+PLANNER_KV_USAGE = Metric(
+    "dynamo_planner_kv_usage_ratio", "gauge", "Mean KV usage of a role's workers, 0 to 1", ("role",)
+)
+PLANNER_ENDPOINT_WORKERS = Metric(
+    "dynamo_planner_endpoint_workers",
+    "gauge",
+    "Workers of the endpoint: `ordered` of the server, `wanted` by its policy, `share` of the budget of devices",
+    ("model", "role", "number"),
+)
+PLANNER_DEVICES = Metric("dynamo_planner_devices", "gauge", "Devices that all workers hold together")
+PLANNER_MAX_DEVICES = Metric("dynamo_planner_max_devices", "gauge", "The planner's budget of devices")
+PLANNER_DECISIONS = Metric(
+    "dynamo_planner_decisions_total",
+    "counter",
+    "Decisions of the planner since the frontend started; `change` is `no` for those without an action",
+    ("change",),
+)
+
+METRICS: tuple[Metric, ...] = tuple(found for found in list(globals().values()) if isinstance(found, Metric))

@@ -1,0 +1,227 @@
+"""The controller of endpoints: takes orders, and brings what runs to what is ordered, endpoint by endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.endpoints.adapters import takes_adapters
+from dynamo_local.core.endpoints.devices import check_devices, devices_of_worker
+from dynamo_local.core.endpoints.registry import Entry
+from dynamo_local.core.endpoints.served import served_names
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.status import status_of_adapter
+from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
+from dynamo_local.core.messages.endpoints import (
+    BoardRevision,
+    EndpointOrder,
+    EndpointView,
+    ListEndpoints,
+    ServedAdapter,
+)
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import Subjects
+from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.core.shares import devices_of, share_of
+from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.endpoints.board import BoardWriter
+from dynamo_local.supervisor.endpoints.endpoint import EndpointRun, EndpointTools
+from dynamo_local.supervisor.endpoints.files import RevisionFiles
+from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.launch import EndpointLauncher
+from dynamo_local.supervisor.endpoints.observing import RevisionWatch, Room, room_for
+from dynamo_local.supervisor.endpoints.orders import Orders
+from dynamo_local.supervisor.endpoints.revision import RevisionTools
+from dynamo_local.supervisor.server.controlled import ControlledServer
+from dynamo_local.supervisor.server.launch import check_adapter_on
+from dynamo_local.tasks import TaskGuard
+from state.devices import Inventory, allocate, noun
+from state.holding import held_elsewhere
+from state.model import State
+from state.paths import StatePaths
+from state.store import StateStore
+from state.transitions import shares_taken
+
+
+@dataclass(frozen=True)
+class ControllerPorts:
+    """What the controller of one server works with.
+
+    `own_names`: names of models that the graph itself serves; `own_devices`: devices of its workers at the start.
+    """
+
+    server: ControlledServer
+    kept: KeptRegistry
+    launcher: EndpointLauncher
+    tasks: TaskGuard
+    own_names: frozenset[str] = frozenset()
+    own_devices: float = 0
+
+    @property
+    def paths(self) -> StatePaths:
+        return self.server.launch.paths
+
+    @property
+    def inventory(self) -> Inventory:
+        return self.server.launch.inventory
+
+
+class EndpointController:
+    """Looks after all endpoints of one server. It alone changes their workers."""
+
+    def __init__(self, ports: ControllerPorts) -> None:
+        self._ports = ports
+        self._server = server = ports.server
+        self._subjects = Subjects(ports.paths.namespace)
+        self._runs: dict[str, EndpointRun] = {}
+        self._store = StateStore(ports.paths)
+        self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
+        self._board = BoardWriter(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report)
+        self._endpoint_tools = EndpointTools(
+            ports.kept,
+            self._revision_tools(),
+            room=self._room,
+            publish=self._board.publish,
+            touch=self._board.touch,
+            happened=self._happened,
+            report=server.report,
+            wall_clock=time.time,
+        )
+        self._orders = Orders(
+            ports.kept,
+            self,
+            check_machine=self._check_machine,
+            check_update=self._check_update,
+            own_names=ports.own_names,
+            happened=self._happened,
+            wall_clock=time.time,
+        )
+
+    async def run(self) -> None:
+        """Bring up what is ordered, and carry out orders, until cancelled."""
+        for entry in self._ports.kept.current.entries.values():
+            self.begin(entry)
+        await self._board.publish()
+        await self._server.bus.serve(self._subjects.endpoints, EndpointOrder, self._on_order)
+        await self._board.run()
+
+    async def _on_order(self, order: EndpointOrder, answer: Answer) -> None:
+        answered = await self._orders.answer(order)
+        if not isinstance(order, ListEndpoints):
+            # Workers look at the board for each request of an adapter: what is answered from here on holds for them.
+            with suppress(StateError):
+                await self._board.publish()
+        await answer.send(answered)
+        self._board.touch()
+
+    # What orders need (orders.Endpoints).
+
+    def run_of(self, name: str) -> EndpointRun | None:
+        return self._runs.get(name)
+
+    def begin(self, entry: Entry) -> None:
+        self._board.touch()
+        if entry.spec.adapter_of is not None:
+            return
+        run = EndpointRun(entry, self._endpoint_tools)
+        self._runs[run.name] = run
+        self._ports.tasks.spawn(f"endpoint {run.name}", self._look_after(run))
+
+    def views(self) -> tuple[EndpointView, ...]:
+        entries = self._ports.kept.current.entries
+        ending = [run.entry for name, run in self._runs.items() if name not in entries]
+        return tuple(self._view(entry) for entry in (*entries.values(), *ending))
+
+    async def _look_after(self, run: EndpointRun) -> None:
+        await run.run()
+        del self._runs[run.name]
+        # Written soon, and again and again if the disk is full: that must not end the server.
+        self._happened(run.name, "deleted", "")
+
+    def _view(self, entry: Entry) -> EndpointView:
+        spec = entry.spec
+        run = self._runs.get(spec.name)
+        if spec.adapter_of is not None:
+            base = self._runs.get(spec.adapter_of)
+            taken = base is not None and takes_adapters(base.entry.spec)
+            status = status_of_adapter(spec.adapter_of, None if base is None else base.status(), taken=taken)
+        else:
+            assert run is not None, "every endpoint with workers is looked after"
+            status = run.status()
+        return EndpointView(spec, status, entry.created_at, entry.updated_at, served_names(spec))
+
+    def _contents(self) -> tuple[tuple[BoardRevision, ...], tuple[EndpointView, ...]]:
+        registry = self._ports.kept.current
+        revisions: list[BoardRevision] = []
+        for name, run in self._runs.items():
+            adapters = registry.adapters_of(name)
+            revisions += run.board(
+                [ServedAdapter(one.spec.name, str(Path(one.spec.model).expanduser())) for one in adapters]
+            )
+        return tuple(revisions), self.views()
+
+    # What endpoints need.
+
+    def _revision_tools(self) -> RevisionTools:
+        ports = self._ports
+        return RevisionTools(
+            launcher=ports.launcher,
+            files=self._files,
+            watch=lambda subjects, on_change: RevisionWatch(ports.server.bus, subjects, on_change, ports.tasks.spawn),
+            given_up=ports.server.given_up,
+            read_state=self._store.read,
+            open_actuator=self._open_actuator,
+            on_failure=lambda revision, error: self._happened(
+                revision.endpoint, f"revision {revision.number} cannot start", error
+            ),
+            spawn=ports.tasks.spawn,
+            namespace=ports.paths.namespace,
+            frontend_deadline_s=ports.server.settings.ready_deadline_s,
+            drain_s=ports.server.settings.drain_deadline_s,
+        )
+
+    def _open_actuator(self, endpoint: str) -> AbstractAsyncContextManager[LocalActuator]:
+        return open_actuator(self._ports.paths, self._server.report, endpoint=endpoint)
+
+    async def _room(self, state: State, wanted: Sequence[AddWorker]) -> Room:
+        def look() -> Room:
+            return room_for(state, self._server.blueprint.current(), wanted, self._elsewhere())
+
+        return await asyncio.to_thread(look)
+
+    def _elsewhere(self) -> dict[int, str]:
+        """The devices that others on the machine hold, and who holds them. Blocks for milliseconds."""
+        return {number: str(holder) for number, holder in held_elsewhere(self._ports.inventory, os.getpid()).items()}
+
+    async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
+        inventory = self._ports.inventory
+        check_devices(spec, others, len(inventory.devices) - self._ports.own_devices, noun(inventory.kind, 2))
+        await asyncio.to_thread(check_adapter_on, spec, others, inventory)
+
+    async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
+        """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision
+        has only one worker."""
+        if run.status().ready > 1:
+            return
+        state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
+        # Mockers compute nothing, and share devices with whoever does.
+        elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
+        try:
+            allocate(self._ports.inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+        except DeviceError:
+            raise EndpointConflictError(
+                f"no device is free for a worker of the new revision of {spec.name}, beside the only one of the old",
+                'end the old one first by "replace": true, or another worker',
+            ) from None
+
+    def _happened(self, endpoint: str, what: str, why: str) -> None:
+        self._server.record(Event("endpoint", what, why, endpoint=endpoint))
+        self._server.report.step(f"endpoint {endpoint}  {what}" + (f": {why}" if why else ""))
+        self._board.touch()

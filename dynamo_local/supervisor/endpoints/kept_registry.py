@@ -1,0 +1,31 @@
+"""The registry of a running server: what is ordered, in memory and on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.tasks import finish_in_thread
+from state.registry import RegistryStore
+
+
+@dataclass
+class KeptRegistry:
+    """The registry of one server. `current`: everything that is ordered. One change at a time; what is not on disk is
+    not ordered."""
+
+    store: RegistryStore
+    current: Registry
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def change(self, change: Callable[[Registry], Registry]) -> Registry:
+        """Replace the registry by `change(registry)`, on disk first. Raises what `change` raises, and DiskError."""
+        async with self._lock:
+            after = change(self.current)
+            if after != self.current:
+                # At the end of the server, the file is whole before the server's lock is free.
+                await finish_in_thread(lambda: self.store.write(after))
+                self.current = after
+            return after

@@ -1,0 +1,156 @@
+"""Orders about endpoints: each is checked, and written into the registry, before it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamo_local.core.endpoints import registry as registries
+from dynamo_local.core.endpoints.checks import changed_spec, read_spec, replaces, runs_differently
+from dynamo_local.core.endpoints.refusals import refusal_of
+from dynamo_local.core.endpoints.registry import Entry, Registry
+from dynamo_local.core.endpoints.served import check_names
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import DynamoError, EndpointConflictError, UsageError
+from dynamo_local.core.messages.endpoints import (
+    CreateEndpoint,
+    DeleteEndpoint,
+    EndpointOrder,
+    EndpointsAnswer,
+    EndpointView,
+    ListEndpoints,
+    ScaleEndpoint,
+    UpdateEndpoint,
+)
+from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+
+
+class Endpoints(Protocol):
+    """The endpoints of a server, as orders need them (controller.EndpointController)."""
+
+    def run_of(self, name: str) -> EndpointRun | None:
+        """What runs for the endpoint; None for an adapter, and where there is none of that name."""
+
+    def begin(self, entry: Entry) -> None:
+        """Bring up an endpoint that was created."""
+
+    def views(self) -> tuple[EndpointView, ...]:
+        """All endpoints as they are now, those included that are being deleted."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Carries out orders, one at a time.
+
+    `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint, or if it is an
+    adapter that its base cannot serve. `check_update(run, spec)` raises UsageError if no worker of another revision can
+    be started beside the present one. `own_names`: names of models that the graph itself serves. `happened(endpoint,
+    what, why)`: for the event log and the terminal.
+    """
+
+    kept: KeptRegistry
+    endpoints: Endpoints
+    check_machine: Callable[[EndpointSpec, Sequence[EndpointSpec]], Awaitable[None]]
+    check_update: Callable[[EndpointRun, EndpointSpec], Awaitable[None]]
+    own_names: frozenset[str]
+    happened: Callable[[str, str, str], None]
+    wall_clock: Callable[[], float]
+
+    async def answer(self, order: EndpointOrder) -> EndpointsAnswer:
+        """Carry out an order. One that cannot be is refused, and has changed nothing."""
+        try:
+            match order:
+                case ListEndpoints():
+                    return self._list(order.name)
+                case CreateEndpoint():
+                    name = await self._create(order)
+                case UpdateEndpoint():
+                    name = await self._update(order)
+                case ScaleEndpoint():
+                    name = self._scale(order)
+                case DeleteEndpoint():
+                    return await self._delete(order)
+        except DynamoError as error:
+            return EndpointsAnswer(refused=refusal_of(error))
+        return self._list(name)
+
+    def _list(self, name: str | None) -> EndpointsAnswer:
+        views = self.endpoints.views()
+        if name is None:
+            return EndpointsAnswer(views)
+        found = tuple(view for view in views if view.spec.name == name)
+        if not found:
+            self.kept.current.entry(name)  # raises, with names that are similar
+        return EndpointsAnswer(found)
+
+    async def _create(self, order: CreateEndpoint) -> str:
+        spec = read_spec(order.spec)
+        run = self.endpoints.run_of(spec.name)
+        if run is not None and run.deleting:
+            raise EndpointConflictError(f"endpoint {spec.name} is still being deleted", "try again in a moment")
+        if spec.name not in self.kept.current.entries:
+            await self._check(spec)
+        registry = await self.kept.change(lambda registry: registries.create(registry, spec, self.wall_clock()))
+        self.endpoints.begin(registry.entry(spec.name))
+        self.happened(spec.name, f"created: model {spec.model}", "")
+        return spec.name
+
+    async def _update(self, order: UpdateEndpoint) -> str:
+        before = self.kept.current.entry(order.name)
+        spec, replace = changed_spec(before.spec, order.changes), replaces(order.changes)
+        await self._check(spec)
+        run = self.endpoints.run_of(order.name)
+        if run is not None and runs_differently(before.spec, spec) and run.answers and not replace:
+            await self.check_update(run, spec)
+        registry = await self.kept.change(lambda registry: self._updated(registry, spec, run))
+        entry = registry.entry(order.name)
+        if run is not None:
+            run.order(entry, replace=replace)
+        if entry.revision != before.revision:
+            self.happened(order.name, f"update to revision {entry.revision} began", "")
+        return order.name
+
+    def _updated(self, registry: Registry, spec: EndpointSpec, run: EndpointRun | None) -> Registry:
+        name = spec.name
+        if run is not None and run.answers:
+            # It answers already, and that is only to be recorded.
+            registry = registries.settle(registry, name, run.entry.revision)
+        was_first = registry.entry(name).earlier is None and (run is None or run.takes is None)
+        after = registries.update(registry, spec, self.wall_clock())
+        # There is no going back to a revision that has never answered.
+        return registries.settle(after, name, after.entry(name).revision) if was_first else after
+
+    def _scale(self, order: ScaleEndpoint) -> str:
+        spec = self.kept.current.entry(order.name).spec
+        run = self.endpoints.run_of(order.name)
+        if run is None:
+            raise UsageError(f"endpoint {order.name} is an adapter", f"scale {spec.adapter_of}, which serves it")
+        _check_bounds(order.name, "workers", order.workers, spec.min_workers, spec.most_workers)
+        least = spec.min_prefill_workers if spec.disaggregated else 0
+        _check_bounds(order.name, "prefill workers", order.prefill_workers, least, spec.most_prefill_workers)
+        run.scale(order.workers, order.prefill_workers)
+        return order.name
+
+    async def _delete(self, order: DeleteEndpoint) -> EndpointsAnswer:
+        await self.kept.change(lambda registry: registries.delete(registry, order.name))
+        run = self.endpoints.run_of(order.name)
+        if run is not None:
+            run.delete()
+        self.happened(order.name, "to be deleted", "")
+        return EndpointsAnswer(tuple(view for view in self.endpoints.views() if view.spec.name == order.name))
+
+    async def _check(self, spec: EndpointSpec) -> None:
+        others = [entry.spec for name, entry in self.kept.current.entries.items() if name != spec.name]
+        check_names(spec, others, self.own_names)
+        await self.check_machine(spec, others)
+
+
+def _check_bounds(name: str, what: str, wanted: int | None, least: int, most: int) -> None:
+    if wanted is not None and not least <= wanted <= most:
+        bound = f"{'max' if wanted > most else 'min'}-{what.replace(' ', '-')}"
+        raise UsageError(
+            f"endpoint {name} has {least} to {most} {what}, and {wanted} are asked for",
+            f"change its bounds: dynamo endpoint update {name} --{bound} {wanted}",
+        )

@@ -1,0 +1,263 @@
+"""One revision of an endpoint: what the server remembers of it, and the steps that are carried out for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_local.core.endpoints.rollout import End, Frontends, Launch, Retire, Seen, Start, UnderWay, back_off_s
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import DynamoError, UsageError
+from dynamo_local.core.fleet.view import FleetView
+from dynamo_local.core.names import Revision, Subjects
+from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
+from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.endpoints.files import RevisionFiles
+from dynamo_local.supervisor.endpoints.launch import EndpointLauncher, Launched
+from dynamo_local.supervisor.endpoints.observing import (
+    RevisionWatch,
+    Room,
+    Spawn,
+    doing,
+    frontends_of,
+    workers_of,
+)
+from state.model import State
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RevisionTools:
+    """What revisions of one server are brought up and ended with.
+
+    `given_up`: watchers that are not started any more, each with the reason. `open_actuator(endpoint)`: the actuator of
+    that endpoint's workers. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a
+    worker. `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told
+    of each start that has failed. `retry_s`: time until a step is tried again that could not be taken, or an end that
+    has failed.
+    """
+
+    launcher: EndpointLauncher
+    files: RevisionFiles
+    watch: Callable[[Subjects, Callable[[], None]], RevisionWatch]
+    given_up: Mapping[str, str]
+    read_state: Callable[[], State]
+    open_actuator: Callable[[str], AbstractAsyncContextManager[LocalActuator]]
+    on_failure: Callable[[Revision, str], None]
+    spawn: Spawn
+    namespace: str
+    frontend_deadline_s: float
+    drain_s: float
+    retry_s: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+
+
+class RevisionRun:
+    """A revision while the server runs. `wake` is called when there may be something to do."""
+
+    def __init__(self, name: Revision, tools: RevisionTools, wake: Callable[[], None]) -> None:
+        self.name = name
+        self.spec: EndpointSpec | None = None
+        """None for a revision that is not ordered any more."""
+        self.launched: Launched | None = None
+        self.took_requests = False
+        self._tools = tools
+        self._wake = wake
+        self._watch: RevisionWatch | None = None
+        self._under_way: UnderWay = ""
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._error = ""
+        self._is_hopeless = False
+        self._may_start_at = 0.0
+        self._doing = ""
+        self._drained_by: float | None = None
+        self._unserved_since: float | None = None
+
+    # What there is of it.
+
+    def wanted(self, workers: int, prefill_workers: int, state: State) -> tuple[AddWorker, ...]:
+        """The workers that lack, of those wanted. None of a revision that ends: its templates may be gone."""
+        if self._under_way == "ending":
+            return ()
+        present = workers_of(state, self.name, self._view, self._tools.given_up)
+        answering, prefill = workers - present[0].present, prefill_workers - present[1].present
+        return (*self._additions(answering, prefill=False), *self._additions(prefill, prefill=True))
+
+    def seen(self, state: State, room: Room) -> Seen:
+        """What is observed now."""
+        workers, prefill = workers_of(state, self.name, self._view, self._tools.given_up)
+        frontends = frontends_of(self._view)
+        self._check_frontends(bool(workers.ready), frontends)
+        now = self._tools.clock()
+        return Seen(
+            launched=self.launched is not None,
+            under_way=self._under_way,
+            workers=workers,
+            prefill=prefill,
+            frontends=frontends,
+            room=room.workers,
+            failures=self._failures,
+            error=self._error,
+            is_hopeless=self._is_hopeless,
+            may_start=now >= self._may_start_at,
+            took_requests=self.took_requests,
+            drain_is_over=self._drained_by is not None and now >= self._drained_by,
+            doing=self._doing if self._under_way == "launching" else doing(self._view),
+            shortage=room.shortage,
+        )
+
+    def begin_drain(self) -> None:
+        """Give its requests their last time to finish. Nothing is changed by another call."""
+        if self._drained_by is None:
+            self._drained_by = self._tools.clock() + self._tools.drain_s
+
+    def try_again(self) -> None:
+        """Forget its failures: something was ordered that may help."""
+        self._failures, self._error, self._is_hopeless, self._may_start_at = 0, "", False, 0.0
+
+    @property
+    def _view(self) -> FleetView:
+        return FleetView() if self._watch is None else self._watch.view
+
+    def _check_frontends(self, has_worker: bool, frontends: Frontends) -> None:
+        """Give the revision up if a frontend cannot serve it, or does not become ready in time."""
+        why = frontends.failure
+        now = self._tools.clock()
+        if not has_worker or frontends.ready or self.took_requests:
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = now
+        elif now - self._unserved_since > self._tools.frontend_deadline_s:
+            why = f"no frontend was ready for it within {self._tools.frontend_deadline_s:g} s"
+        if why and not self.took_requests and not self._is_hopeless:
+            self._fail(why, is_hopeless=True)
+
+    # Steps. Each runs in a task of its own.
+
+    def carry_out(self, step: Launch | Start | Retire | End) -> None:
+        """Begin a step. `End` breaks off the one under way."""
+        match step:
+            case Launch():
+                self._begin("launching", self._launch())
+            case Start():
+                self._begin("starting", self._start(step))
+            case Retire():
+                self._begin("retiring", self._retire(step))
+            case End():
+                self._begin("ending", self._end(self._task))
+
+    async def forget(self) -> None:
+        """Stop to observe it."""
+        if self._watch is not None:
+            await self._watch.stop()
+            self._watch = None
+
+    def _begin(self, what: UnderWay, work: Coroutine[Any, Any, None]) -> None:
+        self._under_way = what
+        self._task = self._tools.spawn(f"{what} {self.name}", self._guarded(what, work))
+
+    async def _guarded(self, what: UnderWay, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except DynamoError as error:
+            self._fail(str(error), is_hopeless=isinstance(error, UsageError) and what == "launching")
+        except Exception as error:
+            # A model's files, and libraries that read them, may raise anything: that concerns this endpoint alone.
+            if what != "launching":
+                raise
+            _log.exception("%s cannot be launched", self.name)
+            self._fail(f"{type(error).__name__}: {' '.join(str(error).split())}", is_hopeless=True)
+        finally:
+            if self._under_way == what:
+                self._under_way = ""
+            self._wake()
+
+    async def _launch(self) -> None:
+        assert self.spec is not None, "only a revision that is ordered is launched"
+        await self._observe()
+        launched = await self._tools.launcher.launch(self.name, self.spec, self._note)
+        await self._tools.files.create(self.name, launched)
+        self.launched, self._doing = launched, ""
+        self.try_again()
+
+    async def _observe(self) -> None:
+        if self._watch is None:
+            self._watch = self._tools.watch(Subjects(self._tools.namespace, str(self.name)), self._wake)
+            await self._watch.start()
+
+    def _note(self, what: str) -> None:
+        self._doing = what
+        self._wake()
+
+    async def _start(self, step: Start) -> None:
+        assert self.launched is not None, "only what is launched is started"
+        check = self._tools.launcher.check_room
+        await asyncio.to_thread(check, self.launched, step.workers, prefill=False)
+        await asyncio.to_thread(check, self.launched, step.prefill_workers, prefill=True)
+        changes = (
+            *self._additions(step.workers, prefill=False),
+            *self._additions(step.prefill_workers, prefill=True),
+        )
+        async with self._tools.open_actuator(self.name.endpoint) as actuator:
+            self._judge(await actuator.apply_all(changes, DeviceLimits()))
+
+    def _additions(self, number: int, *, prefill: bool) -> tuple[AddWorker, ...]:
+        template = None if self.launched is None else self.launched.template(prefill=prefill)
+        if template is None:
+            return ()
+        return (AddWorker(template.role, template.service, str(self.name)),) * max(0, number)
+
+    def _judge(self, outcomes: Sequence[ActionOutcome]) -> None:
+        """Count a start in which every worker has failed. One without a name had no device: it was not tried."""
+        failed = [outcome for outcome in outcomes if not outcome.done and outcome.watcher is not None]
+        if any(outcome.done for outcome in outcomes):
+            self.try_again()
+        if failed:
+            self._fail(failed[-1].note)
+        elif outcomes and not any(outcome.done for outcome in outcomes):
+            self._may_start_at = self._tools.clock() + self._tools.retry_s
+
+    async def _retire(self, step: Retire) -> None:
+        state = await asyncio.to_thread(self._tools.read_state)
+        there = [state.components[watcher] for watcher in step.watchers if watcher in state.components]
+        changes = [RemoveWorker(worker.watcher_name, worker.role) for worker in there if worker.holds]
+        given_up = [why for watcher in step.watchers if (why := self._tools.given_up.get(watcher)) is not None]
+        async with self._tools.open_actuator(self.name.endpoint) as actuator:
+            await actuator.apply_all(changes, DeviceLimits())
+        if given_up:
+            self._fail(given_up[-1])
+
+    async def _end(self, under_way: asyncio.Task[None] | None) -> None:
+        if under_way is not None and not under_way.done():
+            under_way.cancel()
+            await asyncio.wait({under_way})
+        # It ends once it has begun to: half of it could neither go on nor be started again.
+        while not await self._is_removed():  # noqa: ASYNC110  # nothing tells that it would succeed
+            await asyncio.sleep(self._tools.retry_s)
+        self.launched, self.took_requests, self._drained_by, self._unserved_since = None, False, None, None
+        self._doing = ""
+        await self.forget()
+
+    async def _is_removed(self) -> bool:
+        """Remove workers and files. Returns whether nothing of them is left."""
+        try:
+            async with self._tools.open_actuator(self.name.endpoint) as actuator:
+                await actuator.end_revision(str(self.name))
+            await self._tools.files.remove(self.name)
+        except DynamoError as error:
+            _log.warning("%s is not ended yet: %s", self.name, error)
+            return False
+        return True
+
+    def _fail(self, why: str, *, is_hopeless: bool = False) -> None:
+        self._error, self._is_hopeless = why, self._is_hopeless or is_hopeless
+        self._failures += 1
+        self._may_start_at = self._tools.clock() + back_off_s(self._failures, answers=self.took_requests)
+        self._tools.on_failure(self.name, why)

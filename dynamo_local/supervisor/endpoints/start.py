@@ -1,0 +1,62 @@
+"""Starts the controller of endpoints in a server that has started: opens the registry, and runs what looks after it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from dynamo_local.core.endpoints.registry import ordered
+from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
+from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.launch import EndpointLauncher, MakeTools
+from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
+from dynamo_local.supervisor.server.launch import own_devices, own_names
+from dynamo_local.tasks import TaskGuard
+from state.registry import RegistryStore
+
+_END_S = 4.0
+"""The time that tasks of endpoints have to end when the server does. What they leave undone goes with the server."""
+
+
+def endpoint_controller(make_tools: MakeTools, *, forks: bool = True) -> Controller:
+    """Return the controller of a server's endpoints. `forks`: whether workers may be forked from the fork server."""
+
+    async def run(server: ControlledServer) -> None:
+        kept = await _open(server)
+        tasks = TaskGuard()
+        try:
+            tasks.spawn("endpoints", EndpointController(_ports(server, kept, tasks, make_tools, forks=forks)).run())
+            await tasks.failed()
+        finally:
+            await tasks.close(_END_S)
+
+    return run
+
+
+async def _open(server: ControlledServer) -> KeptRegistry:
+    """The registry, with the endpoints that the command line gives. Raises StateError, UsageError."""
+    store = RegistryStore(server.lock)
+    registry, notes = await asyncio.to_thread(store.open)
+    for note in notes:
+        server.report.step(note)
+    kept = KeptRegistry(store, registry)
+    await kept.change(lambda before: ordered(before, server.launch.endpoints, time.time()))
+    return kept
+
+
+def _ports(
+    server: ControlledServer, kept: KeptRegistry, tasks: TaskGuard, make_tools: MakeTools, *, forks: bool
+) -> ControllerPorts:
+    launch = server.launch
+    paths = launch.paths
+    launcher = EndpointLauncher(
+        launch.graph.namespace, paths.root, launch.inventory, make_tools, server.report, forks=forks
+    )
+    return ControllerPorts(
+        server=server,
+        kept=kept,
+        launcher=launcher,
+        tasks=tasks,
+        own_names=own_names(launch.graph),
+        own_devices=own_devices(launch.templates),
+    )

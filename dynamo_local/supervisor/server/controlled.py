@@ -1,0 +1,41 @@
+"""What a running server gives to those that change its processes from within: the controller of endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.core.messages.events import Event
+from dynamo_local.supervisor.server.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.settings import ServerSettings
+from dynamo_local.supervisor.server.streams import ServerStreams
+from state.locks import ServerLock
+
+
+@dataclass(frozen=True)
+class ControlledServer:
+    """A server whose own watchers are all registered.
+
+    `lock`: on the namespace, held as long as the server runs. `blueprint`: holds the templates of endpoints' revisions,
+    which precede their first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of
+    endpoints' workers that keep ending and are not started again, each with the reason; they hold their devices until
+    they are removed. `record`: notes an event.
+    """
+
+    launch: Launch
+    lock: ServerLock
+    settings: ServerSettings
+    bus: Bus
+    blueprint: BlueprintFile
+    streams: ServerStreams
+    given_up: Mapping[str, str]
+    report: Report
+    record: Callable[[Event], None]
+
+
+Controller = Callable[[ControlledServer], Coroutine[Any, Any, None]]
+"""Runs within a server until it is cancelled. An error that it raises ends the server."""

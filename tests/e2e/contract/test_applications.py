@@ -1,0 +1,270 @@
+"""vLLM's applications of several models in one process: each answers for its own model, is counted under its own name,
+and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_local.core.errors import EngineError
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.ports import Outputs, Request
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import httpx
+from prometheus_client import REGISTRY, generate_latest
+from vllm.parser.metrics import record_tool_parser_invocation
+from vllm.tokenizers.registry import cached_get_tokenizer
+
+from dynamo_local.engine.vllm.frontend.application import ModelApplication
+from dynamo_local.engine.vllm.patches.frontend.metrics import answering
+from dynamo_local.model.named.random_model import random_model
+
+
+class Letter:
+    """A dispatcher whose workers say one letter, again and again, a token each time the event loop is free."""
+
+    def __init__(self, letter: str) -> None:
+        self._token = ord(letter)
+        self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.adapters: list[str | None] = []
+
+    async def submit(self, request: Request) -> None:
+        self.adapters.append(request.adapter)
+        task = asyncio.create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: Request) -> None:
+        assert request.max_tokens is not None
+        for position in range(request.max_tokens):
+            end: Any = "length" if position + 1 == request.max_tokens else None
+            delta = TokenDelta(request.request_id, 1, position, [self._token], finish=end)
+            self._outputs.put_nowait(Outputs(time.monotonic(), (delta,)))
+            await asyncio.sleep(0)
+
+    async def cancel(self, request_ids: Collection[str]) -> None:
+        return
+
+    async def outputs(self) -> Outputs:
+        return await self._outputs.get()
+
+
+class Model:
+    """An application with its dispatcher, and a client."""
+
+    def __init__(self, name: str, letter: str, folder: Path, **config: Any) -> None:
+        self.name, self.letter = name, letter
+        self.dispatcher = Letter(letter)
+        given = {"model": str(random_model()), "max-model-len": 2048, "served-model-name": [name], **config}
+        self.application = ModelApplication(given, folder, self.dispatcher)
+        transport = httpx.ASGITransport(app=self.application)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+
+    async def says(self, tokens: int = 3, model: str | None = None) -> str:
+        body = {"model": model or self.name, "prompt": "x", "max_tokens": tokens, "ignore_eos": True}
+        answer = await self.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        await self.application.close()
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as models:
+
+        async def start_one(name: str, letter: str = "A", **config: Any) -> Model:
+            model = Model(name, letter, tmp_path, **config)
+            models.push_async_callback(model.close)
+            await model.application.start(lambda _: None)
+            return model
+
+        yield start_one
+
+
+def shown() -> str:
+    return generate_latest(REGISTRY).decode()
+
+
+def value(series: str) -> float:
+    """The value of a series, written as /metrics shows it."""
+    (found,) = [line for line in shown().splitlines() if line.startswith(series)]
+    return float(found.rpartition(" ")[2])
+
+
+def generated(name: str) -> float:
+    return value(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}')
+
+
+def models_counted() -> set[str]:
+    found = [line for line in shown().splitlines() if line.startswith("vllm:generation_tokens_total{")]
+    assert len(found) == len(set(found))
+    return {line.partition('model_name="')[2].partition('"')[0] for line in found}
+
+
+async def test_models_are_built_at_once_under_traffic_and_none_gets_anothers_tokens(start: Start) -> None:
+    first = await start("first", "A")
+    stop = asyncio.Event()
+    texts: list[str] = []
+
+    async def keep_asking() -> None:
+        while not stop.is_set():
+            texts.append(await first.says(50))
+
+    asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+    second, third = await asyncio.gather(start("second", "B"), start("third", "C"))
+    during = len(texts)
+    answers = await asyncio.gather(*(model.says(50) for model in (second, third) * 5))
+    stop.set()
+    await asyncio.gather(*asking)
+    assert during > 0
+    assert set(texts) == {"A" * 50}
+    assert answers == ["B" * 50, "C" * 50] * 5
+    for model, other in itertools.permutations((first, second, third), 2):
+        refused = await model.client.post("/v1/completions", json={"model": other.name, "prompt": "x"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (404, "NotFoundError")
+
+
+async def test_each_model_has_its_metrics_whichever_comes_and_goes(start: Start) -> None:
+    one = await start("m-one", "A")
+    await one.says(3)
+    two = await start("m-two", "B")
+    await two.says(5)
+    await one.says(2)
+    assert models_counted() == {"m-one", "m-two"}
+    assert (generated("m-one"), generated("m-two")) == (5, 5)
+    again = await start("m-two", "C")
+    await again.says(4)
+    assert generated("m-two") == 9
+    families = Counter(line.split()[2] for line in shown().splitlines() if line.startswith("# TYPE"))
+    assert set(families.values()) == {1}
+    assert sum(name.startswith("vllm:") for name in families) > 20
+    before = value('http_requests_total{handler="/v1/completions",method="POST",status="2xx"}')
+    await two.says()
+    assert value('http_requests_total{handler="/v1/completions",method="POST",status="2xx"}') == before + 1
+    await one.close()
+    assert models_counted() == {"m-two"}
+    await again.close()
+    assert generated("m-two") == 8
+    await start("m-one", "A")
+    assert models_counted() == {"m-one", "m-two"}
+    assert generated("m-one") == 0
+
+
+async def test_tool_calls_are_counted_for_the_model_that_answers(start: Start) -> None:
+    parser = {"tool-call-parser": "hermes", "enable-auto-tool-choice": True}
+    await start("t-one", **parser)
+    await start("t-two", **parser)
+    for name, times in (("t-one", 2), ("t-two", 1)):
+        answering.set(name)
+        for _ in range(times):
+            record_tool_parser_invocation(is_tool_called=True, is_streaming=False, request=object())
+
+    def counted(name: str) -> float:
+        labels = f'mode="non_streaming",model_name="{name}",outcome="tool_call",request_type="other"'
+        return value(f"vllm:tool_call_parser_invocations_total{{{labels}}}")
+
+    assert (counted("t-one"), counted("t-two")) == (2, 1)
+    await start("t-three")
+    assert (counted("t-one"), counted("t-two")) == (2, 1)
+
+
+async def test_adapters_come_and_go_while_the_model_answers(start: Start) -> None:
+    model = await start("base", "A", **{"enable-lora": True})
+    await model.application.serve_adapters({"pirate": "/adapters/pirate", "poet": "/adapters/poet"})
+    cards = {card["id"]: card for card in await model.application.cards()}
+    assert list(cards) == ["base", "pirate", "poet"]
+    assert (cards["pirate"]["parent"], cards["pirate"]["root"]) == ("base", "/adapters/pirate")
+    assert await model.says(2, "pirate") == "AA"
+    assert model.dispatcher.adapters == ["pirate"]
+    await model.application.serve_adapters({"poet": "/elsewhere/poet"})
+    assert {card["id"]: card["root"] for card in await model.application.cards()}["poet"] == "/elsewhere/poet"
+    gone = await model.client.post("/v1/completions", json={"model": "pirate", "prompt": "x"})
+    assert gone.status_code == 404
+    assert await model.says(2, "poet") == "AA"
+    assert await model.says(2) == "AA"
+
+
+async def test_a_model_that_cannot_be_built_disturbs_no_other(start: Start, tmp_path: Path) -> None:
+    good = await start("good", "A")
+    with pytest.raises(EngineError) as raised:
+        await start("bad", model=str(tmp_path / "nothing"))
+    assert "\n" not in str(raised.value)
+    assert await good.says(2) == "AA"
+    assert models_counted() == {"good"}
+
+
+async def test_one_folder_is_loaded_once_however_many_models_have_it(start: Start) -> None:
+    """vLLM's cache holds the tokenizer; each model's renderer copies it for its threads."""
+    models = [await start("copy-0")]
+    loaded = cached_get_tokenizer.cache_info().misses
+    models += await asyncio.gather(start("copy-1"), start("copy-2"))
+    assert cached_get_tokenizer.cache_info().misses == loaded
+    for model in models:
+        assert cached_get_tokenizer.cache_info().currsize == 1
+        await model.close()
+    assert cached_get_tokenizer.cache_info().currsize == 0, "a folder that nobody has any more may be changed"
+
+
+async def test_models_that_end_are_freed(start: Start) -> None:
+    """Without a search of the process for garbage, which takes the longer, the more models there are."""
+    stays, ends = await start("stays", "A"), await start("ends", "B")
+    assert await ends.says(2) == "BB"
+    built = ends.application._built
+    assert built is not None
+    freed = {type(part).__name__: weakref.ref(part) for part in (built.app, built.llm, built.llm.input_processor)}
+    freed["serving"] = weakref.ref(built.app.state.openai_serving_chat)
+    del built
+    gc.disable()
+    try:
+        await ends.close()
+        async with asyncio.timeout(60):
+            # The engine's own tasks, which were cancelled, end meanwhile.
+            while any(part() is not None for part in freed.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+    assert await stays.says(2) == "AA"
+
+
+def running_threads() -> set[str]:
+    """Names of this process's threads, but those of its event loop's own executor: it keeps them, up to a number."""
+    return {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+
+
+async def test_models_that_end_leave_no_threads(start: Start) -> None:
+    async def once() -> None:
+        model = await start("short", "A")
+        assert await model.says(2) == "AA"
+        # A long text has a thread of its own.
+        assert (await model.client.post("/tokenize", json={"prompt": "ab " * 20_000})).status_code == 200
+        await model.close()
+
+    await once()
+    before = running_threads()
+    for _ in range(3):
+        await once()
+    async with asyncio.timeout(60):
+        # Those of the last model end meanwhile.
+        while running_threads() - before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert models_counted() == set()

@@ -1,0 +1,230 @@
+"""Adapters that an engine loads while it runs: always the listed content, within its room, and KV apart by content."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_local.core.errors import EngineError, RequestError
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.config import CacheConfig
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
+from dynamo_local.engine.vllm.requests.lora import Adapters
+
+NAMES = ("pirate", "robot", "parrot")
+
+
+class Core:
+    """An engine core with slots for adapters, which fails for those whose folder is called so."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[int, str] = {}
+        self.loads = 0
+
+    async def add_lora_async(self, request: LoRARequest) -> bool:
+        await asyncio.sleep(0)
+        self.loads += 1
+        if "broken" in request.lora_path:
+            raise ValueError("rank 64 is greater than max_lora_rank 16")
+        self.loaded[request.lora_int_id] = request.lora_name
+        return True
+
+    async def remove_lora_async(self, number: int) -> bool:
+        await asyncio.sleep(0)
+        del self.loaded[number]
+        return True
+
+
+class Listed:
+    """A list that changes."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.folders: dict[str, str] = {}
+
+    def __call__(self) -> tuple[int, dict[str, str]]:
+        return self.version, self.folders
+
+    def change(self, **folders: Path | None) -> None:
+        self.version += 1
+        for name, folder in folders.items():
+            self.folders.pop(name, None)
+            if folder is not None:
+                self.folders[name] = str(folder)
+
+
+class Worker:
+    def __init__(self, room: int | None = None) -> None:
+        self.core = Core()
+        self.listed = Listed()
+        self.adapters = ListedAdapters(self.listed, room=room)
+        self.in_use: list[int] = []
+
+    async def ask(self, name: str) -> LoRARequest | None:
+        await self.adapters.obtain(name, self.core, lambda: self.in_use)
+        return self.adapters.get(name)
+
+
+def folder(root: Path, name: str, content: bytes) -> Path:
+    path = root / name
+    path.mkdir(exist_ok=True, parents=True)
+    (path / "weights").write_bytes(content)
+    return path
+
+
+async def test_it_is_loaded_once_when_it_is_asked_for(tmp_path: Path) -> None:
+    worker = Worker()
+    worker.listed.change(pirate=folder(tmp_path, "pirate", b"1"))
+    assert worker.core.loads == 0
+    found = await asyncio.gather(*(worker.ask("pirate") for _ in range(5)))
+    assert len({each.lora_int_id for each in found if each is not None}) == 1
+    assert worker.core.loads == 1
+    assert await worker.ask("robot") is None
+
+
+async def test_another_content_of_the_same_name_has_other_kv(tmp_path: Path) -> None:
+    """Whether it is in another folder or in the same one."""
+    worker = Worker()
+    hashes = BlockHasher(CacheConfig(block_size=4))
+    blocks, numbers = [], []
+    for where, content in (("a", b"1"), ("b", b"1"), ("b", b"22"), ("a", b"333")):
+        worker.listed.change(pirate=folder(tmp_path, where, content))
+        request = await worker.ask("pirate")
+        assert request is not None
+        assert worker.core.loaded == {request.lora_int_id: request.lora_name}
+        blocks += hashes(list(range(8)), None, request)
+        numbers.append(request.lora_int_id)
+    assert len(set(blocks)) == len(blocks) == 8
+    assert len(set(numbers)) == 4
+    # A change of the board that is none of the adapter's keeps it.
+    worker.listed.change()
+    assert (await worker.ask("pirate")) == request
+
+
+async def test_what_requests_use_stays(tmp_path: Path) -> None:
+    worker = Worker()
+    worker.listed.change(pirate=folder(tmp_path, "a", b"1"))
+    first = await worker.ask("pirate")
+    assert first is not None
+    worker.in_use = [first.lora_int_id]
+    worker.listed.change(pirate=folder(tmp_path, "b", b"2"))
+    second = await worker.ask("pirate")
+    assert second is not None
+    assert set(worker.core.loaded) == {first.lora_int_id, second.lora_int_id}
+    worker.in_use = []
+    worker.listed.change(pirate=None, robot=folder(tmp_path, "c", b"3"))
+    third = await worker.ask("robot")
+    assert third is not None
+    assert set(worker.core.loaded) == {third.lora_int_id}
+    assert await worker.ask("pirate") is None
+
+
+async def test_beyond_the_room_a_request_fails_and_names_the_setting(tmp_path: Path) -> None:
+    worker = Worker(room=2)
+    worker.listed.change(**{name: folder(tmp_path, name, b"1") for name in NAMES})
+    first = await worker.ask("pirate")
+    await worker.ask("robot")
+    with pytest.raises(RequestError, match=r"room for 2 adapters.*\n?.*max-loras") as refused:
+        await worker.ask("parrot")
+    assert "max-loras" in str(refused.value)
+    assert len(worker.core.loaded) == 2
+    worker.listed.change(robot=None)
+    assert await worker.ask("parrot") is not None
+    assert await worker.ask("pirate") == first
+
+
+async def test_one_that_cannot_be_loaded_is_tried_again_when_it_has_changed(tmp_path: Path) -> None:
+    worker = Worker()
+    worker.listed.change(pirate=folder(tmp_path, "broken", b"1"))
+    for _ in range(3):
+        with pytest.raises(RequestError, match="the adapter pirate cannot be loaded") as failed:
+            await worker.ask("pirate")
+        assert str(tmp_path) not in str(failed.value)
+    assert worker.core.loads == 1
+    worker.listed.change(pirate=tmp_path / "absent")
+    with pytest.raises(RequestError, match="the adapter pirate cannot be read"):
+        await worker.ask("pirate")
+    worker.listed.change(pirate=folder(tmp_path, "good", b"1"))
+    assert await worker.ask("pirate") is not None
+
+
+async def test_a_dead_engine_is_no_fault_of_the_adapter(tmp_path: Path) -> None:
+    async def die(_: object) -> bool:
+        raise EngineDeadError
+
+    worker = Worker()
+    worker.listed.change(pirate=folder(tmp_path, "pirate", b"1"))
+    with pytest.raises(EngineError):
+        await worker.adapters.obtain("pirate", SimpleNamespace(add_lora_async=die), lambda: [])
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("contents")
+    return [folder(root, f"{number}", b"x" * number) for number in range(3)]
+
+
+changes = st.tuples(st.sampled_from(NAMES), st.none() | st.integers(0, 2))
+steps = st.lists(st.tuples(st.lists(changes, max_size=2), st.lists(st.sampled_from(NAMES), max_size=4)), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(1, 3), st.data())
+def test_each_request_gets_what_is_listed_and_the_room_is_kept(
+    contents: list[Path], steps: list[tuple[list[tuple[str, int | None]], list[str]]], room: int, data: st.DataObject
+) -> None:
+    async def run() -> None:
+        worker = Worker(room)
+        for changed, asked in steps:
+            for name, content in changed:
+                worker.listed.change(**{name: None if content is None else contents[content]})
+            found = await asyncio.gather(*map(worker.ask, asked), return_exceptions=True)
+            for name, request in zip(asked, found, strict=True):
+                check(worker, name, request)
+            assert len(worker.core.loaded) <= room
+            assert set(worker.in_use) <= set(worker.core.loaded)
+            worker.in_use = data.draw(
+                st.lists(st.sampled_from([*worker.core.loaded]), max_size=2) if worker.core.loaded else st.just([])
+            )
+
+    def check(worker: Worker, name: str, request: Any) -> None:
+        if isinstance(request, RequestError):
+            assert "max-loras" in str(request)
+        elif request is None:
+            assert name not in worker.listed.folders
+        else:
+            assert request.lora_path == worker.listed.folders[name]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("given", "slots", "room"), [(None, 5, 4), (1, 2, 1), (3, 4, 3)])
+def test_slots_for_adapters_to_come(given: int | None, slots: int, room: int) -> None:
+    """On a CPU the last one stays empty (Adapters.make_room)."""
+    adapters = Adapters(enabled=True, listed=Listed())
+    args = SimpleNamespace(max_loras=given or 1, max_cpu_loras=None)
+    if given is None:
+        adapters.leave_slots(args)
+    adapters.make_room(args)
+    assert (args.max_loras, adapters.listed.room if adapters.listed else None) == (slots, room)
+
+
+async def test_an_engine_without_lora_says_so(tmp_path: Path) -> None:
+    listed = Listed()
+    listed.change(pirate=folder(tmp_path, "pirate", b"1"))
+    adapters = Adapters(enabled=False, listed=listed)
+    with pytest.raises(RequestError, match="enable-lora"):
+        await adapters.obtain("pirate", Core(), lambda: [])
+    assert await adapters.obtain(None, Core(), lambda: []) is None

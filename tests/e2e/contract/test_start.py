@@ -1,0 +1,110 @@
+"""What an engine's start leaves out, and what its forks inherit (patches)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from vllm import logger
+from vllm.config.logging import LoggingConfig
+from vllm.platforms import current_platform
+from vllm.triton_utils import dispatcher
+from vllm.v1.engine import core
+from vllm.v1.executor import multiproc_executor
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker import utils
+
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_once, register_kernels_once
+from dynamo_local.engine.vllm.patches.tuning.kv_memory import zero_kv_at_first_use
+
+_KV_BYTES = 64 * 2**20
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "torch", torch)
+    zero_kv_at_first_use()
+
+
+def resident() -> int:
+    """Memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_kv_cache_is_zero_and_takes_no_memory_until_it_is_used(lazy: None) -> None:
+    class Tensor:
+        """As vLLM describes the memory of a layer without views."""
+
+        size = _KV_BYTES
+        layers = ("layer",)
+
+    class Group:
+        layer_names = ("layer",)
+        kv_cache_spec = type("Spec", (), {"has_layer_views": False})()
+
+    config: Any = KVCacheConfig(num_blocks=1, kv_cache_tensors=[Tensor()], kv_cache_groups=[Group()])  # type: ignore[list-item]
+    before = resident()
+    layout: Any = None
+    cache = utils.allocate_kv_cache(config, torch.device("cpu"), layout)["layer"]
+    assert (cache.dtype, cache.numel()) == (torch.int8, _KV_BYTES)
+    assert resident() - before < _KV_BYTES // 4
+    cache[_KV_BYTES // 2 :] = 1
+    assert resident() - before > _KV_BYTES // 4
+    assert int(cache[: _KV_BYTES // 2].count_nonzero()) == 0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"size": (4, 5), "dtype": torch.int32, "device": "cpu"},
+        {"size": (2**21,), "dtype": torch.float32, "device": torch.device("cpu")},
+        {"size": (10,), "dtype": torch.int8, "device": "cpu"},
+    ],
+)
+def test_other_tensors_are_made_as_before(lazy: None, made: dict[str, Any]) -> None:
+    size = made.pop("size")
+    patched: Any = vars(utils)["torch"]
+    assert torch.equal(patched.zeros(*size, **made), torch.zeros(*size, **made))
+
+
+def test_kernels_are_replaced_once_and_in_modules_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform: Any = type(current_platform)
+    monkeypatch.setattr(
+        platform, "register_triton_kernel_overrides", vars(platform)["register_triton_kernel_overrides"]
+    )
+    walks: list[None] = []
+    rebind = dispatcher._rebind_kernels
+
+    def walk(overrides: Any) -> None:
+        walks.append(None)
+        rebind(overrides)
+
+    monkeypatch.setattr(dispatcher, "_rebind_kernels", walk)
+    register_kernels_once()
+    current_platform.register_triton_kernel_overrides()
+    assert len(walks) == 1
+    later = ModuleType("later")
+    exec("from vllm.v1.sample.rejection_sampler import expand_kernel", vars(later))
+    assert isinstance(later.expand_kernel, dispatcher.KernelOverride)
+    assert later.expand_kernel is rejection_sampler.expand_kernel
+    assert "later" not in sys.modules
+
+
+def test_logging_is_configured_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (core, multiproc_executor):
+        monkeypatch.setattr(module, "configure_logging", logger.configure_logging)
+    configured: list[LoggingConfig] = []
+    monkeypatch.setattr(logger, "configure_logging", configured.append)
+    config = LoggingConfig()
+    monkeypatch.setattr(logger, "_last_configured_logging_config", config)
+    configure_logging_once()
+    other = LoggingConfig(log_level="DEBUG" if config.log_level != "DEBUG" else "INFO")
+    for module in (core, multiproc_executor):
+        module.configure_logging(config)
+        module.configure_logging(other)
+    assert configured == [other, other]

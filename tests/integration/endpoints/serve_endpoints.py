@@ -1,0 +1,53 @@
+"""`dynamo serve` of endpoints behind an imitated frontend: `python -m tests.integration.endpoints.serve_endpoints
+NAMESPACE SLOTS`. Everything but the frontend is the real thing."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from dynamo_local.cli.serving.endpoint_tools import EndpointTools
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.settings import ServerSettings
+from state.devices import cpu_slots
+from state.inventory import usable_cores
+from state.paths import StatePaths
+from tests.integration.supervisor.exit_code import exit_code_of_serving
+
+
+def launch(namespace: str, slots: int) -> Launch:
+    frontend = ResolvedService(
+        name="Frontend",
+        target="tests.integration.endpoints.imitated_frontend:none",
+        role="frontend",
+        workers=1,
+        gpu=0,
+        cpu=0,
+        envs={"IN_FLIGHT": os.environ["IN_FLIGHT"]},
+        config={},
+        depends_on=(),
+    )
+    graph = ResolvedGraph("tests:Endpoints", namespace, (frontend,))
+    paths, http = StatePaths.of(namespace, os.environ), HttpAddress("127.0.0.1", 1)
+    inventory = cpu_slots(usable_cores(), slots)
+    command = (sys.executable, "-m", "tests.integration.endpoints.imitated_frontend")
+    (template,) = service_templates(graph, paths.root, http)
+    templates = (msgspec.structs.replace(template, argv=command),)
+    return Launch(graph, inventory, paths, None, http, templates, plan_services(namespace, templates, inventory))
+
+
+def main() -> int:
+    namespace, slots = sys.argv[1:]
+    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=5, restart_delay_max_s=0.2)
+    launched = launch(namespace, int(slots))
+    controller = endpoint_controller(EndpointTools.at_start(launched.inventory), forks=False)
+    return exit_code_of_serving(launched, settings, controller)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Endpoints of a real server, with mockers, ordered on the bus; the frontend is imitated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.core.messages.endpoints import (
+    Board,
+    CreateEndpoint,
+    DeleteEndpoint,
+    EndpointsAnswer,
+    EndpointStatus,
+    ListEndpoints,
+    ScaleEndpoint,
+    UpdateEndpoint,
+)
+from dynamo_local.core.names import Subjects
+from state.registry import read_registry
+from tests.integration.server_process import ServerProcess, eventually
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "many"
+SLOTS = 3
+
+
+class EndpointServer(ServerProcess):
+    """A server of endpoints with three CPU slots."""
+
+    def __init__(self, root: Path) -> None:
+        self.in_flight = root.parent / "in_flight"
+        os.environ["IN_FLIGHT"] = str(self.in_flight)
+        arguments = ["-m", "tests.integration.endpoints.serve_endpoints", NAMESPACE, str(SLOTS)]
+        super().__init__(root, NAMESPACE, arguments)
+        self.line("all services ready")
+
+    def order(self, order: Any) -> EndpointsAnswer:
+        """Give an order on the bus, and return its answer."""
+
+        async def ask() -> EndpointsAnswer:
+            bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="orders")
+            try:
+                return await bus.ask(Subjects(NAMESPACE).endpoints, order, EndpointsAnswer, timeout_s=30)
+            finally:
+                await bus.close()
+
+        return asyncio.run(ask())
+
+    def create(self, name: str, **fields: Any) -> EndpointsAnswer:
+        return self.order(CreateEndpoint({"name": name, "model": "random", "engine": "mocker", **fields}))
+
+    def status(self, name: str) -> EndpointStatus | None:
+        """State of the endpoint; None if there is none."""
+        found = self.order(ListEndpoints(name)).endpoints
+        return found[0].status if found else None
+
+    def is_ready(self, name: str, workers: int = 1, revision: int | None = None) -> bool:
+        status = self.status(name)
+        return (
+            status is not None
+            and (status.state, status.ready) == ("ready", workers)
+            and revision in (None, status.revision)
+        )
+
+    def await_ready(self, name: str, workers: int = 1, revision: int | None = None) -> None:
+        eventually(lambda: self.is_ready(name, workers, revision), f"{name} is not ready: {self.status(name)}")
+
+    def board(self) -> dict[str, bool]:
+        """The revisions on the board, and whether each takes requests."""
+        board = msgspec.json.decode(self.paths.board_file.read_bytes(), type=Board)
+        return {revision.revision: revision.takes_requests for revision in board.revisions}
+
+    def workers(self, revision: str) -> list[str]:
+        """The watchers of a revision that hold devices."""
+        return [c.watcher_name for c in self.state().components.values() if c.watcher.revision == revision and c.holds]
+
+    def registry(self) -> Registry:
+        return read_registry(self.paths)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EndpointServer]:
+    with EndpointServer(tmp_path / "state") as server:
+        yield server
+
+
+def test_endpoints_come_and_go_and_outlive_the_server(server: EndpointServer, tmp_path: Path) -> None:
+    created = server.create("chat", max_workers=2)
+    assert created.endpoints[0].status.state in ("fetching", "starting")
+    assert set(server.registry().entries) == {"chat"}, "an order is on disk before it is answered"
+    server.create("other")
+    server.await_ready("chat")
+    server.await_ready("other")
+
+    # An endpoint that is deleted while it starts.
+    server.create("brief")
+    assert server.order(DeleteEndpoint("brief")).endpoints[0].status.state == "deleting"
+    eventually(lambda: server.status("brief") is None, "brief is still there")
+    assert server.workers("brief@1") == []
+    assert not server.paths.graph_of("brief@1").exists()
+
+    server.order(ScaleEndpoint("chat", 2))
+    server.await_ready("chat", workers=2)
+    assert server.board() == {"chat@1": True, "other@1": True}
+
+    # Killed, the server leaves the registry, and the next one brings the same endpoints up.
+    server.signal(signal.SIGKILL)
+    server.process.wait()
+    eventually(lambda: server.processes() == (), "a process outlives the server")
+    with EndpointServer(server.paths.root) as again:
+        again.await_ready("chat")
+        again.await_ready("other")
+        again.signal(signal.SIGTERM)
+        assert again.end() == 0, again.output
+        assert again.processes() == ()
+        assert set(again.registry().entries) == {"chat", "other"}
+
+
+def test_updates_roll_and_go_back(server: EndpointServer) -> None:
+    server.create("chat")
+    server.await_ready("chat")
+    server.in_flight.write_text("2")
+    server.order(UpdateEndpoint("chat", {"args": {"seed": 7}}))
+    eventually(lambda: server.board() == {"chat@1": False, "chat@2": True}, "the new revision does not answer")
+    # The old one has two requests under way.
+    finishing = EndpointStatus("updating", "2 requests under way", 2, wanted=1, ready=1)
+    eventually(lambda: server.status("chat") == finishing, f"not {finishing}: {server.status('chat')}")
+    assert server.workers("chat@1") != []
+    server.in_flight.write_text("0")
+    server.await_ready("chat", revision=2)
+    assert server.board() == {"chat@2": True}
+    assert server.workers("chat@1") == []
+
+    # What cannot be loaded is gone back from, and nothing was disturbed.
+    missing = {"engine": "vllm", "model": "/nowhere/model"}
+    server.order(UpdateEndpoint("chat", missing))
+    eventually(lambda: "failed" in (server.status("chat") or EndpointStatus("ready")).reason, "it does not go back")
+    status = server.status("chat")
+    assert status is not None
+    assert (status.state, status.revision) == ("ready", 2)
+    assert "/nowhere/model" in status.reason
+    assert server.board() == {"chat@2": True}
+    assert server.registry().entries["chat"].spec.engine == "mocker"
+
+
+def test_what_cannot_be_done_is_said_in_one_line(server: EndpointServer) -> None:
+    server.create("lost", engine="vllm", model="/nowhere/model")
+    eventually(lambda: (server.status("lost") or EndpointStatus("waiting")).state == "failed", "it does not fail")
+    status = server.status("lost")
+    assert status is not None
+    assert "/nowhere/model" in status.reason
+    assert "\n" not in status.reason
+
+    many = server.create("many", min_workers=SLOTS + 1)
+    assert many.refused is not None
+    assert many.refused.status == 400
+    assert f"{SLOTS + 1} CPU slots" in many.refused.cause
+    assert f"there are {SLOTS}" in many.refused.cause
+
+    twice = server.create("lost")
+    assert twice.refused is not None
+    assert twice.refused.status == 409
+    absent = server.order(DeleteEndpoint("nobody"))
+    assert absent.refused is not None
+    assert absent.refused.status == 404
+    beyond = server.order(ScaleEndpoint("lost", 2))
+    assert beyond.refused is not None
+    assert beyond.refused.status == 400
+    assert set(server.registry().entries) == {"lost"}
+
+    # It stays listed, so that it can be corrected.
+    server.order(UpdateEndpoint("lost", {"engine": "mocker", "model": "random"}))
+    server.await_ready("lost", revision=2)

@@ -1,0 +1,126 @@
+"""What is shown of a server with endpoints, over a real bus: processes announce themselves in two revisions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.presence import Announcer
+from dynamo_local.bus.probing import probe
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestRow, RequestsAnswer
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
+from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
+from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.monitor.top_session import TopSession
+from dynamo_local.supervisor.admin.frontends import Frontends, Scope
+from dynamo_local.supervisor.admin.status import Row
+from dynamo_local.tasks import TaskGuard
+from tests.integration.conftest import Connect
+from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, until
+
+pytestmark = pytest.mark.integration
+
+CHAT = EndpointView(
+    EndpointSpec(name="chat", model="m", disaggregated=True), EndpointStatus("updating", wanted=1, ready=1), 1.0, 2.0
+)
+BOARD = Board(1, (BoardRevision("chat@1", True, ("chat",)), BoardRevision("chat@2", False, ("chat",))), (CHAT,))
+ENGINE = EngineInfo("mocker", "chat", 512, 16, 64, 8)
+
+
+def presence(subjects: Subjects, service: str, role: str, revision: str = "") -> Presence:
+    watcher = str(Watcher(subjects.namespace, service, revision=revision))
+    engine, load = (ENGINE, Load(2, 1, 0.5)) if revision else (None, None)
+    return Presence(watcher, service, role, f"lease of {watcher}", NO_PROCESS, "ready", engine=engine, load=load)
+
+
+@pytest.fixture
+async def announced(connect: Connect, subjects: Subjects) -> AsyncIterator[set[str]]:
+    """Workers of two revisions of an endpoint, and a frontend that serves both. Yields all watchers."""
+    tasks, bus = TaskGuard(), await connect()
+    old, new = (Subjects(subjects.namespace, revision) for revision in ("chat@1", "chat@2"))
+    frontend = presence(subjects, "Frontend", "frontend")
+    found: list[tuple[Subjects, Presence]] = [
+        (subjects, frontend),
+        (new, replace(frontend, state="starting", detail="building", counts=Counts(in_flight=3))),
+        (old, presence(subjects, "VllmWorker", "decode", "chat@1")),
+        (new, presence(subjects, "VllmWorker", "decode", "chat@2")),
+        (new, presence(subjects, "PrefillWorker", "prefill", "chat@2")),
+    ]
+    for where, what in found:
+        tasks.spawn(f"{what.watcher} {where.revision}", Announcer(bus, where, what).run())
+    await bus.flush()
+    yield {what.watcher for _, what in found}
+    await tasks.close()
+
+
+async def test_a_probe_hears_workers_of_all_revisions_and_a_frontend_as_a_process_of_the_graph(
+    announced: set[str], nats_address: BusAddress, subjects: Subjects
+) -> None:
+    found = await probe(nats_address, subjects, announced, DEADLINE_S)
+    assert found.keys() == announced
+    assert {heard.state for heard in found.values()} == {"ready"}
+
+
+async def test_top_shows_workers_and_the_queue_of_an_endpoint(
+    announced: set[str], bus: Bus, connect: Connect, subjects: Subjects
+) -> None:
+    scope = Subjects(subjects.namespace, "chat@2")
+    await create_prefill_queue(bus, scope)
+    await PrefillQueue(bus, scope).publish(PrefillJob("j", "r", "f", 3, time.monotonic() + DEADLINE_S))
+    session = TopSession(await connect(), subjects.namespace, board=lambda: BOARD)
+    await session.start()
+
+    def is_complete() -> bool:
+        view = session.view()
+        shown = {row.watcher for row in view.workers} | {row.watcher for row in view.processes}
+        return shown == announced and view.endpoints[0].queue == QueueLength(1, 0)
+
+    await until(is_complete)
+    view = session.view()
+    assert {row.revision for row in view.workers} == {"chat@1", "chat@2"}
+    assert {row.state for row in view.processes} == {"ready"}
+    (chat,) = view.endpoints
+    assert (chat.revision, chat.ready, chat.kv_usage) == ("chat@1", 1, 0.5)
+    await session.close()
+
+
+def row(watcher: str, state: str = "ready") -> Row:
+    return Row(watcher=watcher, component="F", role="frontend", pid=1, devices=(), state=state, lease=watcher)
+
+
+async def test_frontends_are_asked_for_each_revision_that_they_serve(
+    bus: Bus, connect: Connect, subjects: Subjects
+) -> None:
+    serving = await connect()
+    request = RequestRow("cmpl-1", 1, "w", 5, 3, 1.0)
+
+    async def on_question(question: AdminRequest, answer: Answer) -> None:
+        assert not isinstance(question, MigrationOrder)
+        await answer.send(RequestsAnswer((request,), 4))
+
+    first, second = (f"{subjects.namespace}_{name}" for name in ("Frontend", "Frontend_1"))
+    for scope, lease in (("chat@2", first), ("", second), ("chat@2", second)):
+        await serving.serve(Subjects(subjects.namespace, scope).requests(lease), AdminRequest, on_question)
+    await serving.flush()
+    asked = Frontends(bus, subjects.namespace, [row(first), row(second)], ["", "chat@1", "chat@2"])
+    found = await asyncio.wait_for(asked.requests(10), DEADLINE_S)
+    assert found.keys() == {Scope(first, "chat@2"), Scope(second, ""), Scope(second, "chat@2")}
+    assert all(answer == RequestsAnswer((request,), 4) for answer in found.values())
+
+
+async def test_a_frontend_that_is_not_ready_and_answers_nowhere_is_an_error(bus: Bus, subjects: Subjects) -> None:
+    name = f"{subjects.namespace}_Frontend"
+    with pytest.raises(BusError, match="Frontend does not answer"):
+        await Frontends(bus, subjects.namespace, [row(name, "silent")], ["", "chat@1"]).requests(10)
+    # One that is ready may serve nothing yet.
+    assert await Frontends(bus, subjects.namespace, [row(name)], ["", "chat@1"]).requests(10) == {}

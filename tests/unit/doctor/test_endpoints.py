@@ -1,0 +1,78 @@
+"""What `dynamo doctor` finds of registries of endpoints, and closes to other users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dynamo_local.core.doctor.endpoints import EndpointsFacts, check_endpoints
+from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.messages.endpoints import Board, EndpointStatus, EndpointView
+from dynamo_local.doctor.endpoints import endpoints
+from dynamo_local.doctor.repair import close_registries
+from state.locks import ServerLock
+from state.paths import StatePaths
+from state.registry import RegistryStore
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StatePaths:
+    """A namespace with a registry, whose server does not run."""
+    paths = StatePaths(tmp_path, "here")
+    with ServerLock(paths) as lock:
+        RegistryStore(lock).write(Registry())
+    return paths
+
+
+def levels(root: Path) -> list[tuple[str, str, str]]:
+    return [(finding.check, finding.level, finding.found) for finding in check_endpoints(endpoints(root))]
+
+
+def test_a_whole_registry_is_well(paths: StatePaths) -> None:
+    assert levels(paths.root) == [("endpoints here", "ok", "0 in the registry")]
+
+
+def test_a_namespace_without_a_registry_is_not_spoken_of(tmp_path: Path) -> None:
+    (tmp_path / "there.lock").touch()
+    assert levels(tmp_path) == []
+
+
+def test_a_damaged_file_is_named_while_the_other_one_is_whole(paths: StatePaths) -> None:
+    paths.registry_file.write_bytes(paths.registry_file.read_bytes()[:-3])
+    ((check, level, found),) = levels(paths.root)
+    assert (check, level) == ("endpoints here", "warn")
+    assert found.startswith(f"{paths.registry_file} is damaged (")
+    paths.registry_file.unlink()
+    ((_, level, found),) = levels(paths.root)
+    assert (level, found.startswith(f"{paths.registry_file} cannot be read")) == ("warn", True)
+
+
+def test_a_registry_that_cannot_be_read_fails_with_its_remedy(paths: StatePaths) -> None:
+    for path in (paths.registry_file, paths.registry_copy):
+        path.write_text("{}")
+    (finding,) = check_endpoints(endpoints(paths.root))
+    assert finding.level == "fail"
+    assert "cannot be read" in finding.found
+    assert "--forget" in finding.remedy
+
+
+def test_files_that_others_can_open_are_found_and_closed(paths: StatePaths) -> None:
+    paths.registry_copy.chmod(0o640)
+    assert levels(paths.root) == [("endpoints here", "warn", f"other users can open {paths.registry_copy}")]
+    assert close_registries(paths.root) == [f"closed {paths.registry_copy} to other users"]
+    assert paths.registry_copy.stat().st_mode & 0o777 == 0o600
+    assert close_registries(paths.root) == []
+
+
+def test_failed_endpoints_of_a_running_server_are_told_with_their_reasons(paths: StatePaths) -> None:
+    broken = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("failed", "no weights"), 1.0, 2.0)
+    paths.run_dir.mkdir()
+    paths.board_file.write_bytes(msgspec.json.encode(Board(1, (), (broken,))))
+    assert [facts.failed for facts in endpoints(paths.root)] == [()]
+    with ServerLock(paths):
+        assert [facts.failed for facts in endpoints(paths.root)] == [(("chat", "no weights"),)]
+    (_, failed) = check_endpoints((EndpointsFacts("here", failed=(("chat", "no weights"),)),))
+    assert (failed.check, failed.level, failed.found) == ("endpoint chat", "warn", "has failed: no weights")

@@ -1,0 +1,61 @@
+"""The file of the board: written when something has changed, and when nobody else has left it as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dynamo_local.core.errors import StateError
+from dynamo_local.core.messages.endpoints import BoardRevision
+from dynamo_local.core.names import Subjects
+from dynamo_local.supervisor.endpoints.board import BoardWriter
+from state.board import decode_board
+from tests.unit.supervisor.recording import RecordingReport
+
+
+class SilentBus:
+    def __init__(self) -> None:
+        self.nudges = 0
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        self.nudges += 1
+
+
+def writer(path: Path, bus: SilentBus) -> BoardWriter:
+    revisions = (BoardRevision("chat@1", True, ("chat",)),)
+    return BoardWriter(path, cast("Any", bus), Subjects("many"), lambda: (revisions, ()), RecordingReport())
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"number": 1, "revisions": [', b"\xff"])
+def test_a_board_that_was_damaged_is_written_anew(tmp_path: Path, damage: bytes) -> None:
+    async def scenario() -> None:
+        bus = SilentBus()
+        board = writer(tmp_path / "run" / "board.json", bus)
+        await board.publish()
+        await board.publish()
+        assert bus.nudges == 1, "nothing has changed"
+        whole = decode_board(board.path.read_bytes()).revisions
+        for harm in (lambda: board.path.write_bytes(damage), board.path.unlink):
+            harm()
+            await board.publish()
+            assert decode_board(board.path.read_bytes()).revisions == whole
+        assert bus.nudges == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_board_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        bus = SilentBus()
+        (tmp_path / "run").touch()
+        board = writer(tmp_path / "run" / "board.json", bus)
+        with pytest.raises(StateError):
+            await board.publish()
+        (tmp_path / "run").unlink()
+        await board.publish()
+        assert decode_board(board.path.read_bytes()).revisions[0].revision == "chat@1"
+
+    asyncio.run(scenario())

@@ -1,0 +1,28 @@
+"""Which cores vLLM's threads are bound to, by the slots that a worker holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.engine.vllm.environment import prepare_environment
+
+
+@pytest.mark.parametrize(
+    ("given", "bound", "threads"),
+    [
+        ({"DYN_CPU_CORES": "0,1|2,3", "DYN_DEVICE_SHARE": ""}, "0,1|2,3", "2"),
+        # Bound core by core, the threads of two workers would meet on the first.
+        ({"DYN_CPU_CORES": "0,1,2,3", "DYN_DEVICE_SHARE": "0.5", "OMP_NUM_THREADS": "2"}, "nobind", "2"),
+        ({"DYN_CPU_CORES": "0,1", "VLLM_CPU_OMP_THREADS_BIND": "0", "DYN_DEVICE_SHARE": "0.5"}, "0", "2"),
+        ({}, None, None),
+    ],
+)
+def test_threads_keep_to_the_slots_and_share_them(
+    tmp_path: Path, given: dict[str, str], bound: str | None, threads: str | None
+) -> None:
+    environ = dict(given)
+    prepare_environment(tmp_path, environ)
+    assert environ.get("VLLM_CPU_OMP_THREADS_BIND") == bound
+    assert environ.get("OMP_NUM_THREADS") == threads
