@@ -1,7 +1,8 @@
 """Measurements against stock vLLM, by commands that anybody can repeat: `python -m benchmarks` lists them.
 
-Here belongs what starts real servers and measures them from outside. Not here: tests of behaviour (tests/), and
-anything that the product imports. What was measured, and what was aimed at, is in docs/internals/results/.
+Here belongs what starts real servers and measures them from outside, and simulations of a policy (turns). Not here:
+tests of behaviour (tests/), and anything that the product imports. What was measured, and what was aimed at, is in
+docs/internals/results/.
 
 harness/ has what all share; each other folder is a family: gateway/, machine/, disaggregation/, migration/, planner/,
 endpoints/, faults/. A benchmark is a module with SUMMARY, add_arguments and run, entered in __main__.py.

@@ -14,10 +14,10 @@ import uvloop
 
 from benchmarks import faults
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
-from benchmarks.endpoints import endpoints, kills, orders
+from benchmarks.endpoints import endpoints, kills, orders, turns, wake
 from benchmarks.gateway import capacity, first_token, hostile, overhead
 from benchmarks.harness.report import Figures, progress, save
-from benchmarks.machine import first_hour, idle, neighbour, sessions, startup, workers
+from benchmarks.machine import first_hour, idle, neighbour, parking, sessions, startup, weights, workers
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
 from dynamo_local.core.errors import DynamoError
@@ -39,6 +39,8 @@ BENCHMARKS = {
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
     "first-hour": Benchmark(first_hour.SUMMARY, first_hour.add_arguments, first_hour.run),
     "idle": Benchmark(idle.SUMMARY, idle.add_arguments, idle.run),
+    "parking": Benchmark(parking.SUMMARY, parking.add_arguments, parking.run),
+    "weights": Benchmark(weights.SUMMARY, weights.add_arguments, weights.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),
     "faults": Benchmark(faults.SUMMARY, faults.add_arguments, faults.run),
     "disagg": Benchmark(disagg.SUMMARY, disagg.add_arguments, disagg.run),
@@ -52,6 +54,8 @@ BENCHMARKS = {
     "endpoints": Benchmark(endpoints.SUMMARY, endpoints.add_arguments, endpoints.run),
     "endpoint-kills": Benchmark(kills.SUMMARY, kills.add_arguments, kills.run),
     "endpoint-orders": Benchmark(orders.SUMMARY, orders.add_arguments, orders.run),
+    "wake": Benchmark(wake.SUMMARY, wake.add_arguments, wake.run),
+    "turns": Benchmark(turns.SUMMARY, turns.add_arguments, turns.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

@@ -5,7 +5,7 @@
     {root}/{namespace}.lock           held by the server for its whole life
     {root}/{namespace}.run/           what a running server needs; removed when it ends
     {root}/{namespace}.logs/          one file a watcher; kept
-    {root}/{namespace}.endpoints.*    the registry of endpoints, its copy and backups; kept
+    {root}/{namespace}.endpoints.*    the registry of endpoints, its copy and backups, and their use; kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -118,6 +118,11 @@ class StatePaths:
         return self.root / f"{self.namespace}.endpoints.v{version}.json"
 
     @property
+    def endpoint_use_file(self) -> Path:
+        """When endpoints with a forecast were used. Kept when the server ends."""
+        return self.root / f"{self.namespace}.endpoints.use.json"
+
+    @property
     def blueprint_file(self) -> Path:
         """The blueprint of processes, as JSON. Exists while workers may be added and removed."""
         return self.run_dir / "blueprint.json"
@@ -156,6 +161,15 @@ class StatePaths:
     def forkserver_socket(self) -> Path:
         """Socket of the fork server (process/forkserver). The path may be too long to bind by name."""
         return self.run_dir / "forkserver.sock"
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Orders for prepared processes, and their sockets (process/forkserver/prepared). The fork server makes it."""
+        return self.run_dir / "prepared"
+
+    def prepared_socket(self, name: str) -> Path:
+        """Socket of a prepared process, by its key; or the link to it, by the first watcher of its workers."""
+        return self.prepared_dir / f"{name}.sock"
 
     @property
     def sockets_link(self) -> Path:

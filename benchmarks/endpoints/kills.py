@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.faults.clients import give_up
 from benchmarks.faults.parts import Parts, all_ready
 from benchmarks.harness.models import OTHER, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save, table
@@ -133,11 +134,7 @@ class Clients:
             self._tasks.append(asyncio.create_task(self._embed_on_and_on(number)))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        await give_up(self._tasks)
 
     async def _generate_on_and_on(self, name: str, number: int) -> None:
         prompts = _prompts()

@@ -49,6 +49,15 @@ class Seen:
     errors: tuple[str, ...]
 
 
+async def give_up(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel the tasks of clients. Raises the failure of one that has failed before."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
 class Clients:
     """So many at one server. An answer that is asked for again has a cache salt of its own: nothing of it is cached."""
 
@@ -65,11 +74,7 @@ class Clients:
 
     async def close(self) -> None:
         """What is under way is given up."""
-        for task in self._tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        await give_up(self._tasks)
 
     def seen(self, begin: float) -> Seen:
         """From then until now. Times are those of `time.monotonic`."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.accounting import Process, descendants
-from benchmarks.harness.servers import NAMESPACE, Server
+from benchmarks.harness.servers import Server
 
 Row = dict[str, Any]
 """Of `dynamo ps --json`."""
@@ -80,22 +77,8 @@ class Parts:
 
     async def rows(self) -> list[Row] | None:
         """What `dynamo ps` says; None if it fails."""
-        environ = {**os.environ, "PYTHONPATH": str(self._project), "DYN_LOCAL_STATE_DIR": str(self._server.state_root)}
-        asked = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dynamo_local.cli.main", "ps", "--json", f"--namespace={NAMESPACE}"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd=self._project,
-            env=environ,
-        )
-        try:
-            async with asyncio.timeout(_PS_WITHIN_S):
-                output, _ = await asked.communicate()
-        except TimeoutError:
-            asked.kill()
-            await asked.wait()
-            return None
-        if asked.returncode != 0:
+        output = await self._server.dynamo("ps", "--json", project=self._project, within_s=_PS_WITHIN_S)
+        if output is None:
             return None
         rows: list[Row] = json.loads(output)
         return rows

@@ -2,7 +2,7 @@
 
 The heavy one is made here by the same recipe (a Llama with seeded random weights, the same tokenizer and preference
 for printable text), with a step of 30 ms or more on one core. So is another one of the size of `random`, whose answers
-differ from those of `random`.
+differ from those of `random`, and one of 0.4 billion parameters (bfloat16), whose weights take long to load.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RANDOM, HEAVY, OTHER = "random", "heavy", "other"
+RANDOM, HEAVY, OTHER, LARGE = "random", "heavy", "other", "large"
 MODELS = (RANDOM, HEAVY, SMOLLM2)
 
 _SEED = 7
@@ -41,6 +42,14 @@ _SIZES = {
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+    LARGE: {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
         "head_dim": 64,
     },
 }
@@ -67,6 +76,8 @@ def _make(folder: Path, ours: Path, sizes: dict[str, int]) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copy(ours / name, draft)
         config = json.loads((ours / "config.json").read_text()) | sizes
+        if sizes is _SIZES[LARGE]:
+            config |= {"dtype": "bfloat16"}
         (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         _write_weights(draft / "model.safetensors", config)
 
@@ -104,7 +115,19 @@ def _write_weights(path: Path, config: dict[str, Any]) -> None:
             f"{prefix}.mlp.up_proj.weight": normal(inner, hidden),
             f"{prefix}.mlp.down_proj.weight": normal(hidden, inner),
         }
-    save_file(tensors, path, metadata={"format": "pt"})
+    if config.get("dtype") == "bfloat16":
+        _save_halved(tensors, path)
+    else:
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _save_halved(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
+    """Write them in bfloat16, which numpy does not know."""
+    import torch
+    from safetensors.torch import save_file
+
+    halved = {name: torch.from_numpy(tensor).to(torch.bfloat16) for name, tensor in tensors.items()}
+    save_file(halved, path, metadata={"format": "pt"})
 
 
 def _preference(vocabulary: int) -> NDArray[np.float32]:

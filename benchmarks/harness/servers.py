@@ -109,18 +109,21 @@ class Server:
     def endpoint(self) -> Endpoint:
         return Endpoint(self.host, self.port, is_tls=False, path="")
 
-    async def dynamo(self, *arguments: str) -> bytes | None:
-        """Standard output of a `dynamo` command about this server, one of ours; None if the command fails."""
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "DYN_LOCAL_STATE_DIR": str(self.state_root)}
+    async def dynamo(self, *arguments: str, project: Path = ROOT, within_s: float = END_WITHIN_S) -> bytes | None:
+        """Standard output of a `dynamo` command about this server, one of ours; None if the command fails.
+
+        `project`: the checkout whose `dynamo` it is.
+        """
+        environ = {**os.environ, "PYTHONPATH": str(project), "DYN_LOCAL_STATE_DIR": str(self.state_root)}
         asked = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dynamo_local.cli.main", *arguments, f"--namespace={NAMESPACE}"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            cwd=ROOT,
+            cwd=project,
             env=environ,
         )
         try:
-            async with asyncio.timeout(END_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 output, _ = await asked.communicate()
         except TimeoutError:
             asked.kill()

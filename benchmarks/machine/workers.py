@@ -19,6 +19,7 @@ from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ou
 from benchmarks.harness.spread import bootstrap
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.supervisor.actuator.commands import drain, scale
+from dynamo_local.supervisor.server.report import Report
 from state.paths import StatePaths
 from state.store import StateStore
 
@@ -57,26 +58,32 @@ async def _turn(model: str, *, kv_transfer: bool) -> Figures:
             await server.ready()
             assert server.state_root is not None
             paths = StatePaths(server.state_root, NAMESPACE)
-            (added,) = await scale(paths, {"VllmWorker": 2}, _Silent())
-            watcher, worker_s = _done(added)
+            (added,) = await scale(paths, {"VllmWorker": 2}, silent())
+            watcher, worker_s = done_by(added)
             pid = StateStore(paths).read().components[watcher].pid
             if pid is None:
                 raise ServerError("the new worker was gone before it could be looked at")
-            memory = sum(_private_mib(process.pid) for process in descendants(pid))
-            _, end_s = _done(await drain(paths, watcher, _Silent()))
+            memory = sum(private_mib(process.pid) for process in descendants(pid))
+            _, end_s = done_by(await drain(paths, watcher, silent()))
             return {"worker_s": worker_s, "end_s": end_s, "memory_mib": memory}
 
 
-def _done(outcome: ActionOutcome) -> tuple[str, float]:
+def done_by(outcome: ActionOutcome) -> tuple[str, float]:
+    """The watcher of a change, and the seconds that it took. Raises ServerError if it was not made."""
     if not outcome.done or outcome.watcher is None:
         raise ServerError(outcome.note)
     return outcome.watcher, outcome.took_s
 
 
-def _private_mib(pid: int) -> float:
+def private_mib(pid: int) -> float:
     """Memory that the process shares with no other one, the model's KV cache included."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(map(int, re.findall(r"^Private_\w+:\s+(\d+) kB$", rollup, re.MULTILINE))) / _MIB
+
+
+def silent() -> Report:
+    """A report to nobody."""
+    return _Silent()
 
 
 class _Silent:

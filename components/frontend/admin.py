@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.requests import LiveRequest
@@ -13,6 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.messages.admin import (
     AdminRequest,
+    HeldRow,
     MigrationOrder,
     MigrationReport,
     RequestRow,
@@ -44,6 +46,8 @@ class FrontendAdmin:
         self._scheduler = scheduler
         self._requests = scheduler.requests
         self._tasks = tasks
+        self.held: Callable[[], Sequence[HeldRow]] = tuple
+        """Returns the requests that are held, the oldest first."""
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -61,7 +65,9 @@ class FrontendAdmin:
         now = time.monotonic()
         most = max(min(limit, MOST_ROWS), 0)
         rows = tuple(self._row(live, now) for live in itertools.islice(self._requests.values(), most))
-        return RequestsAnswer(rows, len(self._requests) - len(rows))
+        held = self.held()
+        left_out = len(self._requests) - len(rows) + max(0, len(held) - most)
+        return RequestsAnswer(rows, left_out, tuple(held[:most]))
 
     def _row(self, live: LiveRequest, now: float) -> RequestRow:
         current, began = live.migration.current, live.recovery.epoch_began_at

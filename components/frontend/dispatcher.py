@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from components.frontend.admin import FrontendAdmin
 from components.frontend.assigner import Assigner
+from components.frontend.deferral import submit_in_turn
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.prefill_jobs import PrefillJobs
@@ -71,7 +72,7 @@ class BusDispatcher:
         self.table = self.table_type(self._link, fleet, assigner, tasks, self._deadlines, jobs)
         executor = MigrationExecutor(self.table, self._link)
         self.migrations = MigrationScheduler(self.table, executor, self._link, fleet, tasks)
-        self._admin = FrontendAdmin(bus, subjects, lease, self.migrations, tasks)
+        self.admin = FrontendAdmin(bus, subjects, lease, self.migrations, tasks)
 
     async def start(self) -> None:
         """Begin to listen. Call once, before the first request."""
@@ -79,7 +80,7 @@ class BusDispatcher:
         await self.table.remote_prefill.start()
         self.migrations.start()
         self.table.trials.start()
-        await self._admin.start()
+        await self.admin.start()
         self._fleet.subscribe(self._on_fleet_change)
         self._tasks.spawn("silent and overdue requests", self._watch_time())
         self._tasks.spawn("assigner", self._assigner.run())
@@ -90,6 +91,9 @@ class BusDispatcher:
         return len(self.table.requests)
 
     async def submit(self, request: Request) -> None:
+        submit_in_turn(lambda: self._add(request))
+
+    def _add(self, request: Request) -> None:
         # State that even one of the engines cannot rebuild is lost: the request may go there.
         forgotten = {name for each in self._fleet.view.members() if each.engine for name in each.engine.forgotten}
         self.table.add(replace(request, survival=request.survival.without(forgotten)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -38,6 +39,10 @@ class Placer:
         """The workers that are avoided because they failed requests lately."""
         self._fleet_changed = asyncio.Event()
         """Set at the next change of the fleet, and then replaced."""
+        self.waiting = 0
+        """Number of requests that wait for a worker."""
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when a request begins to wait."""
 
     def fleet_changed(self) -> None:
         """Have requests that wait for a worker ask again."""
@@ -62,8 +67,13 @@ class Placer:
             remaining = begin + deadline_s - time.monotonic()
             if worker is not None or remaining <= 0 or not self._requests.is_live(live):
                 return worker
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(remaining, self.deadlines.ask_again_s))
+            self.waiting += 1
+            try:
+                self.on_wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(remaining, self.deadlines.ask_again_s))
+            finally:
+                self.waiting -= 1
 
     async def reassign(self, live: LiveRequest, worker: str) -> None:
         """Have the request charged to this worker, which was chosen without asking."""

@@ -31,7 +31,7 @@ from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
-from dynamo_local.monitor.families import MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
+from dynamo_local.monitor.families import HOLD_SECONDS, MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.metrics import Distribution, ModelState, Sample, samples
 from dynamo_local.process.context import ServiceContext
@@ -140,6 +140,8 @@ class Frontend(Service):
             migrations = model.dispatcher.migrations.statistics
             yield Distribution(MIGRATION_GAP_SECONDS, (model.name,), migrations.gap_s)
             yield Distribution(MIGRATION_GAP_STEPS, (model.name,), migrations.gap_steps)
+        for series, histogram in self.served.table.hold_times.histograms.items():
+            yield Distribution(HOLD_SECONDS, series, histogram)
 
     def _make_server(self) -> HttpServer:
         from dynamo_local.engine.vllm.frontend.server import HttpServer

@@ -20,6 +20,7 @@ from components.workers.exclusivity import Exclusivity
 from components.workers.kv_puller import KvPuller
 from components.workers.kv_source import KvSource
 from components.workers.migration_target import MigrationTarget
+from components.workers.parking import Parking
 from components.workers.requests.admission import Admission
 from components.workers.requests.counters import Counters
 from components.workers.requests.epoch_events import EpochEvents, EpochListener
@@ -62,6 +63,7 @@ class EngineService:
     ) -> None:
         self._context = context
         self._engine = engine
+        self.parking = Parking(context.announcer, engine)
         self._stalls = StallWatch(context.announcer, engine, stall_s)
         self._frontend_liveness = FrontendLiveness(context.tasks, frontend_grace_s, self._forget_frontend)
         self._outbox = Outbox()
@@ -70,11 +72,16 @@ class EngineService:
         self._queue_head = QueueHead()
         self._sender = TokenSender(context)
         self._kv_puller = KvPuller(context, engine)
-        self._kv_source = KvSource(context, engine)
+        self._kv_source = KvSource(context, engine, self._is_parked)
         self._admission = Admission(context.tasks, engine, self._kv_puller, self._is_open, self._reject)
         self._epoch_events = EpochEvents()
         self._migration_target = MigrationTarget(
-            context, engine, self._kv_puller, self._epoch_events, lambda: len(self._outbox.running())
+            context,
+            engine,
+            self._kv_puller,
+            self._epoch_events,
+            running=lambda: len(self._outbox.running()),
+            is_parked=self._is_parked,
         )
         self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._migration_target.is_warming)
         self._fleet = FleetWatch(context.bus, context.subjects)
@@ -92,6 +99,7 @@ class EngineService:
         context = self._context
         context.tasks.on_failure(lambda _: self._abandon())
         self._fleet.subscribe(self._on_fleet_change)
+        self.parking.on_wake(self._awake)
         await self._fleet.start()
         context.tasks.spawn("fleet", self._fleet.run())
         context.announcer.note(counts=self._counters.counts)
@@ -130,6 +138,27 @@ class EngineService:
             await self._send_error(request, frontend, "the worker was shut down", refused=True)
         await self._until(lambda: len(self._outbox) == 0, _ACKNOWLEDGED_WITHIN_S)
 
+    def why_busy(self) -> str | None:
+        """Say why the engine cannot pause; None if it can."""
+        state = self._context.announcer.presence.state
+        if self._draining or state != "ready":
+            return f"the worker is {'draining' if self._draining else state}"
+        if self._outbox.running() or self._admission.is_submitting:
+            return "it has requests"
+        if self._outbox.held():
+            return "it keeps finished prefills that have not been fetched"
+        if self._context.announcer.presence.exclusive is not None:
+            return "it is set apart for one request"
+        return "requests are to move to it" if self._migration_target.is_expecting() else None
+
+    def _is_parked(self) -> bool:
+        return self.parking.resting
+
+    def _awake(self) -> None:
+        # What waited for the engine has not been stalled by it.
+        self._stepped_at = time.monotonic()
+        self._report_idle()
+
     def stop(self) -> None:
         """Stop using the engine, which is about to be closed."""
         for task in self._engine_tasks:
@@ -157,7 +186,9 @@ class EngineService:
             case Unpin():
                 await self._engine.unpin(work.pins)
             case AskExclusive():
-                self._exclusivity.ask(work)
+                # Frontends ask routable workers; one that asks again finds another, or this one awake.
+                if not self.parking.resting:
+                    self._exclusivity.ask(work)
             case EndExclusive():
                 self._exclusivity.end(work)
 
@@ -184,7 +215,16 @@ class EngineService:
         if len(self._outbox.running()) == 1:
             # An idle engine makes no steps: a stall is counted from the first request on.
             self._stepped_at = time.monotonic()
-        await self._admission.take(work, warm)
+        if self.parking.resting:
+            # Not awaited: other messages are not to wait.
+            self._context.tasks.spawn(f"wake for {request}", self._wake_and_admit(request, work, warm))
+        else:
+            await self._admission.take(work, warm)
+
+    async def _wake_and_admit(self, request: RequestEpoch, work: Submit, warm: RequestEpoch | None) -> None:
+        await self.parking.wake()
+        if self._is_open(request):
+            await self._admission.take(work, warm)
 
     async def _reject(
         self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
@@ -252,7 +292,8 @@ class EngineService:
             self._stepped_at = time.monotonic()
             self._counters.computed(step.deltas)
             self._queue_head.stepped(step.deltas)
-            self._context.announcer.note(load=self._load(step), counts=self._counters.counts)
+            load = None if self.parking.resting else self._load(step)
+            self._context.announcer.note(load=load, counts=self._counters.counts)
             await self._send(step)
 
     def _load(self, step: Step) -> Load | None:
@@ -307,13 +348,15 @@ class EngineService:
         """Look after the engine until cancelled. Raises EngineError when it hangs."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _LOOK_EVERY_S))
-            await self._stalls.look(time.monotonic(), self._stepped_at, running=bool(self._outbox.running()))
+            # A parked engine makes no steps, even while a request waits for it to wake.
+            running = bool(self._outbox.running()) and not self.parking.resting
+            await self._stalls.look(time.monotonic(), self._stepped_at, running=running)
             self._report_idle()
             self._exclusivity.look()
 
     def _report_idle(self) -> None:
         """Announce an empty load if no request is left: an engine without requests makes no steps, and reports none."""
-        if self._outbox.running():
+        if self._outbox.running() or self.parking.resting:
             return
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:

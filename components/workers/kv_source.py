@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
@@ -14,11 +15,15 @@ _log = logging.getLogger(__name__)
 
 
 class KvSource:
-    """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), or when its time is over."""
+    """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), or when its time is over.
 
-    def __init__(self, context: ServiceContext, engine: Engine) -> None:
+    `is_parked`: whether the engine is not to be asked, and has nothing cached.
+    """
+
+    def __init__(self, context: ServiceContext, engine: Engine, is_parked: Callable[[], bool]) -> None:
         self._context = context
         self._engine = engine
+        self._is_parked = is_parked
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -29,13 +34,16 @@ class KvSource:
     async def _on_cached(self, question: CachedQuestion, answer: Answer) -> None:
         try:
             prefix = self._engine.prefix(question.token_ids, question.cache_salt, question.adapter)
-            cached = 0 if prefix is None else await self._engine.cached(prefix)
+            cached = 0 if prefix is None or self._is_parked() else await self._engine.cached(prefix)
         except EngineError as error:
             _log.warning("a question about cached tokens is not answered: %s", error)
             return
         await answer.send(CachedAnswer(cached * self._block_size()))
 
     async def _on_pin(self, question: PinQuestion, answer: Answer) -> None:
+        if self._is_parked():
+            await answer.send(PinAnswer(0, refused="nothing is cached there: the worker is parked"))
+            return
         # Not awaited: a pin waits for the engine steps under way, and other readers are not to wait for it.
         self._context.tasks.spawn(f"pin {question.pin}", self._pin(question, answer))
 

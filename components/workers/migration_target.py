@@ -45,7 +45,8 @@ _ONE_TOKEN = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature":
 
 
 class MigrationTarget:
-    """The destination's side on one worker. `running` returns its number of unfinished requests."""
+    """The destination's side on one worker. `running` returns its number of unfinished requests, `is_parked` whether it
+    is parked."""
 
     def __init__(
         self,
@@ -54,12 +55,14 @@ class MigrationTarget:
         puller: KvPuller,
         watches: EpochEvents,
         running: Callable[[], int],
+        is_parked: Callable[[], bool] = lambda: False,
     ) -> None:
         self._context = context
         self._engine = engine
         self._kv_puller = puller
         self._epoch_events = watches
         self._running = running
+        self._is_parked = is_parked
         self._reservations = Reservations()
         self._warmed = 0
         """Number of warm requests so far; the epoch of the last one."""
@@ -77,6 +80,10 @@ class MigrationTarget:
     def is_warming(self) -> bool:
         """Whether the engine runs warm requests."""
         return bool(self._in_engine)
+
+    def is_expecting(self) -> bool:
+        """Whether room is reserved, or KV is being brought here."""
+        return self._warming > 0 or len(self._reservations) > 0
 
     def close(self) -> None:
         """Reserve no more room: the worker drains."""
@@ -130,6 +137,8 @@ class MigrationTarget:
         """Reserve room. Returns why this is refused, or None."""
         if self._closed:
             return "the worker is draining"
+        if self._is_parked():
+            return "the worker is parked"
         presence = self._context.announcer.presence
         if presence.exclusive is not None:
             return _SET_APART

@@ -49,6 +49,11 @@ class PrefillService:
     def is_on(self) -> bool:
         return self._taking is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether jobs are being claimed or computed."""
+        return self._in_progress > 0
+
     def start(self) -> None:
         """Begin to take jobs."""
         if self._taking is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from components.workers.prefill_service import PrefillService
 from dynamo_local.bus.subscriptions import Answer
@@ -23,15 +24,22 @@ class Roles:
     finishes the others.
     """
 
-    def __init__(self, context: ServiceContext, prefill: PrefillService) -> None:
+    def __init__(
+        self, context: ServiceContext, prefill: PrefillService, is_parked: Callable[[], bool] = lambda: False
+    ) -> None:
         self._context = context
         self._prefill = prefill
+        self._is_parked = is_parked
         self._changing = asyncio.Lock()
         self._ended = False
 
     @property
     def role(self) -> str:
         return self._context.announcer.presence.role
+
+    @property
+    def is_changing(self) -> bool:
+        return self._changing.locked()
 
     async def start(self) -> None:
         """Act in the role that this process was started in. Raises EngineError if its engine cannot."""
@@ -68,6 +76,8 @@ class Roles:
             return RoleAnswer(role)
 
     def _why_not(self, role: str) -> str | None:
+        if self._is_parked():
+            return "the worker is parked"
         if not any(service.role == PREFILL_ROLE for service in self._context.graph.services):
             return "the graph has no prefill workers, and so no prefill queue"
         if role not in (PREFILL_ROLE, DECODE_ROLE):

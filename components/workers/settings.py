@@ -15,6 +15,7 @@ from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
 from dynamo_local.engine.vllm.tuning import TuningSettings
+from dynamo_local.engine.vllm.weights.settings import WeightSettings
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
@@ -65,8 +66,8 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    own = (schema_of(settings) for settings in (WorkerSettings, TuningSettings, MockerSettings, LocalUserSettings))
-    return combine(*own, engine_schema(), adapter_schema())
+    settings = (WorkerSettings, TuningSettings, WeightSettings, MockerSettings, LocalUserSettings)
+    return combine(*map(schema_of, settings), engine_schema(), adapter_schema())
 
 
 def preload_of(config: Mapping[str, Any]) -> str | None:
@@ -99,6 +100,8 @@ def make_engine(context: ServiceContext) -> Engine:
         grammar_timeout_s=settings.grammar_timeout_s,
         tasks=context.tasks,
         listed=_listed_adapters(context),
+        # Workers of endpoints alone are parked.
+        parks=bool(context.watcher.revision),
     )
 
 

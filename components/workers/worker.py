@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from components.workers.engine_service import EngineService
+from components.workers.parking_orders import ParkingOrders
 from components.workers.prefill_service import PrefillService
 from components.workers.roles import Roles
 from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
@@ -39,7 +40,10 @@ class VllmWorker(Service):
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
         self._engine_service = EngineService(context, self._engine, stall_s=self._settings.stall_timeout_s)
-        self._roles = Roles(context, PrefillService(context, self._engine_service, self._settings.prefill_batch))
+        parking = self._engine_service.parking
+        prefill = PrefillService(context, self._engine_service, self._settings.prefill_batch)
+        self._roles = Roles(context, prefill, lambda: parking.resting)
+        self._parking_orders = ParkingOrders(context, parking, self._engine_service.why_busy, self._roles, prefill)
 
     @async_on_start
     async def start(self) -> None:
@@ -54,11 +58,13 @@ class VllmWorker(Service):
         announcer.update(engine=info)
         await self._engine_service.start()
         await self._roles.start()
+        await self._parking_orders.start()
 
     @async_on_shutdown
     async def stop(self) -> None:
         """Finish the requests under way, then end the engine's processes. Those of a failed engine are killed at once:
         they may no longer react."""
+        self._parking_orders.stop()
         await self._roles.stop()
         await self._engine_service.drain(self._settings.drain_timeout_s)
         self._engine_service.stop()

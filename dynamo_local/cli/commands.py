@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("role", "workers.role", "Change the ROLE of a worker to prefill or decode."),
         Entry("migrate", "requests.migrate", "Migrate running requests to another worker."),
         Entry("planner", "workers.planner", "Add and remove workers with the load, until interrupted."),
-        Entry("endpoint", "endpoints.endpoint", "Create, show, change and delete the endpoints of a server."),
+        Entry("endpoint", "endpoints.endpoint", "Create, show, change, park, wake and delete endpoints."),
         Entry("config", "server.config", "Show or change the live settings of a server."),
     ),
     "Set up": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynamo_local.core.errors import ConfigError, UsageError
 
@@ -131,6 +131,11 @@ class Watcher:
     def __str__(self) -> str:
         base = "_".join(part for part in (self.namespace, self.revision, self.service) if part)
         return base if self.index == 0 else f"{base}_{self.index}"
+
+    @property
+    def first(self) -> Watcher:
+        """The watcher with index 0 of the same service: all that are configured alike have the same one."""
+        return replace(self, index=0)
 
 
 def parse_watcher(name: str) -> Watcher:
@@ -267,6 +272,10 @@ class Subjects:
     def role(self, lease: str) -> str:
         """Tells a worker to change its role (request and answer)."""
         return f"{self._root}.role.{lease}"
+
+    def parking(self, lease: str) -> str:
+        """Tells a worker to park, or to take requests again (request and answer)."""
+        return f"{self._root}.parking.{lease}"
 
     @property
     def holds(self) -> str:

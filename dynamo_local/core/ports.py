@@ -105,6 +105,17 @@ class Engine(Protocol):
     async def step(self) -> Step:
         """Wait for the outcome of the next step. Raises EngineError once the engine is dead."""
 
+    async def park(self, deadline_s: float) -> None:
+        """Empty the KV cache, and give its memory back to the system; on GPUs, move the weights to the host's memory.
+        Afterwards the engine uses no CPU. Until `wake`, nothing but `step`, `waited_s`, `wake` and `close` is called.
+
+        Raises EngineError if requests are under way, if blocks are kept for readers, or if that takes longer than
+        `deadline_s`. Then the engine is as it was, or `wake` makes it so.
+        """
+
+    async def wake(self, deadline_s: float) -> None:
+        """Take requests again. Changes nothing if the engine is not parked. Raises EngineError if it cannot."""
+
     async def waited_s(self) -> float:
         """Total time for which the engine's threads have waited for a core, in seconds. Grows while they wait."""
 

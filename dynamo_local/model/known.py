@@ -34,7 +34,7 @@ def vllm_architectures() -> frozenset[str] | None:
 
 @cache
 def vllm_pooling() -> frozenset[str] | None:
-    """Those of these architectures that do not generate: they answer with embeddings, classes or scores."""
+    """Return the architectures among these that do not generate: they answer with embeddings, classes or scores."""
     found = [
         name
         for statement in _statements("vllm", _REGISTRY)

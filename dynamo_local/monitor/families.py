@@ -60,6 +60,13 @@ PREFILL_S = Metric(
 )
 IN_FLIGHT = Metric("dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet", ("model",))
 HELD = Metric("dynamo_frontend_requests_held", "gauge", "Requests that wait for a first worker", ("model",))
+HOLD_SECONDS = Metric(
+    "dynamo_frontend_hold_seconds",
+    "histogram",
+    "Time for which requests waited so. `woken`: how the endpoint was idle (parked, asleep), or no; `outcome`: served, "
+    "refused, or left by the client",
+    ("model", "woken", "outcome"),
+)
 PREFILLS = Metric(
     "dynamo_prefills_total", "counter", "Decisions about remote prefill, by outcome", ("model", "outcome")
 )
@@ -96,6 +103,9 @@ ENDPOINT_STATE = Metric(
 )
 ENDPOINT_WANTED = Metric(
     "dynamo_endpoint_wanted_workers", "gauge", "Number that the endpoint's workers are brought to", ("model", "role")
+)
+ENDPOINT_PARKED = Metric(
+    "dynamo_endpoint_parked_workers", "gauge", "Workers of the endpoint that are parked", ("model",)
 )
 ENDPOINT_READY = Metric(
     "dynamo_endpoint_ready_workers", "gauge", "Workers of the endpoint that take requests", ("model", "role")

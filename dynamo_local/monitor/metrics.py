@@ -19,6 +19,7 @@ from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presen
 from dynamo_local.core.migration.protocol import REASONS, MigrationOutcome
 from dynamo_local.monitor.families import (
     ASSIGNMENTS,
+    ENDPOINT_PARKED,
     ENDPOINT_READY,
     ENDPOINT_STATE,
     ENDPOINT_WANTED,
@@ -160,6 +161,7 @@ def _of_endpoint(endpoint: EndpointView) -> Iterator[Sample]:
     role = DECODE_ROLE if spec.disaggregated else AGGREGATED_ROLE
     yield Sample(ENDPOINT_WANTED, (spec.name, role), status.wanted)
     yield Sample(ENDPOINT_READY, (spec.name, role), status.ready)
+    yield Sample(ENDPOINT_PARKED, (spec.name,), status.parked)
     if spec.disaggregated:
         yield Sample(ENDPOINT_WANTED, (spec.name, PREFILL_ROLE), status.wanted_prefill)
         yield Sample(ENDPOINT_READY, (spec.name, PREFILL_ROLE), status.ready_prefill)
@@ -225,7 +227,7 @@ def _of_planner(report: PlannerReport) -> Iterator[Sample]:
         },
     )
     for role in report.roles:
-        for standing in ("routable", "starting", "retiring"):
+        for standing in ("routable", "starting", "parked", "retiring"):
             yield Sample(PLANNER_WORKERS, (role.role, standing), getattr(role, standing))
         yield from _known((role.role,), {PLANNER_KV_USAGE: role.usage})
     for each in report.endpoints:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.monitor.families import IN_FLIGHT
+from dynamo_local.monitor.families import HELD, IN_FLIGHT
 from dynamo_local.monitor.rates import Rates
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class FrontendFigures:
     """Means over the last seconds (`rates.WINDOW_S`). None: unknown, or no request in that time."""
 
     in_flight: int | None = None
+    held: int | None = None
+    """Requests that wait for a worker to be ready; they are not among `in_flight`."""
     requests_per_s: float | None = None
     """Finished requests per second."""
     ttft_s: float | None = None
@@ -66,9 +68,10 @@ class FrontendReader:
         for counter in _COUNTERS:
             if counter in totals:
                 self._rates.note((owner, counter), totals[counter], now)
-        in_flight = totals.get(IN_FLIGHT.name)
+        in_flight, held = totals.get(IN_FLIGHT.name), totals.get(HELD.name)
         return FrontendFigures(
             in_flight=None if in_flight is None else int(in_flight),
+            held=None if held is None else int(held),
             requests_per_s=self._rates.rate((owner, _FINISHED), now),
             ttft_s=self._mean(owner, _TTFT, now),
             inter_token_s=self._mean(owner, _ITL, now),
@@ -85,7 +88,7 @@ def totals_by_model(text: str) -> dict[str, dict[str, float]]:
 
     Raises ValueError for other text.
     """
-    wanted = {*_COUNTERS, IN_FLIGHT.name}
+    wanted = {*_COUNTERS, IN_FLIGHT.name, HELD.name}
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

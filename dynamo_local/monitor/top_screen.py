@@ -88,6 +88,7 @@ def _migrations(counts: MigrationCounts) -> list[str]:
 def _figures(figures: FrontendFigures) -> list[str]:
     return [
         f"{shown_number(figures.in_flight)} in flight",
+        *([f"{figures.held} held"] if figures.held else []),
         f"{shown_number(figures.requests_per_s, '.1f')} req/s",
         f"TTFT {shown_seconds(figures.ttft_s)}",
         f"ITL {shown_seconds(figures.inter_token_s)}",

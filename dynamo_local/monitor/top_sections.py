@@ -15,7 +15,10 @@ from dynamo_local.monitor.top_view import EndpointRow, TopView, WorkerRow
 
 UNKNOWN = "-"
 STYLES = {
-    **dict.fromkeys(("starting", "draining", "revoked", "waiting", "fetching", "updating", "deleting"), "yellow"),
+    **dict.fromkeys(
+        ("starting", "draining", "revoked", "waiting", "fetching", "waking", "updating", "deleting"), "yellow"
+    ),
+    **dict.fromkeys(("parked", "asleep"), "blue"),
     "ready": "green",
     "failed": "red",
 }
@@ -77,10 +80,14 @@ def _figures(row: EndpointRow) -> Iterator[str]:
         yield f"adapter of {row.adapter_of}"
     else:
         yield f"{row.ready} of {row.wanted} {'worker' if row.wanted == 1 else 'workers'}"
+    if row.parked:
+        yield f"{row.parked} parked"
     if row.wanted_prefill or row.ready_prefill:
         yield f"{row.ready_prefill} of {row.wanted_prefill} prefill"
     if row.frontend is not None:
         yield f"{shown_number(row.frontend.in_flight)} in flight"
+        if row.frontend.held:
+            yield f"{row.frontend.held} held"
     if row.tokens_per_s is not None:
         yield f"{row.tokens_per_s:.0f} tok/s"
     if row.kv_usage is not None:

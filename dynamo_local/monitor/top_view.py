@@ -80,6 +80,8 @@ class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueLength | None
     planned: tuple[EndpointReport, ...] = ()
     """What the planner decides about its workers, by role; none of those whose number is fixed."""
+    parked: int = 0
+    """Number of parked workers."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +194,7 @@ def _endpoint(
         frontend=models.get(spec.name),
         queue=_together(lengths),
         planned=() if planner is None else tuple(each for each in planner.endpoints if _is_planned(each, spec.name)),
+        parked=status.parked,
     )
 
 

@@ -5,21 +5,16 @@ Reads only: a stream that does not exist is not created. What cannot be read is 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Subjects
-from dynamo_local.core.planning.observation import Observation, QueueReading, observe
-from dynamo_local.log_once import LogOnce
+from dynamo_local.core.planning.observation import Observation, observe
+from dynamo_local.planner.queue_reader import QueueReader
 from dynamo_local.planner.server_state import StateReader
-
-_log = logging.getLogger(__name__)
 
 
 class FleetMetrics:
@@ -45,14 +40,13 @@ class FleetMetrics:
         self._state = state
         self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
         self._taken = taken
-        self._queue = PrefillQueue(bus, subjects)
+        self._queue = QueueReader(bus, subjects)
         self._clock = clock
-        self._failure = LogOnce(_log)
 
     async def pull(self) -> Observation:
         """Return an observation of the fleet now. Raises NotRunningError when the server has ended."""
         state = await self._state.read()
-        queue = await self._queue_length()
+        queue = await self._queue.read() if PREFILL_ROLE in self._templates else None
         if not self._bus.connected:
             # After the awaits above, during which the connection may have been lost.
             state = None
@@ -67,14 +61,3 @@ class FleetMetrics:
             inventory=None if state is None else state.inventory,
             taken=0 if state is None else max(state.devices_of_endpoints, self._taken()),
         )
-
-    async def _queue_length(self) -> QueueReading | None:
-        if PREFILL_ROLE not in self._templates or not self._bus.connected:
-            return None
-        try:
-            length = await self._queue.length()
-        except BusError as error:
-            self._failure.warn(f"the prefill queue cannot be read: {error}")
-            return None
-        self._failure.clear()
-        return QueueReading(length.waiting, length.in_hand)

@@ -168,6 +168,7 @@ def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:
         routable=sum(worker.standing == "routable" for worker in workers),
         starting=sum(worker.standing == "starting" for worker in workers),
         retiring=sum(worker.standing == "retiring" for worker in workers),
+        parked=sum(worker.standing == "parked" for worker in workers),
         running=sum(reading.running for reading in readings) if readings else None,
         waiting=sum(reading.waiting for reading in readings) if readings else None,
         usage=mean(reading.kv_usage for reading in readings),

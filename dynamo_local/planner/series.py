@@ -14,7 +14,7 @@ from dynamo_local.core.planning.decision import Decision, Verdict, describe
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
 from dynamo_local.core.planning.policies.dynamo import kv_load
 
-STANDINGS = ("routable", "starting", "retiring")
+STANDINGS = ("routable", "starting", "parked", "retiring")
 
 
 def of_observation(observation: Observation) -> dict[str, float]:

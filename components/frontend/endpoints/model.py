@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from components.frontend.assigner import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.dispatcher import BusDispatcher
+from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
 from components.frontend.migration.rebalancer import Rebalancer
 from components.frontend.prefill_jobs import PrefillJobs
@@ -18,7 +19,7 @@ from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.live_settings import LiveSettingsWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
-from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
@@ -108,6 +109,8 @@ class ServedModel:
         self._application = make(plan.config, scope.private_dir, self.dispatcher)
         self.entry = entry or ModelEntry(plan.names, self.why_no_worker)
         self.entry.limits, self.entry.on_change = limits_of(settings, plan.config), self._on_sequences
+        self.dispatcher.admin.held = self.entry.held_rows
+        self.dispatcher.table.placer.on_wait = self.entry.look
         self.fleet.subscribe(lambda _: self.entry.look())
         self.names = plan.names
         """Names of the model and its adapters, as the application has them."""
@@ -179,11 +182,22 @@ class ServedModel:
         """Return why the model takes no requests, or None."""
         return None if self.fleet.view.ready() else "no worker is ready"
 
+    @property
+    def workers(self) -> WorkersHere:
+        """The model's workers, as this frontend sees them."""
+        view = self.fleet.view
+        parked = any(each.state == "parked" and each.role in WORKER_ROLES for each in view.members())
+        return WorkersHere(parked, bool(view.ready()), self.dispatcher.table.placer.waiting > 0)
+
     async def _learn_names(self) -> None:
         self.names = tuple(card["id"] for card in await self._application.cards())
 
     def _on_sequences(self) -> None:
-        if self._noting is None:
+        told = self.scope.announcer.presence.counts or Counts()
+        if (self.entry.line.sequences and not told.held) or (self.entry.demand and not told.in_flight):
+            # The server acts on requests that wait, and gives away the devices of an endpoint without requests.
+            self.scope.announcer.update(counts=self._counts())
+        elif self._noting is None:
             self._noting = asyncio.get_running_loop().call_later(_NOTE_AFTER_S, self._note)
 
     def _on_migrations(self, counts: MigrationCounts) -> None:
@@ -192,8 +206,10 @@ class ServedModel:
 
     def _note(self) -> None:
         self._noting = None
-        counts = Counts(migrations=self._migrations, in_flight=self.entry.demand)
-        self.scope.announcer.note(counts=counts)
+        self.scope.announcer.note(counts=self._counts())
+
+    def _counts(self) -> Counts:
+        return Counts(migrations=self._migrations, in_flight=self.entry.demand, held=self.entry.line.sequences)
 
     def _record(self, event: Event) -> None:
         scope = self.scope

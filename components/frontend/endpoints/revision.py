@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from components.frontend.endpoints.model import MakeApplication, ModelPlan, ModelScope, ServedModel
+from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart
@@ -53,7 +54,7 @@ class FrontendIdentity:
             self.lease,
             os.getpid(),
             "starting",
-            counts=Counts(in_flight=0),
+            counts=Counts(in_flight=0, held=0),
             started_at=time.monotonic(),
         )
         return ModelScope(bus, subjects, self.lease, TaskGuard(), Announcer(bus, subjects, presence), self.private_dir)
@@ -95,6 +96,13 @@ class ServedRevision:
         built = () if self.model is None else self.model.names
         adapters = tuple(adapter.name for adapter in self.listed.adapters)
         return tuple(dict.fromkeys((*self.listed.served_names, *adapters, *built)))
+
+    @property
+    def workers(self) -> WorkersHere:
+        """The revision's workers, as this frontend sees them."""
+        if self._failure is not None:
+            return WorkersHere(ready=True)
+        return WorkersHere() if self.model is None else self.model.workers
 
     async def run(self, on_names: Callable[[], None]) -> None:
         """Serve the revision until it is given up. A failure of its application is announced, not raised.
@@ -197,6 +205,8 @@ class ServedRevision:
             return self._failure
         if self.model is None:
             return f"the frontend prepares for it: {self._detail}" if self._detail else "the frontend prepares for it"
+        if self.listed.yields:
+            return f"it {self.listed.yields}"
         return self.model.why_no_worker()
 
     def _progress(self, detail: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from components.frontend.endpoints.model import MakeApplication, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity, ServedRevision, told
+from components.frontend.endpoints.waking import ServedEndpoint, WorkersHere
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.http.waking import Waking
 from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
-from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
+from dynamo_local.core.names import Subjects, endpoint_of
 from dynamo_local.tasks import TaskGuard
 from state.paths import StatePaths
 
@@ -38,7 +40,8 @@ class ServedModels:
         self._limits = limits
         self._absent: dict[str, ModelEntry] = {}
         """What is known of endpoints without a revision that takes requests. Requests that are held count there."""
-        self._status: dict[str, EndpointStatus] = {}
+        self._views: dict[str, EndpointView] = {}
+        self._wakings: dict[str, Waking] = {}
         self._revisions: dict[str, ServedRevision] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._took: frozenset[str] = frozenset()
@@ -57,16 +60,21 @@ class ServedModels:
         self.board = board
         known = standings(board, self._took)
         self._took = frozenset(name for name in known if name in self._took or known[name] is Standing.TAKES)
-        status = self._status = {view.spec.name: view.status for view in board.endpoints}
+        self._views = {view.spec.name: view for view in board.endpoints}
         listed = {each.revision: each for each in board.revisions}
         for revision in [revision for revision in self._revisions if revision not in listed]:
             self._revisions.pop(revision).give_up()
         for each in listed.values():
             served = self._revisions.get(each.revision) or self._begin(each)
-            served.follow(each, known[each.revision], status.get(endpoint_of(each.revision)))
+            view = self._views.get(endpoint_of(each.revision))
+            served.follow(each, known[each.revision], None if view is None else view.status)
         self.table.replace(self._entries())
-        for name in self._absent.keys() - self._status.keys():
+        for name in self._absent.keys() - self._views.keys():
             del self._absent[name]
+        for waking in self._wakings.values():
+            waking.look()
+        for name in self._wakings.keys() - self._views.keys() - {endpoint_of(each) for each in self._revisions}:
+            del self._wakings[name]
 
     def refresh(self) -> None:
         """Take over names of models that have become known."""
@@ -90,6 +98,7 @@ class ServedModels:
         graph = self._paths.graph_of(listed.revision)
         served = ServedRevision(self._identity, listed, graph, self._make, self._limits)
         self._revisions[listed.revision] = served
+        self._may_wake(served.entry, endpoint_of(listed.revision))
         before = self._running.get(listed.revision)
         name = f"revision {listed.revision}"
         self._running[listed.revision] = self._tasks.spawn(name, self._run(served, listed.revision, before))
@@ -130,14 +139,41 @@ class ServedModels:
             return [_card(each, view) for each in names]
 
         def why_not() -> str:
-            return told(name, self._status[name]) if name in self._status else f"endpoint {name} is deleted"
+            return told(name, self._views[name].status) if name in self._views else f"endpoint {name} is deleted"
 
         def comes() -> bool:
-            return name in self._status and is_coming(self._status[name])
+            return name in self._views and is_coming(self._views[name].status)
 
-        entry = self._absent.setdefault(name, ModelEntry(names, why_not, self._limits, comes=comes))
+        entry = self._absent.get(name)
+        if entry is None:
+            entry = self._absent[name] = ModelEntry(names, why_not, self._limits, comes=comes)
+            self._may_wake(entry, view.spec.adapter_of or name)
         entry.names, entry.cards = names, cards
         return entry
+
+    def _may_wake(self, entry: ModelEntry, endpoint: str) -> None:
+        """Have the endpoint woken for requests that are held at this entry."""
+        waking = self._wakings.get(endpoint)
+        if waking is None:
+            identity = self._identity
+            waking = self._wakings[endpoint] = Waking(
+                ServedEndpoint(
+                    endpoint,
+                    identity.bus,
+                    Subjects(identity.watcher.namespace),
+                    lambda: self._views.get(endpoint),
+                    lambda: self._workers_of(endpoint),
+                ),
+                self._tasks.spawn,
+            )
+        entry.waking = waking
+        waking.lines.add(entry.line)
+
+    def _workers_of(self, endpoint: str) -> WorkersHere:
+        for revision, served in self._revisions.items():
+            if served.standing is Standing.TAKES and endpoint_of(revision) == endpoint:
+                return served.workers
+        return WorkersHere()
 
 
 def _names(view: EndpointView) -> tuple[str, ...]:

@@ -160,8 +160,8 @@ class HttpGate:
         fields = read_fields(body)
         if isinstance(fields, Refusal):
             return fields
-        request = GenerationRequest(scope, fields, route.streams and fields.get("stream") is True)
-        return await self._generations.serve(request, replayed(body, receive), receive, send, self._renamed)
+        request = GenerationRequest(scope, body, fields, route.streams and fields.get("stream") is True)
+        return await self._generations.serve(request, receive, send, self._renamed)
 
     def _renamed(self, send: Send) -> Send:
         return with_setting_names(send, self._names.service, self._names.settings)

@@ -1,22 +1,28 @@
-"""Requests that generate: admitted to their model, held while that has no worker, and passed on to it."""
+"""Requests that generate: admitted to their model, held while that has no worker, and passed on to it.
+
+A request that is to be held is examined first by the model's application, as far as that is built. What is wrong with
+it is known then before anything is woken for it, and when a worker is ready its prompt is tokenized already.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from components.frontend.http.body import ClientGoneError
+from components.frontend.http.body import ClientGoneError, replayed
+from components.frontend.http.calls import EarlyCall
 from components.frontend.http.early_errors import with_early_errors
 from components.frontend.http.held import EarlyAnswer, watched
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.outgoing import with_stream_headers
+from components.frontend.http.outgoing import with_retry_after, with_stream_headers
 from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, Wait, next_step, refused
+from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +39,45 @@ class GenerationRequest:
     """A request that generates. `fields`: of its body. `streams`: it asks for a stream of events."""
 
     scope: Scope
+    body: bytes
     fields: dict[str, Any]
     streams: bool
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and the way to its client. `after_body` gives what comes after the body. `changed` makes the changes of
+    answers."""
+
+    request: GenerationRequest
+    after_body: Receive
+    early: EarlyAnswer
+    changed: Callable[[Send], Send]
+
+    def receive(self) -> Receive:
+        """Return a `receive` for an application, which begins with the body."""
+        return replayed(self.request.body, self.after_body)
+
+    def send(self) -> Send:
+        """Return a `send` for an application."""
+        outgoing = with_retry_after(self.changed(self.early), RETRY_NO_WORKER_S)
+        return with_early_errors(with_stream_headers(outgoing))
+
+
+@dataclass
+class _Place:
+    """Where a request is held now."""
+
+    held: Held
+    entry: ModelEntry
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """A request that was held has entered this model, which is not always the one that it came to."""
+
+    entry: ModelEntry
+    sequences: int
 
 
 class Generations:
@@ -49,100 +92,161 @@ class Generations:
         self.under_way = 0
 
     async def serve(
-        self,
-        request: GenerationRequest,
-        receive: Receive,
-        after_body: Receive,
-        send: Send,
-        changed: Callable[[Send], Send],
+        self, request: GenerationRequest, after_body: Receive, send: Send, changed: Callable[[Send], Send]
     ) -> Refusal | None:
         """Have the model that the request asks for answer it. Return a refusal instead if it is not admitted.
 
-        `receive` gives the body again, `after_body` only what comes after it. `changed` makes the changes of answers.
-        Raises ClientGoneError.
+        `after_body` and `changed` as in Exchange. Raises ClientGoneError.
         """
         admitted = self._admit(request)
         if isinstance(admitted, Refusal):
             return admitted
         entry, demand = admitted
         unready = self._unready(entry)
-        if unready is not None and (why := refused(unready, len(entry.line), entry.limits)) is not None:
+        if unready is not None and (why := self._refused(entry, unready)) is not None:
             return unavailable(why)
-        early = EarlyAnswer(send, request.scope["path"])
+        exchange = Exchange(request, after_body, EarlyAnswer(send, request.scope["path"]), changed)
         self.under_way += 1
+        # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
+        entry.enter(demand.sequences)
         try:
-            if unready is None:
-                # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
-                entry.enter(demand.sequences)
-            else:
-                found = await self._hold(request, entry, demand, after_body, early)
-                if isinstance(found, Refusal):
-                    return await early.refuse(found)
-                entry, demand = found
-            await self._run(request, entry, demand, receive, early, changed)
+            if unready is not None:
+                return await self._serve_later(exchange, entry, demand)
+            await self._run(exchange, _Entered(entry, demand.sequences))
         finally:
             self.under_way -= 1
         return None
 
-    async def _run(
-        self,
-        request: GenerationRequest,
-        entry: ModelEntry,
-        demand: Demand,
-        receive: Receive,
-        early: EarlyAnswer,
-        changed: Callable[[Send], Send],
-    ) -> None:
+    async def _run(self, exchange: Exchange, entered: _Entered) -> None:
         """Pass on a request that has entered."""
+        entry = entered.entry
         try:
             assert entry.app is not None, "a model without an application is not ready"
-            with early.commented(lambda: _FIRST_TOKEN):
-                outgoing = with_stream_headers(changed(early))
-                await entry.app(request.scope, receive, with_early_errors(outgoing))
+            with exchange.early.commented(lambda: _FIRST_TOKEN):
+                await entry.app(exchange.request.scope, exchange.receive(), exchange.send())
         finally:
+            entry.leave(entered.sequences)
+
+    async def _serve_later(self, exchange: Exchange, entry: ModelEntry, demand: Demand) -> Refusal | None:
+        """Examine a request that has entered a model without a worker, hold it, and pass it on."""
+        async with self._examined(exchange, entry, demand) as call:
+            if call is not None and call.task.done():
+                await call.task
+                return None
+            found = await self._hold(exchange, entry, demand, call)
+            if isinstance(found, Refusal):
+                return await exchange.early.refuse(found)
+            if found is not None:
+                await self._go_on(exchange, found, call)
+        return None
+
+    @asynccontextmanager
+    async def _examined(self, exchange: Exchange, entry: ModelEntry, demand: Demand) -> AsyncIterator[EarlyCall | None]:
+        """Have the application examine a request that has entered, which it then leaves. Gives the call, which has
+        answered the request if something is wrong with it; None: the application is not built yet."""
+        if entry.app is None:
             entry.leave(demand.sequences)
+            yield None
+            return
+        async with EarlyCall(entry.app, exchange.request.scope, exchange.receive(), exchange.send()) as call:
+            try:
+                await call.examined()
+            finally:
+                entry.leave(demand.sequences)
+            yield call
+
+    async def _go_on(self, exchange: Exchange, entered: _Entered, call: EarlyCall | None) -> None:
+        """Pass on a request that was held."""
+        if call is None or call.app is not entered.entry.app:
+            if call is not None:
+                await call.end()
+            await self._run(exchange, entered)
+            return
+        try:
+            with exchange.early.commented(lambda: _FIRST_TOKEN):
+                call.go_on()
+                await call.task
+        finally:
+            await call.end()
+            entered.entry.leave(entered.sequences)
 
     async def _hold(
-        self, request: GenerationRequest, entry: ModelEntry, demand: Demand, after_body: Receive, early: EarlyAnswer
-    ) -> tuple[ModelEntry, Demand] | Refusal:
-        """Hold a request until it has entered its model, which is returned, or is refused. Raises ClientGoneError."""
-        held = Held(demand.sequences, self._clock(), request.streams)
+        self, exchange: Exchange, entry: ModelEntry, demand: Demand, call: EarlyCall | None
+    ) -> _Entered | Refusal | None:
+        """Hold a request until it has entered a model, or is refused. None: its call has answered it after all.
+
+        Raises ClientGoneError.
+        """
+        unready = self._unready(entry)
+        if unready is not None and (why := self._refused(entry, unready)) is not None:
+            return unavailable(why)
+        held = Held(demand.sequences, self._clock(), exchange.request.streams)
+        place = _Place(held, entry)
         entry.hold(held)
         if len(entry.line) == 1:
             _log.info("requests for %s wait: %s", _name(entry), self._why(entry))
+        outcome: _Entered | Refusal | None = None
         try:
-            with watched(after_body) as gone:
-                while True:
-                    step = next_step(held, self._unready(entry), entry.limits, self._clock())
-                    if isinstance(step, Go):
-                        entry.enter(held.sequences)
-                        return entry, Demand(held.sequences)
-                    if isinstance(step, GiveUp):
-                        return unavailable(step.why)
-                    await self._wait(held, entry, step, gone, early)
-                    # The model may have got another revision, with other limits.
-                    found = self._admit(request, entry)
-                    if isinstance(found, Refusal):
-                        return found
-                    if found[0] is not entry:
-                        entry.release(held)
-                        entry, held.sequences = found[0], found[1].sequences
-                        entry.hold(held)
+            with watched(exchange.after_body) as gone:
+                outcome = await self._wait(exchange, place, gone, call)
         finally:
-            entry.release(held)
-            if not len(entry.line):
-                _log.info("no request for %s waits any more", _name(entry))
+            place.entry.release(held)
+            self._note_end(place, outcome)
+        return outcome
 
     async def _wait(
-        self, held: Held, entry: ModelEntry, step: Wait, gone: asyncio.Future[None], early: EarlyAnswer
-    ) -> None:
-        if step.tell:
-            held.told_at = self._clock()
-            await early.tell(f"waiting for a worker of {_name(entry)}: {self._why(entry)}")
-        else:
-            await entry.line.wait(held, gone, step.until - self._clock())
-        if gone.done():
-            raise ClientGoneError
+        self, exchange: Exchange, place: _Place, gone: asyncio.Future[None], call: EarlyCall | None
+    ) -> _Entered | Refusal | None:
+        """Wait until a request that is held may go on, as `_hold`. It is still held when this returns."""
+        held, ends = place.held, [gone] if call is None else [gone, call.task]
+        while True:
+            entry = place.entry
+            held.woken_from = entry.woken_from or held.woken_from
+            step = next_step(held, self._unready(entry), entry.limits, self._clock())
+            if isinstance(step, Go):
+                entry.enter(held.sequences)
+                exchange.early.note_hold(held.woken_from, self._clock() - held.since)
+                return _Entered(entry, held.sequences)
+            if isinstance(step, GiveUp):
+                return unavailable(step.why)
+            if step.tell:
+                held.told_at = self._clock()
+                exchange.early.note_woken(held.woken_from)
+                await exchange.early.tell(f"waiting for a worker of {_name(entry)}: {self._why(entry)}")
+            else:
+                await entry.line.wait(held, ends, step.until - self._clock())
+            if gone.done():
+                raise ClientGoneError
+            if call is not None and call.task.done():
+                await call.task
+                return None
+            if (refusal := self._follow(exchange.request, place)) is not None:
+                return refusal
+
+    def _follow(self, request: GenerationRequest, place: _Place) -> Refusal | None:
+        """Hold a request where its model is now: that may have got another revision, with other limits."""
+        found = self._admit(request, place.entry)
+        if isinstance(found, Refusal):
+            return found
+        if found[0] is not place.entry:
+            place.entry.release(place.held)
+            place.entry, place.held.sequences = found[0], found[1].sequences
+            place.entry.hold(place.held)
+        return None
+
+    def _note_end(self, place: _Place, outcome: _Entered | Refusal | None) -> None:
+        held, model = place.held, _name(place.entry)
+        became = "served" if isinstance(outcome, _Entered) else "refused" if isinstance(outcome, Refusal) else "left"
+        self._models.hold_times.note(model, held.woken_from, became, self._clock() - held.since)
+        if not len(place.entry.line):
+            _log.info("no request for %s waits any more", model)
+
+    def _refused(self, entry: ModelEntry, unready: Unready) -> str | None:
+        """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
+        if (why := refused(unready, len(entry.line), entry.limits)) is None or entry.waking is None:
+            return why
+        entry.waking.knock()
+        return refused(self._unready(entry) or unready, len(entry.line), entry.limits)
 
     def _admit(
         self, request: GenerationRequest, holder: ModelEntry | None = None

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from components.frontend.http.outgoing import with_stream_headers
+from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
 from dynamo_local.core.http.event_streams import comment, error_event
 from dynamo_local.core.http.holding import COMMENT_EVERY_S, Held
 
+WOKEN, HELD_S = b"x-dynamo-woken", b"x-dynamo-held-s"
+"""Headers of answers to requests that were held: how the model's endpoint was idle, and for how many seconds."""
+
 _DISCONNECT = "http.disconnect"
+
+_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Line:
@@ -24,6 +30,11 @@ class Line:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[Held]:
+        """The requests, the oldest first."""
+        return list(self._waiting)
 
     def join(self, held: Held) -> None:
         """Count a request as held."""
@@ -41,14 +52,31 @@ class Line:
             if future is not None and not future.done():
                 future.set_result(None)
 
-    async def wait(self, held: Held, gone: asyncio.Future[None], timeout_s: float) -> None:
-        """Wait until the line is woken, the client has gone, or the time is over."""
+    async def wait(self, held: Held, ends: Collection[asyncio.Future[None]], timeout_s: float) -> None:
+        """Wait until the line is woken, one of `ends` is done, or the time is over."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[held] = future
         try:
-            await asyncio.wait({future, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({future, *ends}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiting[held] = None
+
+
+class HoldTimes:
+    """How long requests were held, by model, by how its endpoint was idle, and by what became of them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], Histogram] = {}
+
+    @property
+    def histograms(self) -> Mapping[tuple[str, str, str], Histogram]:
+        """Seconds by (model, "parked", "asleep" or "no", "served", "refused" or "left")."""
+        return self._found
+
+    def note(self, model: str, woken_from: str, outcome: str, held_s: float) -> None:
+        """Count a request that is held no more."""
+        series = model, woken_from or "no", outcome
+        self._found.setdefault(series, Histogram(_BOUNDS_S)).observe(held_s)
 
 
 @contextmanager
@@ -82,15 +110,33 @@ class EarlyAnswer:
         self._instead: bytearray | None = None
         """The body of an answer that is no stream of events, as far as it has come."""
         self.has_begun = False
+        self._is_answered = False
+        """Whether the application has begun the answer itself."""
+        self._headers: list[tuple[bytes, bytes]] = []
+        """Headers beside those of the application, as far as they are known when the answer begins."""
+        self._held = ""
+        """What the client of an answer that has begun is told of the hold when that is over."""
 
     async def tell(self, text: str) -> None:
-        """Send a comment. The first begins the answer."""
+        """Send a comment. The first begins the answer. Nothing is sent if the application has begun it."""
+        if self._is_answered:
+            return
         if not self.has_begun:
             self.has_begun = True
             # As vLLM begins a stream.
-            kind = (b"content-type", b"text/event-stream; charset=utf-8")
-            await with_stream_headers(self._send)({"type": "http.response.start", "status": 200, "headers": [kind]})
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._headers]
+            await with_stream_headers(self._send)({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": comment(text), "more_body": True})
+
+    def note_woken(self, woken_from: str) -> None:
+        """Have the answer tell that the model's endpoint was idle so, if it has not begun."""
+        self._headers = [(WOKEN, woken_from.encode())] if woken_from else []
+
+    def note_hold(self, woken_from: str, held_s: float) -> None:
+        """Have the answer tell of a hold that is over: in headers, or in a comment if it has begun."""
+        self.note_woken(woken_from)
+        self._headers.append((HELD_S, f"{held_s:.3f}".encode()))
+        self._held = f"held for {held_s:.1f} s" + (f"; its endpoint was {woken_from}" if woken_from else "")
 
     @contextmanager
     def commented(self, text: Callable[[], str]) -> Iterator[None]:
@@ -112,6 +158,9 @@ class EarlyAnswer:
     async def __call__(self, event: Event) -> None:
         """Send an event of the application."""
         if not self.has_begun:
+            self._is_answered = True
+            if self._headers and event["type"] == "http.response.start":
+                event = {**event, "headers": [*event["headers"], *self._headers]}
             await self._send(event)
         elif event["type"] == "http.response.start":
             self._instead = None if event["status"] == 200 and begins_event_stream(event) else bytearray()
@@ -129,6 +178,8 @@ class EarlyAnswer:
         await self._send({"type": "http.response.body", "body": error_event(self._path, body), "more_body": False})
 
     async def _comment(self, text: Callable[[], str]) -> None:
+        if self._held:
+            await self.tell(self._held)
         while True:
             await asyncio.sleep(self._every_s)
             await self.tell(text())

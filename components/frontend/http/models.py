@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.frontend.http.held import Line
+from components.frontend.http.held import HoldTimes, Line
+from components.frontend.http.waking import Waking
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.holding import Held, Unready
 from dynamo_local.core.http.models import Catalogue, asked_model, not_answered
+from dynamo_local.core.http.waking import Idle
+from dynamo_local.core.messages.admin import HeldRow
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""
@@ -48,6 +52,8 @@ class ModelEntry:
     """Requests that generate, in flight."""
     calls: int = 0
     """Other requests in flight."""
+    waking: Waking | None = None
+    """Has the model's endpoint woken; None: the model belongs to none."""
 
     @property
     def busy(self) -> bool:
@@ -64,22 +70,44 @@ class ModelEntry:
         why = self.why_not()
         if why is None and self.app is None:
             why = NO_APPLICATION
-        return None if why is None else Unready(why, self.comes())
+        if why is None:
+            return None
+        unready = Unready(why, self.comes())
+        return unready if self.waking is None else self.waking.judged(unready)
 
     def look(self) -> None:
         """Have held requests look again, if the model takes requests now, or is known to take none."""
         if len(self.line) and ((unready := self.unready()) is None or not unready.comes):
             self.line.wake()
+        self._look_to_wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the model has no worker because nobody asks for it."""
+        return self.waking is not None and self.waking.is_idle
+
+    @property
+    def woken_from(self) -> Idle | None:
+        """How the model's endpoint is idle, or was until it began to wake."""
+        return None if self.waking is None else self.waking.woken_from
 
     def hold(self, held: Held) -> None:
         """Count a request as held."""
         self.line.join(held)
         self.on_change()
+        self._look_to_wake()
+
+    def held_rows(self) -> list[HeldRow]:
+        """Return the requests that are held, the oldest first."""
+        unready, now = self.unready(), time.monotonic()
+        why = "" if unready is None else unready.why
+        return [HeldRow(held.sequences, now - held.since, why) for held in self.line.waiting]
 
     def release(self, held: Held) -> None:
         """Count it as held no more."""
         self.line.leave(held)
         self.on_change()
+        self._look_to_wake()
 
     def refusal_at(self, path: str) -> Refusal | None:
         """Return the answer to requests at this path, if the model does not do what they ask for."""
@@ -99,12 +127,17 @@ class ModelEntry:
         self.sequences -= sequences
         self.on_change()
 
+    def _look_to_wake(self) -> None:
+        if self.waking is not None:
+            self.waking.look()
+
 
 class ModelTable:
     """The models that are served now."""
 
     def __init__(self, entries: Iterable[ModelEntry] = ()) -> None:
         self._catalogue = Catalogue[ModelEntry]()
+        self.hold_times = HoldTimes()
         self.replace(entries)
 
     def replace(self, entries: Iterable[ModelEntry]) -> None:
@@ -143,10 +176,10 @@ class ModelTable:
         return held
 
     def why_none(self) -> str | None:
-        """Return why no model can answer. None: one can, or there is none that should."""
+        """Return why no model can answer. None: one can, perhaps once it is woken, or there is none that should."""
         reasons = []
         for entry in self.entries:
-            if (why := entry.why_not()) is None:
+            if (why := entry.why_not()) is None or entry.is_idle:
                 return None
             reasons.append(why if len(self.entries) == 1 else f"{entry.names[0]}: {why}")
         if not reasons:

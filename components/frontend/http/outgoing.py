@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from dynamo_local.core.http.asgi import Event, Send, begins_event_stream
+from dynamo_local.core.http.asgi import Event, Send, begins_event_stream, header
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Headers that keep caches from storing event streams, and nginx from buffering them."""
@@ -21,6 +21,17 @@ def with_stream_headers(send: Send) -> Send:
             there = {name.lower() for name, _ in event["headers"]}
             more = [header for header in _STREAM_HEADERS if header[0] not in there]
             event = {**event, "headers": [*event["headers"], *more]}
+        await send(event)
+
+    return send_on
+
+
+def with_retry_after(send: Send, seconds: int) -> Send:
+    """Return an ASGI `send` that tells clients of every 503 when to send their request again."""
+
+    async def send_on(event: Event) -> None:
+        if event["type"] == "http.response.start" and event["status"] == 503 and not header(event, b"retry-after"):
+            event = {**event, "headers": [*event["headers"], (b"retry-after", str(seconds).encode())]}
         await send(event)
 
     return send_on

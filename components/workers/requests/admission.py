@@ -41,6 +41,12 @@ class Admission:
         self._kv_puller = puller
         self._wanted = wanted
         self._reject = reject
+        self._submitting = 0
+        """Requests that are being put to the engine, some of which may have been cancelled meanwhile."""
+
+    @property
+    def is_submitting(self) -> bool:
+        return self._submitting > 0
 
     async def take(self, work: Submit, warm: RequestEpoch | None) -> None:
         """Submit a request; `warm` is a warm request that it can grow from (migration_target.py)."""
@@ -66,6 +72,7 @@ class Admission:
             await self._submit(request, work, None)
 
     async def _grow(self, work: Submit, warm: RequestEpoch) -> bool:
+        self._submitting += 1
         try:
             return await self._engine.grow(work, warm)
         except Exception:  # noqa: BLE001
@@ -74,6 +81,8 @@ class Admission:
                 "the KV transferred for request %s cannot be used; its tokens are computed again", work.request_id
             )
             return False
+        finally:
+            self._submitting -= 1
 
     async def _pull_and_submit(self, request: RequestEpoch, work: Submit, source: str) -> None:
         pulled = await self._kv_puller.pull(work, source)
@@ -87,6 +96,13 @@ class Admission:
             await self._submit(request, work, None)
 
     async def _submit(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
+        self._submitting += 1
+        try:
+            await self._put(request, work, pulled)
+        finally:
+            self._submitting -= 1
+
+    async def _put(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
         try:
             await self._engine.submit(work, pulled)
         except BadRequestError as error:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli import completion_values
-from dynamo_local.cli.age import since_option
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options
-from dynamo_local.cli.log_lines import LEVELS
 from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
+from dynamo_local.cli.server.logs import log_options, show_logs
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.endpoints import EndpointRow
@@ -25,7 +24,7 @@ _TAKES_MORE = {"ignore_unknown_options": True}
 
 @click.group(cls=CommandGroup)
 def endpoint() -> None:
-    """Create, show, change and delete the endpoints of a server.
+    """Create, show, change, park, wake and delete endpoints.
 
     An endpoint is a model with workers of its own, which a server serves beside others. It stays until it is deleted,
     also when the server ends.
@@ -47,10 +46,12 @@ def create(words: tuple[str, ...], namespace: str, wait: bool, timeout: float, a
 
     A VLLM_OPTION is an option of `vllm serve`, such as --max-model-len 4096; other settings of frontend and workers are
     given by --arg. With --adapter-of, MODEL is the folder of a LoRA adapter, which the workers of that endpoint serve.
+    With --min-workers 0 it costs nothing while nobody uses it: it starts with the first request, which waits meanwhile.
 
     \b
     dynamo endpoint create chat --model Qwen/Qwen3-0.6B --min-workers 1 --max-workers 4
     dynamo endpoint create code --model ./my-model --gpu 0.5 --max-model-len 4096
+    dynamo endpoint create rare --model ./my-model --min-workers 0 --park-after 60 --sleep-after 900
     dynamo endpoint create french --model ./french-lora --adapter-of chat
     """
     from dynamo_local.cli.endpoints.fields import fields_of, name_and_flags
@@ -136,6 +137,46 @@ def update(
 @endpoint.command()
 @click.argument("name", shell_complete=completion_values.endpoints)
 @namespace_option
+@wait_options
+def park(name: str, namespace: str, wait: bool, timeout: float, as_json: bool) -> None:
+    """Park the workers of endpoint NAME, once its requests in flight have finished.
+
+    Parked workers keep their processes and their devices, and give the memory of their KV cache back. The next request
+    wakes them, within a tenth of a second or so.
+
+    \b
+    dynamo endpoint park chat
+    dynamo endpoint update chat --park-after 60        # by itself, after a minute without a request
+    """
+    from dynamo_local.cli.endpoints.sending import send_and_wait
+    from dynamo_local.core.messages.endpoints import ParkEndpoint
+
+    send_and_wait(paths_of(namespace), ParkEndpoint(name), wait=wait, timeout_s=timeout, as_json=as_json)
+
+
+@endpoint.command()
+@click.argument("name", shell_complete=completion_values.endpoints)
+@namespace_option
+@wait_options
+def wake(name: str, namespace: str, wait: bool, timeout: float, as_json: bool) -> None:
+    """Have a worker of endpoint NAME ready, before anybody asks for it.
+
+    For an endpoint that is parked or asleep; requests wake it by themselves. Without requests it rests again after its
+    time.
+
+    \b
+    dynamo endpoint wake chat
+    dynamo endpoint wake chat --no-wait
+    """
+    from dynamo_local.cli.endpoints.sending import send_and_wait
+    from dynamo_local.core.messages.endpoints import WakeEndpoint
+
+    send_and_wait(paths_of(namespace), WakeEndpoint(name), wait=wait, timeout_s=timeout, as_json=as_json)
+
+
+@endpoint.command()
+@click.argument("name", shell_complete=completion_values.endpoints)
+@namespace_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @wait_options
 def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_json: bool) -> None:
@@ -157,18 +198,9 @@ def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_
 @endpoint.command()
 @click.argument("name", shell_complete=completion_values.endpoints)
 @namespace_option
-@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends.")
-@click.option(
-    "-n",
-    "--lines",
-    type=click.IntRange(min=0),
-    help="Number of last lines to show of each log.  [default: 100, or all with --since]",
-)
-@since_option
-@click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above.")
+@log_options
 def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str | None, level: str | None) -> None:
     """Print the logs of the workers of endpoint NAME, of all its revisions."""
-    from dynamo_local.cli.server.logs import show_logs
     from dynamo_local.supervisor.server.logs import select_of_endpoint
 
     paths = paths_of_logs(namespace)

@@ -20,6 +20,7 @@ from dynamo_local.sdk.config.yaml_source import parse_yaml
 
 _TEXTS = ("name", "model", "adapter_of", "engine", "policy")
 _MAPPINGS = ("args", "labels")
+_LISTS = ("awake",)
 
 
 def name_and_flags(words: Sequence[str]) -> tuple[str, tuple[Flag, ...]]:
@@ -38,6 +39,7 @@ def name_and_flags(words: Sequence[str]) -> tuple[str, tuple[Flag, ...]]:
 def fields_of(given: Mapping[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:
     """The fields that are given. Raises UsageError for what cannot be read."""
     fields = {name: value for name, value in given.items() if value is not None and name not in _MAPPINGS}
+    fields = {name: value for name, value in fields.items() if value or name not in _LISTS}
     args = _args([*flags, *(_flag(text) for text in given["args"])])
     model = next((value for value in (args.pop("model", None),) if isinstance(value, str)), None)
     if model is not None and "model" not in fields:

@@ -30,7 +30,7 @@ def order_options(metavar: str, complete: Callable[..., Any]) -> Callable[[_F], 
 
 def spec_options(function: _F) -> _F:
     """Add an option for each field of an endpoint, None if not given (core/endpoints/spec.py)."""
-    workers = click.IntRange(min=1)
+    workers, seconds = click.IntRange(min=1), FiniteRange(min=0, min_open=True)
     options = (
         click.option("--model", help="Model: a folder, a Hugging Face id, or smollm2, random, quickstart."),
         click.option("--adapter-of", metavar="NAME", help="Endpoint whose workers serve MODEL, a LoRA adapter."),
@@ -39,11 +39,39 @@ def spec_options(function: _F) -> _F:
             "--arg", "args", multiple=True, metavar="KEY=VALUE", help="Setting of workers or frontend. May be repeated."
         ),
         click.option("--gpu", type=float, help="Devices of each worker, or its share of one, such as 0.5."),
-        click.option("--min-workers", type=workers, help="Smallest number of workers.  [default: 1]"),
+        click.option(
+            "--min-workers",
+            type=click.IntRange(min=0),
+            help="Smallest number of workers. 0: none while nobody asks for it; requests wait until one has started."
+            "  [default: 1]",
+        ),
         click.option("--max-workers", type=workers, help="Largest number of workers.  [default: the smallest]"),
         click.option("--disagg/--no-disagg", "disaggregated", default=None, help="Prefill long prompts elsewhere."),
         click.option("--min-prefill-workers", type=workers, help="Smallest number of prefill workers.  [default: 1]"),
         click.option("--max-prefill-workers", type=workers, help="Largest number of prefill workers."),
+        click.option(
+            "--park-after",
+            "park_after_s",
+            type=seconds,
+            metavar="SECONDS",
+            help="Time without a request until workers are parked: they keep their devices, and answer again at once."
+            "  [default: 60 with --min-workers 0, else never]",
+        ),
+        click.option(
+            "--sleep-after",
+            "sleep_after_s",
+            type=seconds,
+            metavar="SECONDS",
+            help="Time without a request until workers end, with --min-workers 0: their devices are free for others."
+            "  [default: 900]",
+        ),
+        click.option(
+            "--awake",
+            multiple=True,
+            metavar="TIMES",
+            help="When it is awake without a request, such as 'mon-fri 08:00-18:30' or 'daily 20:00'. May be repeated.",
+        ),
+        click.option("--forecast/--no-forecast", default=None, help="Wake it at times at which it was often used."),
         click.option("--requests-per-worker", type=float, help="What policy concurrency aims at.  [default: 16]"),
         click.option(
             "--policy",

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import click
 
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.endpoints.text import as_json_text
-from dynamo_local.core.messages.endpoints import CreateEndpoint, DeleteEndpoint, EndpointView, UpdateEndpoint
-from dynamo_local.supervisor.admin.endpoints import client_of, progress_of
+from dynamo_local.core.messages.endpoints import (
+    CreateEndpoint,
+    DeleteEndpoint,
+    EndpointState,
+    EndpointView,
+    ParkEndpoint,
+    UpdateEndpoint,
+    WakeEndpoint,
+)
+from dynamo_local.supervisor.admin.endpoints import ANSWERS, RESTS, client_of, progress_of
 from dynamo_local.supervisor.server.report import Report
 from state.paths import StatePaths
 
+Order = CreateEndpoint | UpdateEndpoint | ParkEndpoint | WakeEndpoint
 
-def send_and_wait(
-    paths: StatePaths, order: CreateEndpoint | UpdateEndpoint, *, wait: bool, timeout_s: float, as_json: bool
-) -> None:
+
+def send_and_wait(paths: StatePaths, order: Order, *, wait: bool, timeout_s: float, as_json: bool) -> None:
     """Send the order, and print the endpoint as it is then. Raises DynamoError."""
     view = asyncio.run(_send(paths, order, timeout_s if wait else None, Console(err=as_json)))
     click.echo(as_json_text(view) if as_json else progress_of(view))
@@ -30,9 +39,18 @@ async def delete(paths: StatePaths, name: str, timeout_s: float | None, report: 
             await client.wait_until_gone(name, timeout_s, report)
 
 
-async def _send(
-    paths: StatePaths, order: CreateEndpoint | UpdateEndpoint, timeout_s: float | None, report: Report
-) -> EndpointView:
+async def _send(paths: StatePaths, order: Order, timeout_s: float | None, report: Report) -> EndpointView:
     async with client_of(paths) as client:
         view = await client.order(order)
-        return view if timeout_s is None else await client.wait_until_ready(view, timeout_s, report)
+        return view if timeout_s is None else await client.wait_until_ready(view, timeout_s, report, _awaited(order))
+
+
+def _awaited(order: Order) -> Collection[EndpointState]:
+    """The states in which the order is carried out."""
+    match order:
+        case ParkEndpoint():
+            return RESTS
+        case WakeEndpoint():
+            return frozenset[EndpointState]({"ready"})
+        case _:
+            return ANSWERS

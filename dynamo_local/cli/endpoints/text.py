@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.cli.console import date, facts, table
+from dynamo_local.core.endpoints.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
 from dynamo_local.sdk.config.redaction import shown
@@ -98,11 +99,15 @@ def _state(status: EndpointStatus | None) -> str:
 
 
 def _of_workers(spec: EndpointSpec, status: EndpointStatus | None) -> Iterator[tuple[str, str]]:
-    numbers = "" if status is None else _numbers(status.ready, status.starting, status.wanted)
+    numbers = "" if status is None else _numbers(status.ready, status.starting, status.wanted, status.parked)
     yield "workers", numbers + _bounded(spec.min_workers, spec.most_workers)
     if spec.disaggregated:
         numbers = "" if status is None else _numbers(status.ready_prefill, 0, status.wanted_prefill)
         yield "prefill workers", numbers + _bounded(spec.min_prefill_workers, spec.most_prefill_workers)
+    times = times_of(spec)
+    yield "parked", "never" if times.park_s is None else f"after {in_words(times.park_s)} without a request"
+    yield "asleep", "never" if times.sleep_s is None else f"after {in_words(times.sleep_s)} without a request"
+    yield "awake", ", ".join([*spec.awake, *(["when it was often used"] if spec.forecast else [])])
     yield "devices", "as its settings need" if spec.gpu is None else f"{spec.gpu:g} for each worker"
     yield "engine", spec.engine
     aim = f", {spec.requests_per_worker:g} requests for each worker" if spec.policy == "concurrency" else ""
@@ -110,8 +115,9 @@ def _of_workers(spec: EndpointSpec, status: EndpointStatus | None) -> Iterator[t
     yield "arguments", "\n".join(f"{key}: {shown(key, value)}" for key, value in sorted(spec.args.items()))
 
 
-def _numbers(ready: int, starting: int, wanted: int) -> str:
-    return f"{ready} of {wanted} ready" + (f", {starting} starting" if starting else "") + "; "
+def _numbers(ready: int, starting: int, wanted: int, parked: int = 0) -> str:
+    others = "".join(f", {number} {what}" for what, number in (("starting", starting), ("parked", parked)) if number)
+    return f"{ready} of {wanted} ready{others}; "
 
 
 def _bounded(least: int, most: int) -> str:

@@ -36,7 +36,8 @@ def requests(namespace: str, limit: int, worker: str | None, endpoint: str | Non
 
     The table has the worker, epoch, tokens and age of each request, and whether it can migrate. The epoch counts the
     request's assignments to workers. It is above 1 if the request has migrated, was recovered from a lost worker, or
-    had its prompt prefilled by another worker.
+    had its prompt prefilled by another worker. A request that is held until a worker is ready has no id yet: its worker
+    is shown as `held`, with the reason at the end.
 
     \b
     dynamo requests
@@ -68,6 +69,8 @@ def as_table(lines: Sequence[RequestLine]) -> str:
 
 
 def _cells(line: RequestLine) -> tuple[str, ...]:
+    if line.held is not None:
+        return line.request, "held", "-", "-", "-", f"{line.age_s:.1f}s", f"waits: {line.held}"
     migrates = f"no: {line.stays}" if line.stays else "yes"
     if line.moving_to is not None:
         migrates = f"to {short_watcher(line.moving_to)}"

@@ -16,7 +16,20 @@ if TYPE_CHECKING:
 DEFAULT_EVENTS = 100
 _LOOK_EVERY_S = 0.2
 
-_KINDS = ("server", "start", "death", "scale", "planner", "role", "drain", "migration", "device", "setting", "endpoint")
+_KINDS = (
+    "server",
+    "start",
+    "death",
+    "scale",
+    "planner",
+    "role",
+    "park",
+    "drain",
+    "migration",
+    "device",
+    "setting",
+    "endpoint",
+)
 
 
 @click.command()

@@ -27,18 +27,28 @@ _COLOURS = {2: "yellow", 3: "red"}
 """Colours of levels, on a terminal only."""
 
 
+def log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that print logs: follow, lines, since, level."""
+    options = (
+        click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends."),
+        click.option(
+            "-n",
+            "--lines",
+            type=click.IntRange(min=0),
+            help=f"Number of last lines to show of each log.  [default: {DEFAULT_LINES}, or all with --since]",
+        ),
+        since_option,
+        click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("service", required=False, shell_complete=completion_values.logs)
 @namespace_option
-@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends.")
-@click.option(
-    "-n",
-    "--lines",
-    type=click.IntRange(min=0),
-    help=f"Number of last lines to show of each log.  [default: {DEFAULT_LINES}, or all with --since]",
-)
-@since_option
-@click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above.")
+@log_options
 def logs(
     service: str | None, namespace: str, follow: bool, lines: int | None, since: str | None, level: str | None
 ) -> None:

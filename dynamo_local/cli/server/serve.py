@@ -14,6 +14,7 @@ from dynamo_local.cli import completion_values
 from dynamo_local.cli.console import Console
 from dynamo_local.cli.numbers import FiniteRange
 from dynamo_local.cli.server.dynamo_spelling import checked, join_values, port_in
+from dynamo_local.core.endpoints.turns import TURN_S
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
 
@@ -116,6 +117,14 @@ class _ServeCommand(click.Command):
     help="How long each service may take to end. After that it is killed.",
 )
 @click.option(
+    "--turn-s",
+    type=FiniteRange(min=0),
+    default=TURN_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long an endpoint with requests keeps its devices while other endpoints wait for them.",
+)
+@click.option(
     "--restart-backoff-max",
     type=FiniteRange(min=0),
     default=DEFAULT_RESTART_DELAY_MAX_S,
@@ -198,6 +207,7 @@ def serve(
         ready_deadline_s=options["ready_timeout"],
         drain_deadline_s=options["drain_timeout"],
         restart_delay_max_s=options["restart_backoff_max"],
+        turn_s=options["turn_s"],
     )
     serving.run(host, port, settings, Console())
 

@@ -47,10 +47,10 @@ class EndpointTools:
         """The tools for one endpoint's model. Raises UsageError for arguments that no service takes."""
         source = ModelSource(report, fetches_weights=True)
         wishes = Wishes(
-            spec.min_workers,
+            spec.least_awake,
             spec.min_prefill_workers if spec.disaggregated else None,
             disagg=spec.disaggregated,
-            planner=spec.most_workers > spec.min_workers,
+            planner=spec.most_workers > spec.least_awake,
         )
         chooser = ModelChooser(source.facts, wishes, sized=True, machine=self.machine)
         return ModelTools(tuple(_flags(spec)), tuple(_overrides(spec)), chooser, source.named, source.obtain)
@@ -77,10 +77,10 @@ def _flags(spec: EndpointSpec) -> Iterator[Flag]:
 
 def _overrides(spec: EndpointSpec) -> Iterator[str]:
     """The options of single services: those that the endpoint's fields stand for, then those of its arguments."""
-    counts = {_WORKERS: spec.min_workers} | ({_PREFILL_WORKERS: spec.min_prefill_workers} if spec.disaggregated else {})
+    counts = {_WORKERS: spec.least_awake} | ({_PREFILL_WORKERS: spec.min_prefill_workers} if spec.disaggregated else {})
     for service, count in counts.items():
         yield f"--{service}.engine={spec.engine}"
-        yield f"--{service}.ServiceArgs.workers={max(1, count)}"
+        yield f"--{service}.ServiceArgs.workers={count}"
         if spec.gpu is not None and (spec.engine == "mocker" or not _is_whole(spec.gpu)):
             yield f"--{service}.ServiceArgs.resources.gpu={spec.gpu:g}"
     for key, value in spec.args.items():

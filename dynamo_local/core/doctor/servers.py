@@ -10,7 +10,7 @@ from dynamo_local.core.doctor.finding import Finding, fail, ok, warn
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """One namespace.
+    """What is known of the server of a namespace.
 
     `pid`: of the server; None if none runs. `trouble`: why its files cannot be read. `phase`: "starting", "running" or
     "stopping". `url`: of its API; None without one. `healthy`: whether the API says so; None if it does not answer.

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo_local.core.endpoints.idling import SLEEP_AFTER_S
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.values import CHECKS, RefusedValueError, arg_name, encoded, is_arg, shown
 from dynamo_local.core.errors import ConfigError
@@ -138,9 +139,28 @@ def _check_together(named: str, spec: EndpointSpec, given: Mapping[str, Any]) ->
         low, high = getattr(spec, least), getattr(spec, most)
         if high is not None and high < low:
             raise ConfigError(f"{named}: {most} is {high}, below {least}, which is {low}", f"raise {most}")
+    _check_idle_times(named, spec)
     for name in _PREFILL_FIELDS:
         if given.get(name, _DEFAULTS[name]) != _DEFAULTS[name] and not spec.disaggregated:
             raise ConfigError(f"{named}: {name} is given without prefill workers", "add disaggregated: true")
+
+
+def _check_idle_times(named: str, spec: EndpointSpec) -> None:
+    """The times as they are given: a default gives way to one that is given (idling.times_of)."""
+    park_s, sleep_s = spec.park_after_s, spec.sleep_after_s
+    if sleep_s is not None and spec.min_workers > 0:
+        raise ConfigError(
+            f"{named}: sleep_after_s is given, and min_workers is {spec.min_workers}: its workers never end",
+            "set min_workers to 0, or leave sleep_after_s out",
+        )
+    if park_s is not None and spec.min_workers == 0:
+        sleep_s = SLEEP_AFTER_S if sleep_s is None else sleep_s
+        if park_s >= sleep_s:
+            default = ", its default" if spec.sleep_after_s is None else ""
+            raise ConfigError(
+                f"{named}: park_after_s is {park_s:g}, not below sleep_after_s, which is {sleep_s:g}{default}",
+                "raise sleep_after_s, or lower park_after_s",
+            )
 
 
 def _check_adapter(named: str, spec: EndpointSpec, given: Mapping[str, Any]) -> None:

@@ -22,30 +22,41 @@ def devices_of_worker(spec: EndpointSpec) -> float:
 
 
 def least_devices(spec: EndpointSpec) -> float:
-    """Devices of the workers that the endpoint has at least. An adapter needs none of its own."""
-    if spec.adapter_of is not None:
+    """Devices of the workers that the endpoint always has. An adapter needs none of its own, and an endpoint that may
+    sleep none while it does."""
+    if spec.adapter_of is not None or spec.min_workers == 0:
         return 0.0
     workers = spec.min_workers + (spec.min_prefill_workers if spec.disaggregated else 0)
     return workers * devices_of_worker(spec)
 
 
+def least_awake_devices(spec: EndpointSpec) -> float:
+    """Devices of the workers that the endpoint has at least while it is awake."""
+    if spec.adapter_of is not None:
+        return 0.0
+    workers = spec.least_awake + (spec.min_prefill_workers if spec.disaggregated else 0)
+    return workers * devices_of_worker(spec)
+
+
 def devices_together(specs: Iterable[EndpointSpec]) -> tuple[int, int]:
     """Whole devices that the workers of these endpoints need together: for the least numbers of workers, and for the
-    most. Workers with shares are on as few devices as have room for them."""
+    most. Workers with shares are on as few devices as have room for them; of the endpoints that may sleep, each can be
+    awake, one at a time."""
     specs = tuple(specs)
     least = [amount for spec in specs for amount in _least_workers(spec)]
     more = [amount for spec in specs for amount in _more_workers(spec)]
-    return _whole(least), _whole([*least, *more])
+    one_awake = max((least_awake_devices(spec) for spec in specs if spec.min_workers == 0), default=0.0)
+    return _whole([*least, one_awake] if one_awake else least), _whole([*least, *more])
 
 
 def check_devices(spec: EndpointSpec, others: Iterable[EndpointSpec], total: float, noun: str) -> None:
     """Raise DeviceError, with figures, if there are too few devices for the least workers of an endpoint beside those
     of the others. `total`: devices for all endpoints; `noun`: what they are called, in the plural."""
     others = tuple(others)
-    needed = least_devices(spec)
-    wanted = f"endpoint {spec.name} needs {_counted(needed, noun)} for the workers that it has at least"
+    needed, awake = least_devices(spec), least_awake_devices(spec)
+    wanted = f"endpoint {spec.name} needs {_counted(awake, noun)} for the workers that it has at least"
     slots = ", or serve with more CPU slots, which may share cores (--cpu-slots)" if noun == _SLOTS else ""
-    if not fits(0, needed, total):
+    if not fits(0, awake, total):
         raise DeviceError(
             f"{wanted}, and there are {total:g}", f"lower min_workers, or the devices of each worker{slots}"
         )

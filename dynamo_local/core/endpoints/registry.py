@@ -24,15 +24,16 @@ from dynamo_local.core.endpoints.values import shown
 from dynamo_local.core.errors import ConfigError, EndpointAbsentError, EndpointConflictError, StateError
 from dynamo_local.core.suggestions import suggest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: before `park_after_s`, `sleep_after_s` and a minimum of no workers."""
 
 MOST_ENDPOINTS = 1000
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes a document of the next version of one of its own. It need not set `schema_version`."""
 
-CONVERSIONS: Mapping[int, Convert] = MappingProxyType({})
-"""By version, what makes the next one of it. There has been no other version yet."""
+CONVERSIONS: Mapping[int, Convert] = MappingProxyType({1: dict})
+"""By version, what makes the next one of it. What version 2 has more may be absent."""
 
 
 class Earlier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,10 @@ on the board, where frontends prepare for it. As soon as a worker and a frontend
 requests, and the revision before it is ended once its last request has finished. A revision that cannot answer is
 ended, and the one before it is ordered again.
 
+An endpoint that rests (core/endpoints/idling.py) has parked workers or none. Its revision is launched and takes
+requests all the same: frontends hold them until it is awake. An update of it is launched and checked, and takes over
+without workers.
+
 The caller shows the board first, carries out the steps in the background, and asks again when something has changed. A
 revision with a step under way gets no other, except `End`, which breaks off what is under way.
 """
@@ -15,21 +19,25 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from dynamo_local.core.endpoints.idling import Rest
+
 GIVEN_UP_AFTER = 3
 """Starts that fail in a row, before a revision that has never answered counts as failed."""
 
 _BACK_OFF_S = (0.0, 1.0, 5.0)
 _ANSWERING_BACK_OFF_S = 60.0
 
-UnderWay = Literal["", "launching", "starting", "retiring", "ending"]
+UnderWay = Literal["", "launching", "starting", "parking", "waking", "retiring", "ending"]
 
 
 @dataclass(frozen=True)
 class Ordered:
     """What is ordered. `revision` is to answer; `previous` is gone back to if it cannot. Both are numbers.
 
-    `workers` and `prefill_workers`: how many are wanted. `replace`: `previous` ends before workers of `revision` start.
-    `deleting`: everything is to end.
+    `workers` and `prefill_workers`: how many are wanted, none of an endpoint that is to be asleep. `replace`:
+    `previous` ends before workers of `revision` start. `deleting`: everything is to end. `rest`: whether workers are to
+    take requests, and `why` not, or not for long, in words. `waking`: it rested, and no worker is ready since.
+    `wake_failed`: why it is not started for anybody now.
     """
 
     revision: int
@@ -38,6 +46,10 @@ class Ordered:
     prefill_workers: int = 0
     replace: bool = False
     deleting: bool = False
+    rest: Rest = "awake"
+    why: str = ""
+    waking: bool = False
+    wake_failed: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,31 +57,34 @@ class Workers:
     """The workers of one kind of a revision, as names of watchers, each in order of its index.
 
     `starting`: claimed and not ready, those included whose process is started again. `ending`: told to end. `dead`:
-    their processes have ended again and again, and are not started any more; they hold their devices until they are
-    removed.
+    their processes have ended again and again, or cannot be woken, and are not tried any more; they hold their devices
+    until they are removed. `parked`: alive, with a paused engine; they hold their devices.
     """
 
     ready: tuple[str, ...] = ()
     starting: tuple[str, ...] = ()
     ending: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()
+    parked: tuple[str, ...] = ()
 
     @property
     def present(self) -> int:
         """Number of workers that stay."""
-        return len(self.ready) + len(self.starting)
+        return len(self.ready) + len(self.starting) + len(self.parked)
 
 
 @dataclass(frozen=True)
 class Frontends:
-    """The frontends that announce themselves in a revision. `in_flight`: requests that they have for it together; None
-    if one of them does not say. `failure`: why one of them cannot serve it."""
+    """The frontends that announce themselves in a revision. `in_flight`: requests that they have for it together, and
+    `held` those of them that wait for a worker; None if one of them does not say. `failure`: why one of them cannot
+    serve it."""
 
     ready: int = 0
     starting: int = 0
     draining: int = 0
     in_flight: int | None = 0
     failure: str = ""
+    held: int | None = 0
 
     @property
     def are_done(self) -> bool:
@@ -83,7 +98,8 @@ class Seen:
 
     `launched`: its files are written, and workers can be started. `room`: number of further workers for which devices
     are free. `failures`: starts that have failed in a row, with `error` as the last reason. `is_hopeless`: no further
-    attempt can help (`error` says why). `may_start`: False while a failed start is not to be repeated yet.
+    attempt can help (`error` says why). `may_start`: False while a failed start is not to be repeated yet, and
+    `may_park` while workers are not to be asked again that have refused to park.
     `took_requests`: it took requests at some time, and may still have some. `drain_is_over`: these have had the time to
     finish. `doing` and `shortage`: what is under way for it, and which devices it lacks, in words.
     """
@@ -98,6 +114,7 @@ class Seen:
     error: str = ""
     is_hopeless: bool = False
     may_start: bool = True
+    may_park: bool = True
     took_requests: bool = False
     drain_is_over: bool = False
     doing: str = ""
@@ -136,6 +153,22 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Park:
+    """Park these workers of the revision, side by side."""
+
+    revision: int
+    watchers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Have these parked workers of the revision take requests again, side by side."""
+
+    revision: int
+    watchers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Retire:
     """End these workers of the revision in order."""
 
@@ -167,7 +200,10 @@ class Forget:
     """Remove the endpoint: nothing is left of it."""
 
 
-Step = Launch | Start | Retire | End | Settle | Revert | Forget
+RevisionStep = Launch | Start | Park | Wake | Retire | End
+"""Steps that a revision carries out by itself, in the background."""
+
+Step = RevisionStep | Settle | Revert | Forget
 
 
 @dataclass(frozen=True)
@@ -194,12 +230,14 @@ def next_steps(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) ->
     # A frontend that is not heard at all may still have requests.
     heard = current.frontends.ready > 0
     old = (step for number in sorted(seen.keys() - kept) for step in _ended(number, seen[number], heard=heard))
-    return Plan((*old, *_brought_up(ordered, seen, takes)), listed, takes)
+    steps = (*old, *_brought_up(ordered, seen, takes))
+    return Plan((*_woken(ordered, seen, steps), *steps), listed, takes)
 
 
 def can_answer(ordered: Ordered, seen: Seen) -> bool:
-    """Whether the revision can take the endpoint's requests: with a worker, unless none is wanted."""
-    has_worker = bool(seen.workers.ready) or ordered.workers == 0
+    """Whether the revision can take the endpoint's requests: with a worker, unless none is wanted. A parked one is
+    woken for them."""
+    has_worker = bool(seen.workers.ready or seen.workers.parked) or ordered.workers == 0
     # One that drains has all that it needs to take requests again.
     has_frontend = seen.frontends.ready + seen.frontends.draining > 0
     return seen.launched and has_worker and has_frontend and seen.under_way != "ending"
@@ -245,6 +283,22 @@ def _ended(number: int, seen: Seen, *, heard: bool = True) -> Iterator[Step]:
         yield End(number)
 
 
+def _woken(ordered: Ordered, seen: Mapping[int, Seen], others: Collection[Step]) -> Iterator[Step]:
+    """The wake of parked workers, those included of a revision that is only to finish its requests. `others`: steps
+    that are taken anyway."""
+    busy = {getattr(step, "revision", None) for step in others}
+    for number, one in sorted(seen.items()):
+        parked = (*one.workers.parked, *one.prefill.parked)
+        if ordered.rest == "awake" and parked and number not in busy and not one.under_way and one.may_start:
+            yield Wake(number, parked)
+
+
+def _parked(ordered: Ordered, current: Seen) -> Iterator[Step]:
+    ready = (*current.workers.ready, *current.prefill.ready)
+    if ordered.rest == "parked" and ready and current.may_park:
+        yield Park(ordered.revision, ready)
+
+
 def _brought_up(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) -> Iterator[Step]:
     """Steps towards what is ordered of the current revision."""
     current = seen.get(ordered.revision, Seen())
@@ -259,17 +313,22 @@ def _brought_up(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) -
         return
     elif not current.launched:
         yield from (Launch(ordered.revision),) if current.may_start else ()
+    elif ordered.rest == "awake" and (current.workers.parked or current.prefill.parked):
+        # They are woken, or will be: what is too much of them ends later.
+        return
     elif surplus := _surplus(current, ordered):
         yield Retire(ordered.revision, surplus)
+    elif starts := tuple(_started(ordered, current, previous)):
+        yield from starts
     else:
-        yield from _started(ordered, current, previous)
+        yield from _parked(ordered, current)
 
 
 def _started(ordered: Ordered, current: Seen, previous: Seen) -> Iterator[Step]:
     """Starts of the workers that lack, as far as there are devices."""
     lacking = max(0, ordered.workers - current.workers.present)
     lacking_prefill = max(0, ordered.prefill_workers - current.prefill.present)
-    if not current.may_start or not lacking + lacking_prefill:
+    if not current.may_start or not lacking + lacking_prefill or ordered.rest != "awake":
         return
     workers = min(lacking, current.room)
     prefill = min(lacking_prefill, current.room - workers)
@@ -294,5 +353,5 @@ def _surplus(current: Seen, ordered: Ordered) -> tuple[str, ...]:
     found: list[str] = []
     for kind, wanted in ((current.workers, ordered.workers), (current.prefill, ordered.prefill_workers)):
         surplus = max(0, kind.present - wanted)
-        found += (*reversed(kind.starting), *reversed(kind.ready))[:surplus]
+        found += (*reversed(kind.starting), *reversed(kind.parked), *reversed(kind.ready))[:surplus]
     return tuple(found)

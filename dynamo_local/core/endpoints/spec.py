@@ -16,8 +16,13 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     `model`: folder, Hugging Face id, or name of a model; with `adapter_of`, the folder of a LoRA adapter, which the
     workers of that other endpoint serve. `args`: settings of frontend and workers, keys in kebab-case, such as
     {"max-model-len": 4096}. `gpu`: devices of each worker, or the share of one that a worker gets (0.5). The workers
-    stay between `min_workers` and `max_workers` (None: as many as the minimum); with `disaggregated`, there are prefill
-    workers as well. `requests_per_worker`: what policy `concurrency` aims at.
+    stay between `min_workers` and `max_workers` (None: as many as the minimum, and at least one); with `disaggregated`,
+    there are prefill workers as well. `requests_per_worker`: what policy `concurrency` aims at.
+
+    With `min_workers` 0 the endpoint has no workers until somebody asks for it. After `park_after_s` without a request
+    the workers are parked; after `sleep_after_s` they end, if `min_workers` is 0 (None: as `idling.times_of` says).
+    `awake`: times at which it is awake without a request, such as "mon-fri 08:00-18:30" (core/endpoints/schedule.py).
+    `forecast`: whether it is awake at times at which it was often used (core/endpoints/forecast.py).
     """
 
     name: str
@@ -31,6 +36,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     disaggregated: bool = False
     min_prefill_workers: int = 1
     max_prefill_workers: int | None = None
+    park_after_s: float | None = None
+    sleep_after_s: float | None = None
+    awake: tuple[str, ...] = ()
+    forecast: bool = False
     requests_per_worker: float = 16.0
     policy: Scaling = "concurrency"
     labels: dict[str, str] = {}
@@ -38,7 +47,12 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     @property
     def most_workers(self) -> int:
         """Upper bound on the number of workers."""
-        return self.min_workers if self.max_workers is None else self.max_workers
+        return max(1, self.min_workers) if self.max_workers is None else self.max_workers
+
+    @property
+    def least_awake(self) -> int:
+        """Lower bound on the number of workers while the endpoint is awake."""
+        return max(1, self.min_workers)
 
     @property
     def most_prefill_workers(self) -> int:

@@ -12,11 +12,11 @@ class Standing(Enum):
     """What a frontend does for a revision."""
 
     PREPARES = "prepares"
-    """It gets ready to take requests, and is given none."""
+    """The frontend builds its part of it, and gives it no request."""
     TAKES = "takes"
-    """New requests go to it."""
+    """New requests go to the revision."""
     ENDS = "ends"
-    """Its requests finish, and it gets no new ones."""
+    """Requests under way finish, and no new ones come."""
 
 
 def standings(board: Board, took: frozenset[str] = frozenset()) -> dict[str, Standing]:
@@ -44,5 +44,6 @@ def _standing(each: BoardRevision, took: frozenset[str], newest: dict[str, int],
 
 
 def is_coming(status: EndpointStatus) -> bool:
-    """Whether an endpoint that takes no requests now is to take some without another order."""
+    """Whether an endpoint that takes no requests now is to take some without its owner's order: as it is, or because
+    somebody asks for it."""
     return status.state not in ("failed", "deleting")

@@ -24,6 +24,7 @@ def status_of(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None, not
         *(len(shown[0].ready), len(shown[0].starting)),
         ordered.prefill_workers,
         len(shown[1].ready),
+        len(shown[0].parked),
     )
 
 
@@ -37,6 +38,9 @@ def status_of_adapter(base: str, status: EndpointStatus | None, *, taken: bool =
         return EndpointStatus("failed", f"endpoint {base}, which is to serve it, takes no adapters without enable-lora")
     if status.state in ("ready", "updating"):
         return EndpointStatus("ready", f"served by {base}")
+    if status.state in ("parked", "asleep", "waking"):
+        is_so = "wakes" if status.state == "waking" else f"is {status.state}: a request wakes it"
+        return EndpointStatus(status.state, f"served by {base}, which {is_so}")
     state: EndpointState = "failed" if status.state == "failed" else "waiting"
     return EndpointStatus(state, f"endpoint {base}, which is to serve it, is {status.state}")
 
@@ -51,6 +55,11 @@ def _state(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) -> tup
         return "updating", f"revision {ordered.revision}: {_coming_up(ordered, current)[1]}"
     if current.has_failed:
         return "failed", current.error
+    if ordered.wake_failed:
+        return "failed", ordered.wake_failed
+    if ordered.rest != "awake" and current.launched:
+        # Requests are held already; only the frontend's part is built.
+        return _resting(ordered, current)
     previous = seen.get(ordered.previous, Seen()) if ordered.previous is not None else Seen()
     if ordered.replace and current.launched and not previous.is_gone:
         return "starting", f"revision {ordered.previous} ends first: {_finishing([previous])}"
@@ -61,8 +70,13 @@ def _answering(ordered: Ordered, seen: Mapping[int, Seen], current: Seen) -> tup
     old = [one for number, one in seen.items() if number != ordered.revision and not one.is_gone]
     if old:
         return "updating", _finishing(old)
+    if ordered.wake_failed:
+        return "failed", ordered.wake_failed
+    if ordered.rest != "awake":
+        failure = "" if current.frontends.ready else current.frontends.failure
+        return ("failed", failure) if failure else _resting(ordered, current)
     if ordered.workers and not current.workers.ready:
-        return "starting", current.error or "no worker is ready any more"
+        return _without_worker(ordered, current)
     if not current.frontends.ready:
         # It was killed, say. Another one may fail where the first has not.
         failure = current.frontends.failure
@@ -70,7 +84,27 @@ def _answering(ordered: Ordered, seen: Mapping[int, Seen], current: Seen) -> tup
     lacking = ordered.workers + ordered.prefill_workers - current.workers.present - current.prefill.present
     if lacking > 0 and current.shortage and not current.under_way:
         return "ready", current.shortage
-    return "ready", current.error if current.failures else ""
+    return "ready", ordered.why or (current.error if current.failures else "")
+
+
+def _resting(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
+    if ordered.rest == "asleep" or not current.workers.present:
+        return "asleep", ordered.why
+    if current.workers.parked and not current.workers.ready:
+        return "parked", ordered.why
+    return "ready", current.error or "its workers are about to be parked"
+
+
+def _without_worker(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
+    """State and reason of a revision that takes requests, and has no worker that is ready."""
+    if not current.has_workers and not current.under_way and current.shortage:
+        return "waiting", current.shortage
+    if not ordered.waking and not current.workers.parked:
+        return "starting", current.error or "no worker is ready any more"
+    held = current.frontends.held
+    waits = f"{held} {'request waits' if held == 1 else 'requests wait'}" if held else ""
+    what = current.doing or ("its workers go on" if current.workers.parked else "its workers start")
+    return "waking", ", ".join(part for part in (what, waits, current.error) if part)
 
 
 def _coming_up(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
@@ -85,7 +119,7 @@ def _coming_up(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
         return "waiting", current.shortage
     if current.workers.ready and not current.frontends.ready:
         return "starting", "its frontend is not ready yet"
-    return "starting", current.doing or "its workers start"
+    return "waking" if ordered.waking else "starting", current.doing or "its workers start"
 
 
 def _finishing(revisions: Iterable[Seen]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from dynamo_local.core.endpoints.schedule import MOST_ENTRIES, MOST_ENTRY_CHARACTERS, parse_entry
 from dynamo_local.core.endpoints.spec import Scaling
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_endpoint
@@ -17,6 +18,7 @@ from dynamo_local.core.shares import LEAST_SHARE
 
 MOST_WORKERS = 1024
 MOST_DEVICES = 64
+MOST_IDLE_S = 31_536_000
 MOST_ARGS_BYTES = 65_536
 MOST_LABELS = 64
 MOST_LABEL_CHARACTERS = 256
@@ -76,6 +78,37 @@ def _workers(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WORKERS:
         raise RefusedValueError(f"is {shown(value)}", f"write a whole number from 1 to {MOST_WORKERS}")
     return value
+
+
+def _least_workers(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WORKERS:
+        raise RefusedValueError(f"is {shown(value)}", f"write a whole number from 0 to {MOST_WORKERS}")
+    return value
+
+
+def _idle_time(value: Any) -> float:
+    number = _number(value)
+    if number is None or not 0 < number <= MOST_IDLE_S:
+        remedy = f"write a time in seconds above 0, of at most {MOST_IDLE_S} (a year)"
+        raise RefusedValueError(f"is {shown(value)}", remedy)
+    return number
+
+
+def _awake(value: Any) -> tuple[str, ...]:
+    is_list = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    if not is_list or len(value) > MOST_ENTRIES:
+        raise RefusedValueError(
+            f"is {shown(value)}", f'write a list of at most {MOST_ENTRIES} texts, such as ["mon-fri 08:00-18:30"]'
+        )
+    for number, entry in enumerate(value):
+        key = str(number)
+        if len(entry) > MOST_ENTRY_CHARACTERS:
+            raise RefusedValueError(f"is {shown(entry)}", f"write at most {MOST_ENTRY_CHARACTERS} characters", key)
+        try:
+            parse_entry(entry)
+        except ConfigError as error:
+            raise RefusedValueError(f"is wrong: {error.cause}", error.remedy or "", key) from error
+    return tuple(value)
 
 
 def _flag(value: Any) -> bool:
@@ -216,11 +249,15 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "engine": _choice("vllm", "mocker"),
         "args": _args,
         "gpu": _gpu,
-        "min_workers": _workers,
+        "min_workers": _least_workers,
         "max_workers": _workers,
         "disaggregated": _flag,
         "min_prefill_workers": _workers,
         "max_prefill_workers": _workers,
+        "park_after_s": _idle_time,
+        "sleep_after_s": _idle_time,
+        "awake": _awake,
+        "forecast": _flag,
         "requests_per_worker": _requests_per_worker,
         "policy": _choice(*get_args(Scaling)),
         "labels": _labels,

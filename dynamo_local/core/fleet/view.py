@@ -3,8 +3,8 @@
 Presences, revocations and the time are passed in. A process is identified by its lease. It is *routable* while its last
 presence says "ready", that presence is not older than `ttl_s` allows, and its lease has not been revoked. A revoked
 lease is never routable again; its process stays known until it falls silent, because it may still be working on its
-requests. A worker that announces "failed" will bring no more tokens: it is gone at once, and later presences are
-ignored.
+requests. A parked worker is alive, and not routable. A worker that announces "failed" will bring no more tokens: it is
+gone at once, and later presences are ignored.
 """
 
 from __future__ import annotations
@@ -179,6 +179,10 @@ class FleetView:
     def exclusive(self) -> list[Presence]:
         """Workers that are set apart for one request, and so not routable. Ordered by watcher."""
         return [p for p in self.members() if p.exclusive is not None]
+
+    def parked(self) -> list[Presence]:
+        """Workers that are parked: alive, and given no work until they are woken. Ordered by watcher."""
+        return [p for p in self.members() if p.state == "parked" and p.lease not in self._revoked]
 
     def leaving(self) -> list[Presence]:
         """Processes that drain, or whose lease is revoked. Ordered by watcher."""

@@ -52,6 +52,8 @@ class Held:
     since: float
     streams: bool
     told_at: float | None = None
+    woken_from: str = ""
+    """How its endpoint was idle ("parked", "asleep") when or after it came; empty: it was not."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def refused(unready: Unready, waiting: int, limits: HoldLimits) -> str | None:
     if not unready.comes or limits.hold_timeout_s <= 0:
         return unready.why
     if waiting >= limits.max_held:
-        return f"{unready.why}; {waiting} requests (setting max-held) wait for it already"
+        return f"{unready.why}; {waiting} requests (setting max-held) wait for it already; send it again later"
     return None
 
 
@@ -91,7 +93,8 @@ def next_step(held: Held, unready: Unready | None, limits: HoldLimits, now: floa
         return GiveUp(unready.why)
     deadline = held.since + limits.hold_timeout_s
     if now >= deadline:
-        return GiveUp(f"{unready.why}; the request has waited for {limits.hold_timeout_s:g} s (setting hold-timeout-s)")
+        waited = f"the request has waited for {limits.hold_timeout_s:g} s (setting hold-timeout-s)"
+        return GiveUp(f"{unready.why}; {waited}; send it again later")
     if not held.streams:
         return Wait(deadline, tell=False)
     tell_at = held.since + BEGIN_AFTER_S if held.told_at is None else held.told_at + COMMENT_EVERY_S

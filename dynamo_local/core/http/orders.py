@@ -10,7 +10,7 @@ import msgspec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.json_text import as_utf8, why_not
-from dynamo_local.core.http.paths import ENDPOINTS, SCALE
+from dynamo_local.core.http.paths import ENDPOINTS, PARK, SCALE, WAKE
 from dynamo_local.core.messages.endpoints import (
     CreateEndpoint,
     DeleteEndpoint,
@@ -19,8 +19,10 @@ from dynamo_local.core.messages.endpoints import (
     EndpointsAnswer,
     EndpointView,
     ListEndpoints,
+    ParkEndpoint,
     ScaleEndpoint,
     UpdateEndpoint,
+    WakeEndpoint,
 )
 from dynamo_local.core.names import check_endpoint
 
@@ -47,12 +49,22 @@ def order_of(method: str, path: str, body: bytes) -> EndpointOrder | Refusal:
         return ListEndpoints(checked)
     if method == "DELETE":
         return DeleteEndpoint(checked or "")
-    fields = _fields(body)
+    is_rest = "/" + action in (PARK, WAKE)
+    fields = {} if is_rest and not body else _fields(body)
     if isinstance(fields, Refusal):
         return fields
     if checked is None:
         return CreateEndpoint(fields)
+    if is_rest:
+        return _rest(checked, "/" + action, fields)
     return _scale(checked, fields) if "/" + action == SCALE else _update(checked, fields)
+
+
+def _rest(name: str, action: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
+    if fields:
+        field = next(iter(fields))
+        return _bad(f"{action[1:]} has no field {field[:60]!r}", field)
+    return ParkEndpoint(name) if action == PARK else WakeEndpoint(name)
 
 
 def _update(name: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:

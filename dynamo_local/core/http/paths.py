@@ -13,6 +13,8 @@ ENDPOINTS = "/v1/endpoints"
 """Path of the endpoints; behind it, a slash and a name, and behind these perhaps the next."""
 
 SCALE = "/scale"
+PARK = "/park"
+WAKE = "/wake"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ _PAGE = Route(frozenset({"GET"}), keyless=True)
 
 _ENDPOINTS = Route(frozenset({"GET", "POST"}), admin=True)
 _ENDPOINT = Route(frozenset({"GET", "PUT", "PATCH", "DELETE"}), admin=True)
-_SCALE = Route(frozenset({"POST"}), admin=True)
+_ACTION = Route(frozenset({"POST"}), admin=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -94,7 +96,8 @@ def _endpoint_route(path: str) -> Route | None:
     name, _, action = rest.partition("/")
     if slash or not name:
         return None
-    return {"": _ENDPOINT, SCALE[1:]: _SCALE}.get(action) if "/" not in action else None
+    actions = dict.fromkeys((path[1:] for path in (SCALE, PARK, WAKE)), _ACTION)
+    return ({"": _ENDPOINT} | actions).get(action)
 
 
 def without_last_slash(path: str) -> str:

@@ -19,6 +19,7 @@
     frontend           -> worker         CancelReservation the migration does not take place
     operator           -> frontend       RequestsQuestion  list requests (answer: RequestsAnswer)
     operator           -> frontend       MigrationOrder    migrate requests (answer: MigrationReport)
+    frontend           -> server         WakeEndpoint      requests wait for an endpoint (answer: EndpointsAnswer)
     planner            -> all            PlannerReport     what the planner observes and decides
 
 Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based

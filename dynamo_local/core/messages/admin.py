@@ -22,6 +22,21 @@ class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
+class ParkQuestion(msgspec.Struct, frozen=True):
+    """Order to a worker to park (`parked`), or to take requests again."""
+
+    parked: bool
+    v: int = VERSION
+
+
+class ParkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the worker is parked now; `refused` says why the order was not carried out."""
+
+    parked: bool
+    refused: str | None = None
+    v: int = VERSION
+
+
 class HoldQuestion(msgspec.Struct, frozen=True):
     """Order to a server to hold the devices that the statefile says are in use, and to release all others."""
 
@@ -70,11 +85,20 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameter that decides the fidelity."""
 
 
-class RequestsAnswer(msgspec.Struct, frozen=True):
+class HeldRow(msgspec.Struct, frozen=True):
+    """A request that is held because no worker of its model is ready: no worker and no id are known yet."""
+
+    sequences: int
+    age_s: float
+    why: str
+
+
+class RequestsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A frontend's requests; `left_out` is the number of those beyond the limit."""
 
     requests: tuple[RequestRow, ...]
     left_out: int
+    held: tuple[HeldRow, ...] = ()
     v: int = VERSION
 
 

@@ -9,17 +9,20 @@ import msgspec
 from dynamo_local.core.codec import VERSION
 from dynamo_local.core.endpoints.spec import EndpointSpec
 
-EndpointState = Literal["waiting", "fetching", "starting", "ready", "updating", "failed", "deleting"]
+EndpointState = Literal[
+    "waiting", "fetching", "starting", "waking", "ready", "parked", "asleep", "updating", "failed", "deleting"
+]
 """`waiting`: for devices, or for another endpoint. `fetching`: its model is checked and downloaded. `starting`: no
-worker is ready yet. `updating`: it answers, while another revision starts or the last one ends. `failed`: it does not
-answer, and will not without another order; the reason says why."""
+worker is ready yet. `waking`: it was parked or asleep, and no worker is ready yet. `parked`: its workers are parked.
+`asleep`: it has no workers until it is asked for. `updating`: it answers, while another revision starts or the last one
+ends. `failed`: it does not answer, and will not without another order, or not for a while; the reason says why."""
 
 
 class EndpointStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of an endpoint. `reason` is a line for its owner: what it waits for, or what went wrong last.
 
     `revision`: number of the revision that answers, or is to answer first. `wanted`: numbers that the workers are
-    brought to; `ready`: workers that take requests.
+    brought to; `ready`: workers that take requests; `parked`: workers that are parked.
     """
 
     state: EndpointState
@@ -30,6 +33,7 @@ class EndpointStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     starting: int = 0
     wanted_prefill: int = 0
     ready_prefill: int = 0
+    parked: int = 0
 
 
 class EndpointView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,7 +87,25 @@ class ScaleEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="scale"
     v: int = VERSION
 
 
-EndpointOrder = ListEndpoints | CreateEndpoint | UpdateEndpoint | DeleteEndpoint | ScaleEndpoint
+class ParkEndpoint(msgspec.Struct, frozen=True, tag="park"):
+    """Order to park an endpoint's workers now, once its requests under way have finished."""
+
+    name: str
+    v: int = VERSION
+
+
+class WakeEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="wake"):
+    """Order to have a worker of the endpoint ready. `asked`: by a frontend that holds a request for it, otherwise by
+    its owner."""
+
+    name: str
+    asked: bool = False
+    v: int = VERSION
+
+
+EndpointOrder = (
+    ListEndpoints | CreateEndpoint | UpdateEndpoint | DeleteEndpoint | ScaleEndpoint | ParkEndpoint | WakeEndpoint
+)
 
 
 class EndpointRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,13 +135,15 @@ class BoardRevision(msgspec.Struct, frozen=True, omit_defaults=True):
     """A revision that frontends serve.
 
     `takes_requests`: new requests go to it. Otherwise the frontend prepares for it (`starting`), or lets its requests
-    finish and then gives it up. Its graph is in the run directory (`StatePaths.graph_of`).
+    finish and then gives it up. Its graph is in the run directory (`StatePaths.graph_of`). `yields`: why it gives its
+    devices to another endpoint; until it has new ones, frontends hold new requests, and its own go on.
     """
 
     revision: str
     takes_requests: bool
     served_names: tuple[str, ...]
     adapters: tuple[ServedAdapter, ...] = ()
+    yields: str = ""
 
 
 class Board(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,6 +16,7 @@ EVENT_KINDS = {
     "scale": "workers are added, removed and restarted, by the planner or by hand",
     "planner": "an observing planner would change something",
     "role": "a worker has changed its role",
+    "park": "a worker has parked, or is awake again",
     "drain": "a process takes no more work",
     "migration": "the migration of a request has ended",
     "device": "devices are claimed and freed",

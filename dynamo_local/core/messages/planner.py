@@ -14,6 +14,7 @@ class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
     routable: int
     starting: int = 0
     retiring: int = 0
+    parked: int = 0
     running: int | None = None
     waiting: int | None = None
     usage: float | None = None
@@ -24,7 +25,8 @@ class EndpointReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ordered`: their number as the server was told. `ready`: those that take requests. `in_flight`: requests that are
     not finished; jobs for prefill workers. `wanted`: what the endpoint's policy asks for, and `share`: what it gets of
-    the budget; None if the number is fixed or the server is changing it.
+    the budget; None if the number is fixed or the server is changing it. `parked`: workers that are parked; `state`:
+    that of the endpoint.
     """
 
     endpoint: str
@@ -34,6 +36,8 @@ class EndpointReport(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: int | None = None
     wanted: int | None = None
     share: int | None = None
+    parked: int = 0
+    state: str = ""
 
 
 class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,7 +8,8 @@ import msgspec
 
 from dynamo_local.core.codec import VERSION
 
-ProcessState = Literal["starting", "ready", "draining", "failed"]
+ProcessState = Literal["starting", "ready", "parked", "draining", "failed"]
+"""`parked`: a worker whose engine is paused and has given its KV cache back; it takes requests once it is woken."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,6 +96,8 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: int | None = None
     """Sequences that a frontend has admitted for the presence's revision and not finished, those that wait for a worker
     included. Unlike the others it falls again."""
+    held: int | None = None
+    """Sequences among `in_flight` that are held because no worker is ready. Falls again as well."""
 
 
 class Exclusive(msgspec.Struct, frozen=True):

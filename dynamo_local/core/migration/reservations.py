@@ -43,6 +43,9 @@ class Reservations:
     def __init__(self) -> None:
         self._reservations: dict[str, _Reservation] = {}
 
+    def __len__(self) -> int:
+        return len(self._reservations)
+
     @property
     def awaited(self) -> int:
         """Number of reservations whose requests have not arrived."""

@@ -12,9 +12,9 @@ from dynamo_local.core.messages.presence import MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
 from dynamo_local.core.shares import summed
 
-Standing = Literal["starting", "routable", "retiring"]
-"""`starting`: the statefile has the worker, and it is not ready (yet, or again). `retiring`: the worker drains, or its
-lease is revoked."""
+Standing = Literal["starting", "routable", "parked", "retiring"]
+"""`starting`: the statefile has the worker, and it is not ready (yet, or again). `parked`: the worker takes no requests
+until it is woken, and keeps its device. `retiring`: the worker drains, or its lease is revoked."""
 
 
 @dataclass(frozen=True)
@@ -126,4 +126,4 @@ def _seen(claim: Claim, presence: Presence | None, routable: Collection[str], at
 def _standing(presence: Presence, routable: Collection[str]) -> Standing:
     if presence.lease in routable:
         return "routable"
-    return "starting" if presence.state == "starting" else "retiring"
+    return presence.state if presence.state in ("starting", "parked") else "retiring"

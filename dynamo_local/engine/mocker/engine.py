@@ -93,6 +93,7 @@ class MockerEngine:
         self._ordered: Order | None = None
         """Kept once taken: an engine that has failed does not recover."""
         self._closed = False
+        self._parked = False
         self._wake = asyncio.Event()
         self._process = EngineProcess(self._wake.set) if settings.mocker_process else None
         self._nap: asyncio.Future[None] | None = None
@@ -117,6 +118,9 @@ class MockerEngine:
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         self._check_open()
+        if self._parked:
+            # A real engine on a GPU would keep the request waiting.
+            raise RequestError("the engine is parked")
         current = RequestEpoch(work.request_id, work.epoch)
         if current in self._live:
             raise RequestError(f"{current} is being worked on already")
@@ -194,6 +198,22 @@ class MockerEngine:
         self._scheduler.complete(ended.outcome, self._clock())
         ended.over.set()
         return self._told(ended.outcome.emitted)
+
+    async def park(self, deadline_s: float) -> None:
+        self._check_open()
+        self._settle()
+        if self._in_flight is not None:
+            raise EngineError("the engine has requests")
+        if (refused := self._scheduler.empty_cache()) is not None:
+            raise EngineError(refused)
+        self._parked = True
+        # As long as an engine takes at least: others run meanwhile.
+        await self._sleep(0)
+
+    async def wake(self, deadline_s: float) -> None:
+        await self._sleep(0)
+        self._check_open()
+        self._parked = False
 
     async def waited_s(self) -> float:
         """The mocker computes nothing, so it never waits for a core."""

@@ -97,6 +97,18 @@ class Scheduler:
                 self._free(sequence)
                 return
 
+    def empty_cache(self) -> str | None:
+        """Forget what is cached. Returns why this is refused, or None."""
+        if self.has_work or self._loading:
+            return "the engine has requests"
+        if len(self.leases):
+            return "blocks of its KV cache are kept for readers"
+        # A cancelled request's step may still write to its blocks.
+        if not self.pool.empty():
+            return "blocks of its KV cache are in use"
+        self.memory.clear()
+        return None
+
     def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
         draft = Draft(self._settings.mocker_max_num_batched_tokens)

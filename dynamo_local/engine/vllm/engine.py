@@ -30,10 +30,12 @@ from dynamo_local.engine.vllm.information import info_of
 from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
+from dynamo_local.engine.vllm.parking import tell, trim_heap
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.requests.adapters import ListAdapters
 from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.tuning import TuningSettings
+from dynamo_local.engine.vllm.weights.prepared import order_prepared
 from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
 
@@ -62,7 +64,8 @@ class VllmEngine:
     `config` holds keys of `arguments.engine_schema()` and `adapter_schema()`; others are ignored. `private_dir`: see
     environment.py. `kv_transfer`: whether KV blocks can be pulled from this engine, and by it, as far as its model
     allows that. `grammar_timeout_s`: time for a grammar to compile. `tasks`: a task that fails there ends the worker.
-    `listed`: LoRA adapters that are loaded when a request asks for one.
+    `listed`: LoRA adapters that are loaded when a request asks for one. `parks`: whether it is to be able to park on a
+    GPU, too.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class VllmEngine:
         grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
         tasks: TaskGuard | None = None,
         listed: ListAdapters | None = None,
+        parks: bool = False,
     ) -> None:
         self._tasks = tasks or TaskGuard()
         self._threads = EngineThreads()
@@ -83,6 +87,7 @@ class VllmEngine:
         self._kv_transfer = kv_transfer
         self._grammar_timeout_s = grammar_timeout_s
         self._listed = listed
+        self._parks = parks
         self._pull: PullHost | None = None
         self._live: dict[str, _Live] = {}
         self._names: dict[RequestEpoch, str] = {}
@@ -121,6 +126,8 @@ class VllmEngine:
         self._processes = watch_processes(self._core)
         info = info_of(launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported))
         await asyncio.to_thread(note_segments, self._private_dir, os.environ)
+        if launched.weights is not None:
+            await asyncio.to_thread(order_prepared, launched.weights)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
 
@@ -136,7 +143,7 @@ class VllmEngine:
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))
-            how = (self._config, self._kv_transfer, self._threads, self._binding, self._listed)
+            how = (self._config, self._kv_transfer, self._threads, self._binding, self._listed, self._parks)
             launched = partial(launch, *how, progress)
             return await asyncio.get_running_loop().run_in_executor(self._thread, launched)
 
@@ -246,6 +253,15 @@ class VllmEngine:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
         return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
+
+    async def park(self, deadline_s: float) -> None:
+        if self._live or self._warm:
+            raise EngineError("the engine has requests")
+        await tell(self._core, "park", deadline_s)
+        await asyncio.to_thread(trim_heap)
+
+    async def wake(self, deadline_s: float) -> None:
+        await tell(self._core, "wake", deadline_s)
 
     async def waited_s(self) -> float:
         return await asyncio.to_thread(self._threads.waited_s)

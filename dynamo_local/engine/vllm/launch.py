@@ -16,11 +16,15 @@ from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
+from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.requests.adapters import AdapterSettings, ListAdapters
 from dynamo_local.engine.vllm.tuning import TuningSettings, tune_cpu_engine
+from dynamo_local.engine.vllm.weights.prepared import settle_weights
+from dynamo_local.engine.vllm.weights.settings import WeightSettings
 from dynamo_local.process.ancestry import prepare_forks
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
 
 _log = logging.getLogger(__name__)
@@ -41,6 +45,8 @@ class Launched:
     """Identity of its model (identity.model_identity). None: its KV is not transferred."""
     no_transfer: str | None
     """Reason why its KV is not transferred."""
+    weights: PreparedOrder | None = None
+    """Order for a process that has loaded its weights; None if they are not shared."""
 
 
 def launch(
@@ -49,9 +55,11 @@ def launch(
     threads: EngineThreads,
     binding: SoftBinding | None,
     listed: ListAdapters | None,
+    parks: bool,
     progress: Progress,
 ) -> Launched:
-    """Import vLLM, start its engine core, and wait until that has loaded the model."""
+    """Import vLLM, start its engine core, and wait until that has loaded the model. `parks`: the engine is to be able
+    to park."""
     progress("importing vLLM")
     require("starting engines", "requests and outputs", "continuing requests")
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -80,6 +88,9 @@ def launch(
             adapters.make_room(args)
         if transfer is not None:
             args.kv_transfer_config = transfer
+        elif parks and current_platform.is_sleep_mode_available():
+            # Memory is allocated in another way then. An engine that lends KV is not parked on GPUs (parking.py).
+            args.enable_sleep_mode = True
         return args.create_engine_config()
 
     # In ordinary memory, KV is read without a port.
@@ -93,17 +104,20 @@ def launch(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         if tuned:
             tune_cpu_engine(binding, eager=vllm_config.model_config.enforce_eager)
+    wanted = build_settings(WeightSettings, "the engine", config).prepared_weights and tuned
+    weights = settle_weights(vllm_config, config, wanted=wanted and current_platform.is_cpu())
     # The number of OpenMP threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()
     threads.forked_here()
     # For forked processes; spawned ones load plugin.py.
     patch_requests()
+    let_engines_park()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
-    return Launched(core, vllm_config, adapters, identity, no_transfer)
+    return Launched(core, vllm_config, adapters, identity, no_transfer, weights)
 
 
 def _set_up_transfer(

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.processes.garbage import keep_frozen
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
 from dynamo_local.engine.vllm.patches.requests import patch_requests
@@ -36,3 +37,4 @@ def register() -> None:
         # A spawned process does not inherit the mark. No claim is needed: the parent has the devices.
         _marks.extend(mark(os.environ))
         patch_requests()
+        let_engines_park()

@@ -6,28 +6,23 @@ Reads only. What cannot be read is unknown, never zero.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Subjects, endpoint_of
 from dynamo_local.core.planning.endpoints.observation import EndpointSeen, EndpointsObservation, roles_of
 from dynamo_local.core.planning.observation import QueueReading, observe
-from dynamo_local.log_once import LogOnce
 from dynamo_local.planner.endpoints.frontends import FrontendsWatch
+from dynamo_local.planner.queue_reader import QueueReader
 from dynamo_local.planner.server_state import ServerState, StateReader
 from state.board import read_board
 from state.paths import StatePaths
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class EndpointMetrics:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._board = Board()
-        self._failure = LogOnce(_log)
+        self._queues_of: dict[str, QueueReader] = {}
 
     async def pull(self) -> EndpointsObservation:
         """Return an observation of all endpoints now. Raises NotRunningError when the server has ended."""
@@ -107,16 +102,14 @@ class EndpointMetrics:
         """Return the lengths of the prefill queues that can be read, by endpoint."""
         names = [view.spec.name for view in self._board.endpoints if view.spec.disaggregated]
         known = [name for name in names if name in serving]
-        lengths = await asyncio.gather(*(self._length(serving[name]) for name in known))
+        for revision in self._queues_of.keys() - serving.values():
+            del self._queues_of[revision]
+        lengths = await asyncio.gather(*(self._queue(serving[name]).read() for name in known))
         return {name: length for name, length in zip(known, lengths, strict=True) if length is not None}
 
-    async def _length(self, revision: str) -> QueueReading | None:
+    def _queue(self, revision: str) -> QueueReader:
         sources = self._sources
-        if not sources.bus.connected:
-            return None
-        try:
-            length = await PrefillQueue(sources.bus, Subjects(sources.subjects.namespace, revision)).length()
-        except BusError as error:
-            self._failure.warn(f"the prefill queue of {revision} cannot be read: {error}")
-            return None
-        return QueueReading(length.waiting, length.in_hand)
+        if revision not in self._queues_of:
+            subjects = Subjects(sources.subjects.namespace, revision)
+            self._queues_of[revision] = QueueReader(sources.bus, subjects)
+        return self._queues_of[revision]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.planner import EndpointReport
+from dynamo_local.core.planning.endpoints.decide import rests
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation, roles_of
 
@@ -13,7 +15,13 @@ def endpoint_reports(
     observation: EndpointsObservation, decisions: Sequence[EndpointDecision]
 ) -> tuple[EndpointReport, ...]:
     """Return a report for each role of each endpoint, the oldest endpoint first."""
-    verdicts = {(each.endpoint, verdict.role): verdict for each in decisions for verdict in each.verdicts}
+    resting = {seen.name for seen in observation.endpoints if rests(seen)}
+    verdicts = {
+        (each.endpoint, verdict.role): verdict
+        for each in decisions
+        for verdict in each.verdicts
+        if each.endpoint not in resting
+    }
     return tuple(
         EndpointReport(
             seen.name,
@@ -23,6 +31,8 @@ def endpoint_reports(
             seen.demand(role),
             None if verdict is None else verdict.wanted,
             None if verdict is None else verdict.gets,
+            0 if role == PREFILL_ROLE else seen.status.parked,
+            seen.status.state,
         )
         for seen in sorted(observation.endpoints, key=lambda seen: (seen.view.created_at, seen.name))
         for role in roles_of(seen.spec)

@@ -37,6 +37,9 @@ def text_of_endpoint(decision: EndpointDecision, outcome: OrderOutcome | None) -
 
 def _of_endpoint(seen: EndpointSeen) -> dict[str, float]:
     found: dict[str, float] = {}
+    if roles_of(seen.spec):
+        found[f"endpoint_{seen.name}/parked"] = seen.status.parked
+        found[f"endpoint_{seen.name}/asleep"] = float(seen.status.state == "asleep")
     for role in roles_of(seen.spec):
         ready, demand = seen.ready(role), seen.demand(role)
         found[_name(seen.name, role, "ordered")] = seen.ordered(role)

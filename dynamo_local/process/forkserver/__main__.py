@@ -14,6 +14,8 @@ from dynamo_local.process.ancestry import die_as_environment_says
 from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.child import run_child
 from dynamo_local.process.forkserver.preload import Preloaded
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
+from dynamo_local.process.forkserver.prepared.process import run_prepared
 from dynamo_local.process.forkserver.process_title import set_process_title
 from dynamo_local.process.forkserver.server import ForkServer
 from state.paths import StatePaths
@@ -26,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # Before the import, which may add log handlers of its own: the order of a service that imports by itself.
     service_main.configure_log(os.environ)
     # Before the import: launchers can connect from now on, and wait.
-    listener = protocol.listen(StatePaths.of(arguments.namespace, os.environ).forkserver_socket)
+    paths = StatePaths.of(arguments.namespace, os.environ)
+    listener = protocol.listen(paths.forkserver_socket)
     preloaded = Preloaded.load(arguments.modules)
     # An import may overwrite the memory that /proc shows as this process's environment (setproctitle does), so it is
     # written again. Not earlier: setproctitle must find the environment in its original place.
@@ -35,7 +38,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     os.environb.update(environ)
     set_process_title([os.fsencode(part) for part in sys.orig_argv], environ)
     print(f"imported {', '.join(arguments.modules)}", flush=True)
-    service_main.end(run_child(ForkServer(listener, preloaded).run(), preloaded))
+    pid = os.getpid()
+    server = ForkServer(listener, preloaded)
+    server.prepare(paths)
+    ordered = server.run()
+    if isinstance(ordered, PreparedOrder):
+        ordered = run_prepared(ordered, pid, preloaded, paths)
+    service_main.end(run_child(ordered, preloaded))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

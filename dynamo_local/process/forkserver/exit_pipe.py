@@ -31,6 +31,11 @@ class ExitPipe:
         for descriptor in self.for_child:
             os.close(descriptor)
 
+    def close(self) -> None:
+        """Close the launcher's own ends. The kernel kills a child that has the others."""
+        for descriptor in (self.death_pipe, self.exit_code):
+            os.close(descriptor)
+
     def read_exit_code(self) -> int | None:
         """The child's exit code; None if it ended without writing one. Call once the child is gone."""
         ready, _, _ = select.select([self.exit_code], [], [], 0)

@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dynamo_local.core.errors import DecodeError, SupervisorError
-from dynamo_local.core.names import NAMESPACE_ENV
+from dynamo_local.core.errors import ConfigError, DecodeError, SupervisorError
+from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
 from dynamo_local.process.ancestry import die_as_environment_says
 from dynamo_local.process.following import end_like, follow
 from dynamo_local.process.forkserver import protocol
@@ -29,6 +30,9 @@ _CONNECT_DEADLINE_S = 5.0
 
 _FORK_DEADLINE_S = 60.0
 """For the answer of a fork server that is still importing. A longer import is not worth waiting for."""
+
+_PREPARED_DEADLINE_S = 5.0
+"""For the answer of a process with loaded weights, which does nothing else than fork."""
 
 _STATUS_DEADLINE_S = 2.0
 """For the fork server to send the exit code of its child, which it does at once if it is there."""
@@ -84,28 +88,51 @@ def main() -> NoReturn:
 
 
 def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
-    """Have the fork server fork a process for this launcher. Raises _NoForkServerError."""
-    exit_pipe = ExitPipe.make()
+    """Have a process forked for this launcher: from the one that has loaded its model's weights, if there is one, else
+    from the fork server. Raises _NoForkServerError."""
+    paths = StatePaths.of(os.environ[NAMESPACE_ENV], os.environ)
+    return _ask_prepared(arguments, paths) or _ask(
+        arguments, lambda: _connect(paths.forkserver_socket), _FORK_DEADLINE_S
+    )
+
+
+def _ask_prepared(arguments: tuple[str, ...], paths: StatePaths) -> Fork | None:
     try:
-        connection = _connect()
-        connection.settimeout(_FORK_DEADLINE_S)
-        protocol.send(
-            connection, protocol.Order(arguments, dict(os.environb), str(Path.cwd())), (0, 1, 2, *exit_pipe.for_child)
-        )
-        answer, received = protocol.receive(connection, protocol.Answer, 1)
-    except TimeoutError as error:
-        raise _NoForkServerError(f"the fork server forks nothing within {_FORK_DEADLINE_S:g} s") from error
-    except (OSError, DecodeError) as error:
-        raise _NoForkServerError(f"the fork server forks nothing: {error}") from error
-    finally:
-        exit_pipe.close_childs()
-    if answer.pid is None or not received:
-        raise _NoForkServerError(f"the fork server does not fork: {answer.refusal}")
+        path = paths.prepared_socket(str(parse_watcher(os.environ.get(WATCHER_ENV, "")).first))
+        return _ask(arguments, lambda: protocol.connect(path), _PREPARED_DEADLINE_S) if path.exists() else None
+    except ConfigError:
+        return None
+    except _NoForkServerError as error:
+        print(f"warning: no fork with loaded weights ({error}); this process loads them", file=sys.stderr, flush=True)
+        return None
+
+
+def _ask(arguments: tuple[str, ...], connect: Callable[[], socket.socket], deadline_s: float) -> Fork:
+    """Raises _NoForkServerError."""
+    exit_pipe = ExitPipe.make()
+    order = protocol.Order(arguments, dict(os.environb), str(Path.cwd()))
+    with ExitStack() as failed:
+        # A process that is forked nevertheless, later, is killed as it begins: its death pipe is closed.
+        failed.callback(exit_pipe.close)
+        try:
+            connection = connect()
+            failed.callback(connection.close)
+            connection.settimeout(deadline_s)
+            protocol.send(connection, order, (0, 1, 2, *exit_pipe.for_child))
+            answer, received = protocol.receive(connection, protocol.Answer, 1)
+        except TimeoutError as error:
+            raise _NoForkServerError(f"the fork server forks nothing within {deadline_s:g} s") from error
+        except (OSError, DecodeError) as error:
+            raise _NoForkServerError(f"the fork server forks nothing: {error}") from error
+        finally:
+            exit_pipe.close_childs()
+        if answer.pid is None or not received:
+            raise _NoForkServerError(f"the fork server does not fork: {answer.refusal}")
+        failed.pop_all()
     return Fork(answer.pid, received[0], connection, exit_pipe)
 
 
-def _connect() -> socket.socket:
-    path = StatePaths.of(os.environ[NAMESPACE_ENV], os.environ).forkserver_socket
+def _connect(path: Path) -> socket.socket:
     give_up_at = time.monotonic() + _CONNECT_DEADLINE_S
     while True:
         try:

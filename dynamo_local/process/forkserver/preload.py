@@ -36,9 +36,7 @@ class Preloaded:
         """Import the modules, and prepare their memory to be shared by forks. Raises what the imports raise."""
         given = dict(os.environb)
         modules = tuple(map(importlib.import_module, names))
-        gc.collect()
-        # Frozen objects are left alone by the garbage collector. In a fork it would write to each, and so copy them.
-        gc.freeze()
+        settle_memory()
         return cls(modules, given, str(Path.cwd()))
 
     def objection(self, environ: Mapping[bytes, bytes], cwd: str) -> str | None:
@@ -58,9 +56,10 @@ class Preloaded:
         if early:
             names = ", ".join(sorted(map(os.fsdecode, early)))
             return f"its environment differs in {names}, which may have been read at import"
-        return self._unfit()
+        return self.unfit()
 
-    def _unfit(self) -> str | None:
+    def unfit(self) -> str | None:
+        """The reason why this process cannot be forked, or None."""
         threads = len(list(Path("/proc/self/task").iterdir()))
         if threads != 1:
             return f"{threads} threads run in it"
@@ -80,3 +79,10 @@ class Preloaded:
         """Call the preloads' `settle`. For a forked process, once its environment is in place."""
         for module in self.modules:
             getattr(module, "settle", lambda: None)()
+
+
+def settle_memory() -> None:
+    """Prepare the memory of this process to be shared by forks."""
+    gc.collect()
+    # Frozen objects are left alone by the garbage collector. In a fork it would write to each, and so copy them.
+    gc.freeze()

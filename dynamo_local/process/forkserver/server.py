@@ -1,4 +1,7 @@
-"""The loop of the fork server: forks a process for each order. It has one thread, as forking copies no other."""
+"""The loop of the fork server: forks a process for each order. It has one thread, as forking copies no other.
+
+A prepared process (prepared) has the same loop, and a socket of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import DecodeError
+from dynamo_local.core.errors import DecodeError, StateError
 from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.preload import Preloaded
+from dynamo_local.process.forkserver.prepared.manager import PreparedProcesses
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
+from state.paths import StatePaths
 
 _ORDER_DEADLINE_S = 2.0
 """For a launcher to send its order, which it does at once."""
@@ -38,17 +44,54 @@ class ForkServer:
         self._listener = listener
         self._preloaded = preloaded
         self._children: dict[int, _Child] = {}
+        self._prepared: PreparedProcesses | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> AcceptedOrder:
-        """Fork for ever. Returns in forked processes only, where the fork server's descriptors are closed."""
+    def prepare(self, paths: StatePaths) -> None:
+        """Make prepared processes from now on, as they are ordered."""
+        try:
+            self._prepared = PreparedProcesses(paths, self._selector)
+        except (OSError, StateError) as error:
+            print(f"warning: no process with loaded weights will be made: {error}", flush=True)
+
+    def run(self) -> AcceptedOrder | PreparedOrder:
+        """Fork for ever. Returns in forked processes only, where the fork server's descriptors are closed: what the
+        process is to do."""
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(None if self._prepared is None else self._prepared.pause_s()):
                 if key.fileobj is not self._listener:
-                    self._reap(self._children.pop(key.fd))
+                    self._notice(key.fd)
                 elif (accepted := self._accept()) is not None:
                     return accepted
+            if self._prepared is not None and (ordered := self._fork_prepared(self._prepared)) is not None:
+                return ordered
+
+    def _notice(self, descriptor: int) -> None:
+        child = self._children.pop(descriptor, None)
+        if child is not None:
+            self._reap(child)
+        elif self._prepared is not None:
+            self._prepared.notice(descriptor)
+
+    def _fork_prepared(self, prepared: PreparedProcesses) -> PreparedOrder | None:
+        ordered = prepared.next()
+        if ordered is None:
+            return None
+        why_not = self._preloaded.unfit()
+        if why_not is not None:
+            prepared.not_made(ordered, why_not)
+            return None
+        try:
+            pid = os.fork()
+        except OSError as error:
+            prepared.not_made(ordered, f"the system does not let it: {error.strerror}")
+            return None
+        if pid == 0:
+            self._close_in_child()
+            return ordered
+        prepared.made(ordered, pid)
+        return None
 
     def _accept(self) -> AcceptedOrder | None:
         launcher, _ = self._listener.accept()
@@ -109,6 +152,8 @@ class ForkServer:
         """Close, in a forked process, the descriptors of the fork server and of other children's launchers."""
         self._selector.close()
         self._listener.close()
+        if self._prepared is not None:
+            self._prepared.close()
         for child in self._children.values():
             child.launcher.close()
             os.close(child.pidfd)

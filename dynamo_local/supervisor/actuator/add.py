@@ -32,7 +32,7 @@ def claim_worker(
     `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is no worker of
     this graph, and DeviceError (a UsageError) if no device is free or the budget is spent.
     """
-    template = _template(blueprint, change)
+    template = template_of(blueprint, change)
     plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
     cmd = shlex.join(plan.argv)
     claimed = claim(
@@ -152,7 +152,8 @@ class WorkerAddition:
         return f" on {noun(self.blueprint.inventory.kind, len(plan.devices))} {shown_devices(plan.devices, plan.share)}"
 
 
-def _template(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
+def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
+    """The template of a worker that is to be added. Raises UsageError for what is no worker of this graph."""
     if change.component is None:
         return blueprint.worker_in(change.role, change.revision)
     template = blueprint.worker(change.component, change.revision)

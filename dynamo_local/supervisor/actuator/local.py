@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import LeaseRevoked
@@ -47,15 +48,16 @@ async def open_actuator(
     endpoint: str = "",
     ready_deadline_s: float | None = None,
     lock_wait_s: float | None = None,
+    bus: Bus | None = None,
 ) -> AsyncIterator[LocalActuator]:
     """The actuator of the namespace's server.
 
-    `endpoint`: whose workers are changed; empty for the graph's own processes. `ready_deadline_s`: for a
-    worker that is added; the server's own by default. `lock_wait_s`: how long to wait while another process changes
-    them; by default as long as any one change may take. Raises NotRunningError when no server runs, SupervisorError
-    when it is only starting or is stopping.
+    `endpoint`: whose workers are changed; empty for the graph's own processes. `ready_deadline_s`: for a worker that is
+    added; the server's own by default. `lock_wait_s`: how long to wait while another process changes them; by default
+    as long as any one change may take. `bus`: a connection that the caller has; by default one is made. Raises
+    NotRunningError when no server runs, SupervisorError when it is only starting or is stopping.
     """
-    async with bus_of(paths, "actuator") as bus:
+    async with _connected(paths, bus) as bus:
         blueprint = await asyncio.to_thread(Blueprint.read, paths)
         if lock_wait_s is None:
             lock_wait_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
@@ -81,6 +83,19 @@ async def open_actuator(
                 clock=time.monotonic,
             )
             yield LocalActuator(ports, blueprint, ready_deadline_s, endpoint)
+
+
+@asynccontextmanager
+async def _connected(paths: StatePaths, bus: Bus | None) -> AsyncIterator[Bus]:
+    if bus is None:
+        async with bus_of(paths, "actuator") as own:
+            yield own
+        return
+    part = BusPart(bus)
+    try:
+        yield part
+    finally:
+        await part.close()
 
 
 @dataclass(frozen=True)

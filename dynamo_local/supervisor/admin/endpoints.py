@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from dynamo_local.core.errors import BusError, EndpointAbsentError, EndpointFail
 from dynamo_local.core.messages.endpoints import (
     EndpointOrder,
     EndpointsAnswer,
+    EndpointState,
     EndpointStatus,
     EndpointView,
     ListEndpoints,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 _ANSWERED_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.3
+
+RESTS: frozenset[EndpointState] = frozenset({"parked", "asleep"})
+ANSWERS: frozenset[EndpointState] = frozenset({"ready", *RESTS})
+"""States in which an endpoint answers requests, be it that it is woken for them."""
 
 
 class EndpointRow(msgspec.Struct, frozen=True):
@@ -72,20 +77,27 @@ class EndpointClient:
             raise SupervisorError(f"the server answered with {len(endpoints)} endpoints in place of one")
         return endpoints[0]
 
-    async def wait_until_ready(self, ordered: EndpointView, timeout_s: float, report: Report) -> EndpointView:
-        """Wait until the endpoint answers as ordered. Raises EndpointFailedError if it fails, SupervisorError, with the
-        reason, if it was changed meanwhile or takes longer."""
+    async def wait_until_ready(
+        self,
+        ordered: EndpointView,
+        timeout_s: float,
+        report: Report,
+        states: Collection[EndpointState] = ANSWERS,
+    ) -> EndpointView:
+        """Wait until the endpoint is as ordered, and in one of the states. Raises EndpointFailedError if it fails,
+        SupervisorError, with the reason, if it was changed meanwhile or takes longer."""
         progress, view = ReportOnce(report), ordered
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not is_done(ordered, view):
+                while not is_done(ordered, view, states):
                     progress.note(progress_of(view))
                     await asyncio.sleep(self._look_every_s)
                     view = await self.order(ListEndpoints(ordered.spec.name))
                 return view
         name = ordered.spec.name
         raise SupervisorError(
-            f"endpoint {name} is not ready after {timeout_s:g} s: {progress_of(view)}",
+            f"endpoint {name} is not {'ready' if 'ready' in states else 'parked'} after {timeout_s:g} s: "
+            f"{progress_of(view)}",
             f"it stays ordered: `dynamo endpoint get {name}` shows how it goes on",
         )
 
@@ -126,8 +138,8 @@ def ordered_endpoints(paths: StatePaths, name: str | None = None) -> list[Endpoi
     return [EndpointRow(entry.spec, None, entry.created_at, entry.updated_at) for entry in entries]
 
 
-def is_done(ordered: EndpointView, view: EndpointView) -> bool:
-    """Whether an endpoint answers as ordered. Raises EndpointFailedError or SupervisorError if it never will. Pure."""
+def is_done(ordered: EndpointView, view: EndpointView, states: Collection[EndpointState] = ANSWERS) -> bool:
+    """Whether an endpoint is as ordered. Raises EndpointFailedError or SupervisorError if it never will be. Pure."""
     name, reason = view.spec.name, view.status.reason
     if view.status.state == "failed":
         raise EndpointFailedError(name, reason)
@@ -138,7 +150,7 @@ def is_done(ordered: EndpointView, view: EndpointView) -> bool:
             f"the update of endpoint {name} failed: {reason}" if reason else f"endpoint {name} was changed meanwhile"
         )
         raise SupervisorError(cause, f"see `dynamo endpoint get {name}`")
-    return view.status.state == "ready"
+    return view.status.state in states
 
 
 def progress_of(view: EndpointView) -> str:

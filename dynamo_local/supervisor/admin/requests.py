@@ -13,6 +13,7 @@ import msgspec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
+    HeldRow,
     MigrationOrder,
     MigrationResult,
     RequestRow,
@@ -45,7 +46,8 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""
     """The revision of that endpoint, such as "chat@2"."""
     epoch: int
-    prompt_tokens: int
+    prompt_tokens: int | None
+    """None: the request is held, and its prompt's length is not known yet."""
     tokens: int
     age_s: float
     moving_to: str | None
@@ -57,6 +59,8 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str | None = None
     fidelity: str = "exact"
     fidelity_because_of: str | None = None
+    held: str | None = None
+    """Why the request is held until a worker is ready; then it has no id yet. None: it is not held."""
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +110,7 @@ def _of_frontend(
     """The `limit` oldest requests of one frontend, and how many there are beside them."""
     mine = {scope.revision: answer for scope, answer in answers.items() if scope.frontend == lease}
     lines = [_line(row, lease, revision, names) for revision, answer in mine.items() for row in answer.requests]
+    lines += [_held_line(row, names[lease], revision) for revision, answer in mine.items() for row in answer.held]
     wanted = sorted(
         (line for line in lines if only is None or line.worker == only.watcher), key=lambda line: -line.age_s
     )
@@ -214,6 +219,23 @@ def _line(row: RequestRow, frontend: str, revision: str, names: Mapping[str, str
         prefill=row.prefill,
         fidelity=row.fidelity,
         fidelity_because_of=row.fidelity_because_of,
+    )
+
+
+def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
+    return RequestLine(
+        request="-",
+        worker=None,
+        endpoint=endpoint_of(revision),
+        revision=revision,
+        epoch=0,
+        prompt_tokens=None,
+        tokens=0,
+        age_s=round(row.age_s, 3),
+        moving_to=None,
+        stays="it is held",
+        frontend=frontend,
+        held=row.why,
     )
 
 

@@ -41,8 +41,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A watcher as `dynamo ps` shows it.
 
     `state`: the change under way, if there is one ("starting", "retiring", "restarting"). Otherwise the state that the
-    process announces ("starting", "ready", "draining", "failed"). Otherwise "ended" (to be started again), "silent" (a
-    process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a template without a process).
+    process announces ("starting", "ready", "parked", "draining", "failed"). Otherwise "ended" (to be started again),
+    "silent" (a process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a template without a
+    process).
     """
 
     watcher: str

@@ -13,6 +13,7 @@ from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.server_choice import START_REMEDY
 from dynamo_local.supervisor.admin.connect import state_of
+from dynamo_local.supervisor.admin.endpoints import ANSWERS
 from dynamo_local.supervisor.admin.status import Row, list_watchers
 from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.board import read_board
@@ -21,7 +22,7 @@ from state.paths import StatePaths
 
 LOGS_REMEDY = "`dynamo logs` has the reason if a process does not start; a longer --timeout may help"
 _LOOK_EVERY_S = 0.3
-_COMES_UP = frozenset({"fetching", "starting", "updating"})
+_COMES_UP = frozenset({"fetching", "starting", "waking", "updating"})
 
 Locate = Callable[[], StatePaths]
 """Returns the paths of the server that is meant. Raises NotRunningError as long as none runs."""
@@ -64,7 +65,8 @@ def missing(rows: Sequence[Row], workers: int | None) -> str:
     `workers`: number of workers that must be ready; None for all that have or await a process.
     """
     present = [row for row in rows if row.state != "stopped"]
-    waited = [row for row in present if row.state != "ready"]
+    # A parked worker is where it is wanted: requests wake it.
+    waited = [row for row in present if row.state not in ("ready", "parked")]
     if workers is None:
         return ", ".join(map(_described, waited))
     services = [_described(row) for row in waited if row.role not in ENGINE_ROLES]
@@ -94,7 +96,7 @@ def missing_of_endpoint(name: str, board: Board | None, workers: int | None) -> 
         raise EndpointFailedError(name, view.status.reason)
     if workers is not None:
         return "" if view.status.ready >= workers else f"{view.status.ready} of {workers} workers of {name} are ready"
-    return "" if view.status.state == "ready" else _shown(view)
+    return "" if view.status.state in ANSWERS else _shown(view)
 
 
 def _shown(view: EndpointView) -> str:

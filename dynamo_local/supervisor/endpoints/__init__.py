@@ -9,6 +9,9 @@
     observing.py     what there is of an endpoint's revisions: statefile, presences, free devices
     launch.py        from a spec to the resolved graph of a revision, with its model in place
     files.py         the files and streams of a revision
+    turning.py       who yields its devices to whom, by core/endpoints/turns.py
+    turn.py          what one endpoint lacks for its turn, and since when it has it
+    keeping.py       schedules and forecasts that keep endpoints awake
     board.py         what frontends are told to serve
 
 How processes are started and ended is in actuator/, what is ordered in state/registry.py.

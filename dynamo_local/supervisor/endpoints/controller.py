@@ -17,16 +17,19 @@ from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.endpoints.served import served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.status import status_of_adapter
+from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
 from dynamo_local.core.messages.endpoints import (
     BoardRevision,
     EndpointOrder,
     EndpointView,
     ListEndpoints,
+    ParkEndpoint,
     ServedAdapter,
+    WakeEndpoint,
 )
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.names import Subjects, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import devices_of, share_of
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
@@ -34,11 +37,14 @@ from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun, EndpointTools
 from dynamo_local.supervisor.endpoints.files import RevisionFiles
+from dynamo_local.supervisor.endpoints.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.launch import EndpointLauncher
-from dynamo_local.supervisor.endpoints.observing import RevisionWatch, Room, room_for
+from dynamo_local.supervisor.endpoints.observing import RevisionWatch, Room, amounts_of, room_for
 from dynamo_local.supervisor.endpoints.orders import Orders
+from dynamo_local.supervisor.endpoints.parking import Parking
 from dynamo_local.supervisor.endpoints.revision import RevisionTools
+from dynamo_local.supervisor.endpoints.turning import TurnKeeper, TurnPorts
 from dynamo_local.supervisor.server.controlled import ControlledServer
 from dynamo_local.supervisor.server.launch import check_adapter_on
 from dynamo_local.tasks import TaskGuard
@@ -84,6 +90,17 @@ class EndpointController:
         self._store = StateStore(ports.paths)
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report)
+        self._usage = KeptUsage(ports.paths.endpoint_use_file, server.report, time.time)
+        self._turns = TurnKeeper(
+            TurnPorts(
+                runs=self._runs.values,
+                read_state=self._store.read,
+                free=self._free,
+                publish=self._board.publish,
+                happened=self._happened,
+                limits=Limits(server.settings.turn_s),
+            )
+        )
         self._endpoint_tools = EndpointTools(
             ports.kept,
             self._revision_tools(),
@@ -91,6 +108,8 @@ class EndpointController:
             publish=self._board.publish,
             touch=self._board.touch,
             happened=self._happened,
+            looked=self._turns.looked,
+            usage=self._usage,
             report=server.report,
             wall_clock=time.time,
         )
@@ -99,6 +118,7 @@ class EndpointController:
             self,
             check_machine=self._check_machine,
             check_update=self._check_update,
+            check_wake=self._check_wake,
             own_names=ports.own_names,
             happened=self._happened,
             wall_clock=time.time,
@@ -106,15 +126,18 @@ class EndpointController:
 
     async def run(self) -> None:
         """Bring up what is ordered, and carry out orders, until cancelled."""
+        await asyncio.to_thread(self._usage.load)
+        self._ports.tasks.spawn("use of endpoints", self._usage.run())
         for entry in self._ports.kept.current.entries.values():
             self.begin(entry)
         await self._board.publish()
         await self._server.bus.serve(self._subjects.endpoints, EndpointOrder, self._on_order)
+        self._ports.tasks.spawn("turns of endpoints", self._turns.run())
         await self._board.run()
 
     async def _on_order(self, order: EndpointOrder, answer: Answer) -> None:
         answered = await self._orders.answer(order)
-        if not isinstance(order, ListEndpoints):
+        if not isinstance(order, ListEndpoints | ParkEndpoint | WakeEndpoint):
             # Workers look at the board for each request of an adapter: what is answered from here on holds for them.
             with suppress(StateError):
                 await self._board.publish()
@@ -134,6 +157,11 @@ class EndpointController:
         self._runs[run.name] = run
         self._ports.tasks.spawn(f"endpoint {run.name}", self._look_after(run))
 
+    def view(self, name: str) -> EndpointView | None:
+        run = self._runs.get(name)
+        entry = self._ports.kept.current.entries.get(name) or (None if run is None else run.entry)
+        return None if entry is None else self._view(entry)
+
     def views(self) -> tuple[EndpointView, ...]:
         entries = self._ports.kept.current.entries
         ending = [run.entry for name, run in self._runs.items() if name not in entries]
@@ -142,6 +170,7 @@ class EndpointController:
     async def _look_after(self, run: EndpointRun) -> None:
         await run.run()
         del self._runs[run.name]
+        self._usage.forget(run.name)
         # Written soon, and again and again if the disk is full: that must not end the server.
         self._happened(run.name, "deleted", "")
 
@@ -178,6 +207,7 @@ class EndpointController:
             given_up=ports.server.given_up,
             read_state=self._store.read,
             open_actuator=self._open_actuator,
+            ask_to_park=Parking(ports.server.bus, ports.paths.namespace).ask,
             on_failure=lambda revision, error: self._happened(
                 revision.endpoint, f"revision {revision.number} cannot start", error
             ),
@@ -188,11 +218,16 @@ class EndpointController:
         )
 
     def _open_actuator(self, endpoint: str) -> AbstractAsyncContextManager[LocalActuator]:
-        return open_actuator(self._ports.paths, self._server.report, endpoint=endpoint)
+        return open_actuator(self._ports.paths, self._server.report, endpoint=endpoint, bus=self._server.bus)
 
-    async def _room(self, state: State, wanted: Sequence[AddWorker]) -> Room:
+    async def _room(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Room:
         def look() -> Room:
-            return room_for(state, self._server.blueprint.current(), wanted, self._elsewhere())
+            blueprint = self._server.blueprint.current()
+            room = room_for(state, blueprint, wanted, self._elsewhere())
+            amounts = amounts_of(blueprint, wanted[: room.workers])
+            number = self._turns.most(endpoint, state, amounts)
+            shortage = self._turns.why_short(endpoint) or room.shortage
+            return Room(number, shortage or "others wait for the devices that are free" if number < len(wanted) else "")
 
         return await asyncio.to_thread(look)
 
@@ -220,6 +255,32 @@ class EndpointController:
                 f"no device is free for a worker of the new revision of {spec.name}, beside the only one of the old",
                 'end the old one first by "replace": true, or another worker',
             ) from None
+
+    async def _check_wake(self, run: EndpointRun) -> None:
+        """Raise EndpointConflictError if an endpoint that is asleep has no device to wake on, and nobody yields one."""
+        if run.idleness.rest != "asleep" or self._may_yield(run.name):
+            return
+        spec = run.entry.spec
+        state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
+        elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
+        try:
+            allocate(self._ports.inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+        except DeviceError as error:
+            holders = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.holds}
+            listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
+            raise EndpointConflictError(
+                f"endpoint {spec.name} cannot be woken: {error.cause}",
+                f"devices are held by {listed}: lower the workers of one, or delete it",
+            ) from None
+
+    def _may_yield(self, to: str) -> bool:
+        """Whether another endpoint has workers that it is not to keep whatever happens."""
+        others = (run for name, run in self._runs.items() if name != to and not run.deleting)
+        return any(run.has_more_than_minimum for run in others)
+
+    def _free(self, state: State) -> dict[int, float]:
+        taken = {**shares_taken(state), **dict.fromkeys(self._elsewhere(), 1.0)}
+        return {device: max(0.0, 1 - taken.get(device, 0.0)) for device in self._ports.inventory.ids}
 
     def _happened(self, endpoint: str, what: str, why: str) -> None:
         self._server.record(Event("endpoint", what, why, endpoint=endpoint))

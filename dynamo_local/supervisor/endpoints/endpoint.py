@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dynamo_local.core.endpoints import registry as registries
+from dynamo_local.core.endpoints.idling import Activity, Rest
 from dynamo_local.core.endpoints.registry import Entry, Registry
 from dynamo_local.core.endpoints.rollout import (
-    End,
+    GIVEN_UP_AFTER,
     Forget,
-    Launch,
     Ordered,
     Plan,
-    Retire,
     Revert,
     Seen,
     Settle,
-    Start,
+    Workers,
     next_steps,
 )
 from dynamo_local.core.endpoints.served import served_names
@@ -30,30 +29,42 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
 from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.supervisor.endpoints.idleness import Idleness
+from dynamo_local.supervisor.endpoints.keeping import Keeping, KeptUsage
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.observing import Room, revisions_of
 from dynamo_local.supervisor.endpoints.revision import RevisionRun, RevisionTools
+from dynamo_local.supervisor.endpoints.turn import Turn, may_start, running
 from dynamo_local.supervisor.server.report import Report, ReportOnce
 from state.model import State
 
 _EVERY_S = 1.0
 """Time between two looks at an endpoint of which nothing is heard."""
+_ASLEEP_EVERY_S = 5.0
+"""The same for one that is asleep."""
+_AT_LEAST_S = 0.01
+
+_TOLD = frozenset({"failed", "waiting", "parked", "asleep"})
+"""States that are noted in the event log."""
 
 
 @dataclass(frozen=True)
 class EndpointTools:
     """What the endpoints of one server have in common.
 
-    `room(state, wanted)`: for how many of these workers there are devices. `publish`: write the board now. `touch`:
-    write it soon. `happened(endpoint, what, why)`: for the event log and the terminal.
+    `room(endpoint, state, wanted)`: for how many of these workers there are devices. `publish`: write the board now.
+    `touch`: write it soon. `happened(endpoint, what, why)`: for the event log and the terminal. `looked(run)` is told
+    of every look. `usage`: when endpoints were used.
     """
 
     kept: KeptRegistry
     revisions: RevisionTools
-    room: Callable[[State, Sequence[AddWorker]], Awaitable[Room]]
+    room: Callable[[str, State, Sequence[AddWorker]], Awaitable[Room]]
     publish: Callable[[], Awaitable[None]]
     touch: Callable[[], None]
     happened: Callable[[str, str, str], None]
+    looked: Callable[[EndpointRun], None]
+    usage: KeptUsage
     report: Report
     wall_clock: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
@@ -69,13 +80,16 @@ class EndpointRun:
         self.replace = False
         """Whether the update under way may end the old revision before the new one is ready."""
         self.takes: int | None = None
+        self.turn = Turn()
+        self._keeping = Keeping(tools.wall_clock)
         self._tools = tools
         self._workers: int | None = None
         self._prefill_workers: int | None = None
         self._revisions: dict[int, RevisionRun] = {}
         self._listed: tuple[int, ...] = ()
         self._seen: Mapping[int, Seen] = {}
-        self._woken = asyncio.Event()
+        self.idleness = Idleness(entry.spec, tools.clock, lambda what, why: tools.happened(entry.spec.name, what, why))
+        self._to_look = asyncio.Event()
         self._note = ""
         self._began_at = tools.clock()
         self._failure = ReportOnce(tools.report)
@@ -92,9 +106,84 @@ class EndpointRun:
         if entry.revision != self.entry.revision:
             self.replace, self._note, self._began_at = replace, "", self._tools.clock()
         self.entry = entry
+        self.idleness.update(entry.spec)
         for run in self._revisions.values():
             run.try_again()
-        self.wake()
+        self.look()
+
+    def wake(self, *, asked: bool) -> None:
+        """Have a worker ready, at once. `asked`: by a frontend that holds a request, otherwise by the owner.
+
+        Raises SupervisorError to a frontend while a start that has failed is not to be repeated. Repeated, an order
+        starts nothing more.
+        """
+        rested = self.idleness.wake(asked=asked)
+        if rested or not asked:
+            for run in self._revisions.values():
+                run.try_again()
+        self.look()
+
+    def rest(self, rest: Rest) -> None:
+        """Park the workers, or end them, once no request is under way."""
+        self.idleness.order_rest(rest)
+        self.look()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it has had no request (CLOCK_MONOTONIC, s); None while it has one, or that is not known."""
+        busy = self._busy()
+        is_idle = busy is False and not self.idleness.is_waking
+        return self.idleness.state.active_at if is_idle or (self.idleness.rest == "parked" and not busy) else None
+
+    @property
+    def running(self) -> int | None:
+        """Requests under way, without those that are held; None if that is not known."""
+        found = [run.frontends for run in self._revisions.values()]
+        return None if self._busy() is None else running(found)
+
+    @property
+    def has_more_than_minimum(self) -> bool:
+        """Whether it has workers that it may do without."""
+        present = sum(seen.workers.present for seen in self._seen.values())
+        return present > self.entry.spec.min_workers
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether another revision of it starts, or one ends."""
+        others = (seen for number, seen in self._seen.items() if number != self.entry.revision)
+        return self.entry.earlier is not None or self.deleting or not all(seen.is_gone for seen in others)
+
+    def yield_to(self, other: str) -> None:
+        """Give its devices to the endpoint `other`: it is asleep until it is asked for again."""
+        if self.idleness.rest == "asleep":
+            return
+        self.idleness.yield_to(other)
+        self.look()
+
+    def give(self, watchers: Collection[str]) -> None:
+        """Have so many of its workers end, beside which others stay."""
+        current = self._seen.get(self.entry.revision, Seen())
+        prefill = sum(watcher in _all(current.prefill) for watcher in watchers)
+        self._workers = min(self.ordered.workers, current.workers.present - (len(watchers) - prefill))
+        if prefill:
+            self._prefill_workers = min(self.ordered.prefill_workers, current.prefill.present - prefill)
+        self.look()
+
+    @property
+    def kept(self) -> bool:
+        """Whether its schedule keeps it awake, or a forecast."""
+        return bool(self.idleness.kept.awake)
+
+    def may_start(self, *, freely: bool) -> None:
+        """Look at once: what it waits for has changed. `freely`: devices are free for it."""
+        if freely and self.kept and self.idleness.rest == "asleep":
+            self._wake_for(self.idleness.kept.awake)
+        self.look()
+
+    def _wake_for(self, why: str) -> None:
+        if self.idleness.wake(asked=False, why=why):
+            for run in self._revisions.values():
+                run.try_again()
 
     def scale(self, workers: int | None, prefill_workers: int | None) -> None:
         """Order so many workers; None: as many as before. Bounds are kept."""
@@ -102,18 +191,20 @@ class EndpointRun:
             self._workers = workers
         if prefill_workers is not None:
             self._prefill_workers = prefill_workers
-        self.wake()
+        if workers == 0:
+            self.rest("asleep")
+        self.look()
 
     def delete(self) -> None:
         """Order the end of the endpoint."""
         self.deleting = True
         for run in self._revisions.values():
             run.begin_drain()
-        self.wake()
+        self.look()
 
-    def wake(self) -> None:
+    def look(self) -> None:
         """Look at once."""
-        self._woken.set()
+        self._to_look.set()
 
     @property
     def answers(self) -> bool:
@@ -125,16 +216,21 @@ class EndpointRun:
     @property
     def ordered(self) -> Ordered:
         """What is ordered now."""
-        spec, earlier = self.entry.spec, self.entry.earlier
+        spec, earlier, idleness = self.entry.spec, self.entry.earlier, self.idleness
+        has_workers = idleness.rest != "asleep"
         return Ordered(
             self.entry.revision,
             None if earlier is None else earlier.revision,
-            _within(self._workers, spec.min_workers, spec.most_workers),
+            _within(self._workers, spec.least_awake, spec.most_workers) if has_workers else 0,
             _within(self._prefill_workers, spec.min_prefill_workers, spec.most_prefill_workers)
-            if spec.disaggregated
+            if spec.disaggregated and has_workers
             else 0,
             replace=self.replace,
             deleting=self.deleting,
+            rest=idleness.rest,
+            why=idleness.reason,
+            waking=idleness.is_waking,
+            wake_failed=idleness.failure,
         )
 
     def status(self) -> EndpointStatus:
@@ -144,7 +240,13 @@ class EndpointRun:
     def board(self, adapters: Sequence[ServedAdapter]) -> tuple[BoardRevision, ...]:
         """The revisions that frontends are to serve."""
         return tuple(
-            BoardRevision(str(Revision(self.name, number)), number == self.takes, self._names(number), tuple(adapters))
+            BoardRevision(
+                str(Revision(self.name, number)),
+                number == self.takes,
+                self._names(number),
+                tuple(adapters),
+                self.turn.yields if number == self.takes else "",
+            )
             for number in self._listed
         )
 
@@ -158,7 +260,7 @@ class EndpointRun:
     async def run(self) -> None:
         """Bring what there is to what is ordered, until nothing is left of the endpoint after its deletion."""
         while True:
-            self._woken.clear()
+            self._to_look.clear()
             try:
                 if await self._round():
                     return
@@ -167,28 +269,31 @@ class EndpointRun:
             else:
                 self._failure.note("")
             with suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY_S):
-                    await self._woken.wait()
+                async with asyncio.timeout(self._look_in_s()):
+                    await self._to_look.wait()
 
     async def _round(self) -> bool:
         """Returns whether nothing is left."""
         self._know_revisions()
-        ordered = self.ordered
         state = await asyncio.to_thread(self._tools.revisions.read_state)
+        self._look_at_use(state)
+        ordered = self.ordered
         for number in revisions_of(state, self.name) - self._revisions.keys():
             self._revisions[number] = self._run_of(number)
         current = self._revisions.get(ordered.revision)
         lacking = () if current is None else current.wanted(ordered.workers, ordered.prefill_workers, state)
-        room = await self._tools.room(state, lacking) if lacking else Room()
+        room = await self._tools.room(self.name, state, lacking) if lacking else Room()
         self._seen = {
             number: run.seen(state, room if run is current else Room()) for number, run in self._revisions.items()
         }
+        if self._has_failed_to_wake(ordered):
+            # The next look, which is at once, sees that it is to be asleep.
+            return False
+        self._note_turn(ordered, state)
         plan = next_steps(ordered, self._seen, self.takes)
         await self._show(plan)
         for step in plan.steps:
             match step:
-                case Launch() | Start() | Retire() | End():
-                    self._revisions[step.revision].carry_out(step)
                 case Settle():
                     await self._settle(ordered.revision)
                 case Revert():
@@ -196,8 +301,77 @@ class EndpointRun:
                 case Forget():
                     await self._forget(tuple(self._revisions))
                     return True
+                case _:
+                    self._revisions[step.revision].carry_out(step)
         await self._forget([n for n, seen in self._seen.items() if seen.is_gone and n not in self.entry.revisions])
         return False
+
+    # Turns on devices that other endpoints want as well.
+
+    def _note_turn(self, ordered: Ordered, state: State) -> None:
+        """Note what it lacks and since when, and whether its turn has begun."""
+        spec, current = self.entry.spec, self._seen.get(ordered.revision, Seen())
+        least = spec.least_awake, spec.min_prefill_workers if spec.disaggregated else 0
+        wants = may_start(ordered, current, kept=self.kept)
+        lacking = self._revisions[ordered.revision].amounts(*least, state) if wants else ()
+        self.turn.note(lacking, current, self.idleness.state, self._tools.clock())
+        self._tools.looked(self)
+
+    # Whether it is used.
+
+    def _look_at_use(self, state: State) -> None:
+        """Park it, or have it sleep, if it is not used."""
+        run = self._revisions.get(self.entry.revision if self.takes is None else self.takes)
+        workers = None if run is None else run.workers(state)[0]
+        seen = Activity(
+            self._busy(),
+            0 if run is None else run.served,
+            0 if workers is None else len(workers.ready),
+            run is not None and workers is not None and (run.is_busy or workers.present > 0),
+        )
+        requests = max(0, seen.served - self.idleness.state.served)
+        self._tools.usage.note(self.entry.spec, requests or int(bool(seen.busy)))
+        self._look_at_schedule()
+        self.idleness.look(seen)
+        if self.idleness.rest == "asleep":
+            # As many as it starts with, when it is woken.
+            self._workers = self._prefill_workers = None
+
+    def _look_at_schedule(self) -> None:
+        """Wake it where its schedule says so. What is asleep and to be kept awake waits for devices that are free."""
+        kept, before = self._keeping.look(self.entry.spec, self._tools.usage.of(self.name)), self.kept
+        self.idleness.kept = kept
+        if kept.due:
+            self._wake_for("by its schedule")
+        elif kept.awake and not before and self.idleness.rest == "parked":
+            self._wake_for(kept.awake)
+
+    def _busy(self) -> bool | None:
+        """Whether requests are under way or held; None if that is not known."""
+        if self.takes is None or self.entry.earlier is not None or not self._revisions[self.takes].frontends.ready:
+            return None
+        numbers = [run.frontends.in_flight for run in self._revisions.values()]
+        if any(numbers):
+            return True
+        return None if None in numbers else False
+
+    def _has_failed_to_wake(self, ordered: Ordered) -> bool:
+        """Whether a start has failed just now that is not repeated before somebody asks again. It is asleep then."""
+        current = self._seen.get(ordered.revision, Seen())
+        if self.entry.spec.min_workers > 0 or ordered.rest != "awake" or not current.launched or current.under_way:
+            return False
+        most = 1 if ordered.waking else GIVEN_UP_AFTER
+        if current.failures < most or current.is_hopeless or current.workers.ready or current.workers.parked:
+            return False
+        self.idleness.fail(current.error)
+        self.look()
+        return True
+
+    def _look_in_s(self) -> float:
+        """Time until the next look if nothing is heard, in seconds."""
+        is_quiet = self.idleness.rest == "asleep" and all(not seen.has_workers for seen in self._seen.values())
+        every_s = _ASLEEP_EVERY_S if is_quiet and self.takes is not None else _EVERY_S
+        return max(_AT_LEAST_S, self.idleness.look_in_s(every_s))
 
     def _know_revisions(self) -> None:
         specs = {self.entry.revision: self.entry.spec}
@@ -208,7 +382,7 @@ class EndpointRun:
             run.spec = spec
 
     def _run_of(self, number: int) -> RevisionRun:
-        return RevisionRun(Revision(self.name, number), self._tools.revisions, self.wake)
+        return RevisionRun(Revision(self.name, number), self._tools.revisions, self.look)
 
     async def _show(self, plan: Plan) -> None:
         """Put the plan on the board, before anything is done. Raises StateError; then nothing has changed."""
@@ -230,8 +404,9 @@ class EndpointRun:
         status = self.status()
         if self.takes is not None and self.takes != took:
             after_s = self._tools.clock() - self._began_at
-            self._tools.happened(self.name, f"revision {self.takes} is ready after {after_s:.1f} s", "")
-        if status.state != self._state and status.state in ("failed", "waiting"):
+            what = "is ready" if status.ready else "is checked"
+            self._tools.happened(self.name, f"revision {self.takes} {what} after {after_s:.1f} s", "")
+        if status.state != self._state and status.state in _TOLD:
             self._tools.happened(self.name, status.state, status.reason)
         self._state = status.state
 
@@ -252,12 +427,17 @@ class EndpointRun:
         name = self.name
         registry = await self._tools.kept.change(lambda before: change(before) if name in before.entries else before)
         self.entry = registry.entries.get(name, self.entry)
+        self.idleness.update(self.entry.spec)
         self.replace = self.replace and self.entry.earlier is not None
-        self.wake()
+        self.look()
 
     async def _forget(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             await self._revisions.pop(number).forget()
+
+
+def _all(workers: Workers) -> tuple[str, ...]:
+    return (*workers.ready, *workers.starting, *workers.parked)
 
 
 def _within(wanted: int | None, least: int, most: int) -> int:

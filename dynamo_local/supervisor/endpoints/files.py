@@ -11,6 +11,7 @@ from pathlib import Path
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.names import Revision
+from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.supervisor.endpoints.launch import Launched
 from dynamo_local.supervisor.server.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.streams import ServerStreams
@@ -47,6 +48,7 @@ class RevisionFiles:
         # First, so that the graph is not written anew.
         await asyncio.to_thread(self.blueprint.change, lambda old: old.without_revision(name))
         await asyncio.to_thread(_remove, self.paths.graph_of(name))
+        await asyncio.to_thread(withdraw, self.paths, name)
         await self.streams.delete_streams(self.bus, name)
 
 

@@ -15,7 +15,7 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView, in_flight_of
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Revision, Subjects, parse_revision, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
-from dynamo_local.supervisor.actuator.add import claim_worker
+from dynamo_local.supervisor.actuator.add import claim_worker, template_of
 from dynamo_local.supervisor.server.blueprint import Blueprint
 from state.model import Component, State
 
@@ -63,24 +63,27 @@ def workers_of(
     more."""
     mine = [c for c in state.components.values() if c.watcher.revision == str(revision) and c.holds]
     mine.sort(key=lambda component: component.watcher)
-    ready = {presence.lease for presence in view.ready({component.role for component in mine})}
+    states: dict[str, str] = dict.fromkeys((one.lease for one in view.members() if one.state == "parked"), "parked")
+    states |= {presence.lease: "ready" for presence in view.ready({component.role for component in mine})}
     prefill = [component for component in mine if component.role == PREFILL_ROLE]
-    return _sorted([c for c in mine if c not in prefill], ready, given_up), _sorted(prefill, ready, given_up)
+    return _sorted([c for c in mine if c not in prefill], states, given_up), _sorted(prefill, states, given_up)
 
 
-def _sorted(components: Iterable[Component], ready: set[str], given_up: Container[str]) -> Workers:
-    by_state: dict[str, list[str]] = {"ready": [], "starting": [], "ending": [], "dead": []}
+def _sorted(components: Iterable[Component], states: Mapping[str, str], given_up: Container[str]) -> Workers:
+    by_state: dict[str, list[str]] = {"ready": [], "starting": [], "ending": [], "dead": [], "parked": []}
     for component in components:
-        by_state[_state(component, ready, given_up)].append(component.watcher_name)
-    return Workers(*(tuple(names) for names in by_state.values()))
+        by_state[_state(component, states, given_up)].append(component.watcher_name)
+    return Workers(**{state: tuple(names) for state, names in by_state.items()})
 
 
-def _state(component: Component, ready: set[str], given_up: Container[str]) -> str:
+def _state(component: Component, states: Mapping[str, str], given_up: Container[str]) -> str:
+    """`states`: "ready" and "parked" leases. A parked worker may have been given up because it cannot be woken."""
     if component.phase == "retiring":
         return "ending"
-    if component.phase is None and component.lease in ready:
-        return "ready"
-    return "dead" if component.phase is None and component.watcher_name in given_up else "starting"
+    state = "starting" if component.phase is not None else states.get(component.lease or "", "starting")
+    if state == "ready" or component.phase is not None:
+        return state
+    return "dead" if component.watcher_name in given_up else state
 
 
 def frontends_of(view: FleetView) -> Frontends:
@@ -91,7 +94,21 @@ def frontends_of(view: FleetView) -> Frontends:
     )
     failed = (one for one in found if one.state == "failed")
     failure = next((one.detail or "the frontend cannot serve it" for one in failed), "")
-    return Frontends(ready, starting, draining, in_flight_of(found) if found else 0, failure)
+    held = [None if one.counts is None else one.counts.held for one in found]
+    known = [number for number in held if number is not None]
+    return Frontends(
+        ready,
+        starting,
+        draining,
+        in_flight_of(found) if found else 0,
+        failure,
+        sum(known) if len(known) == len(held) else None,
+    )
+
+
+def served_by(view: FleetView) -> int:
+    """A number that changes with each request that a worker gets."""
+    return sum(0 if one.counts is None else one.counts.requests or 0 for one in view.members())
 
 
 def doing(view: FleetView) -> str:
@@ -102,6 +119,11 @@ def doing(view: FleetView) -> str:
 
 def _frontends(view: FleetView) -> list[Presence]:
     return [presence for presence in view.members() if not parse_watcher(presence.watcher).revision]
+
+
+def amounts_of(blueprint: Blueprint, wanted: Iterable[AddWorker]) -> tuple[float, ...]:
+    """What these workers take of devices: their number, or the share of one."""
+    return tuple(template_of(blueprint, change).device_count for change in wanted)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from dynamo_local.core.messages.endpoints import (
     EndpointsAnswer,
     EndpointView,
     ListEndpoints,
+    ParkEndpoint,
     ScaleEndpoint,
     UpdateEndpoint,
+    WakeEndpoint,
 )
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
@@ -36,6 +38,9 @@ class Endpoints(Protocol):
     def begin(self, entry: Entry) -> None:
         """Bring up an endpoint that was created."""
 
+    def view(self, name: str) -> EndpointView | None:
+        """The endpoint of that name as it is now, also while it is being deleted; None if there is none."""
+
     def views(self) -> tuple[EndpointView, ...]:
         """All endpoints as they are now, those included that are being deleted."""
 
@@ -46,14 +51,15 @@ class Orders:
 
     `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint, or if it is an
     adapter that its base cannot serve. `check_update(run, spec)` raises UsageError if no worker of another revision can
-    be started beside the present one. `own_names`: names of models that the graph itself serves. `happened(endpoint,
-    what, why)`: for the event log and the terminal.
+    be started beside the present one, and `check_wake(run)` if an endpoint has no device to wake on. `own_names`: names
+    of models that the graph itself serves. `happened(endpoint, what, why)`: for the event log and the terminal.
     """
 
     kept: KeptRegistry
     endpoints: Endpoints
     check_machine: Callable[[EndpointSpec, Sequence[EndpointSpec]], Awaitable[None]]
     check_update: Callable[[EndpointRun, EndpointSpec], Awaitable[None]]
+    check_wake: Callable[[EndpointRun], Awaitable[None]]
     own_names: frozenset[str]
     happened: Callable[[str, str, str], None]
     wall_clock: Callable[[], float]
@@ -70,6 +76,10 @@ class Orders:
                     name = await self._update(order)
                 case ScaleEndpoint():
                     name = self._scale(order)
+                case ParkEndpoint():
+                    name = self._park(order)
+                case WakeEndpoint():
+                    name = await self._wake(order)
                 case DeleteEndpoint():
                     return await self._delete(order)
         except DynamoError as error:
@@ -77,13 +87,12 @@ class Orders:
         return self._list(name)
 
     def _list(self, name: str | None) -> EndpointsAnswer:
-        views = self.endpoints.views()
         if name is None:
-            return EndpointsAnswer(views)
-        found = tuple(view for view in views if view.spec.name == name)
-        if not found:
+            return EndpointsAnswer(self.endpoints.views())
+        found = self.endpoints.view(name)
+        if found is None:
             self.kept.current.entry(name)  # raises, with names that are similar
-        return EndpointsAnswer(found)
+        return EndpointsAnswer(() if found is None else (found,))
 
     async def _create(self, order: CreateEndpoint) -> str:
         spec = read_spec(order.spec)
@@ -127,10 +136,37 @@ class Orders:
         run = self.endpoints.run_of(order.name)
         if run is None:
             raise UsageError(f"endpoint {order.name} is an adapter", f"scale {spec.adapter_of}, which serves it")
+        if run.idleness.rest == "asleep" and order.workers != 0:
+            raise EndpointConflictError(
+                f"endpoint {order.name} is asleep", f"wake it first: dynamo endpoint wake {order.name}"
+            )
         _check_bounds(order.name, "workers", order.workers, spec.min_workers, spec.most_workers)
         least = spec.min_prefill_workers if spec.disaggregated else 0
         _check_bounds(order.name, "prefill workers", order.prefill_workers, least, spec.most_prefill_workers)
         run.scale(order.workers, order.prefill_workers)
+        return order.name
+
+    def _park(self, order: ParkEndpoint) -> str:
+        spec = self.kept.current.entry(order.name).spec
+        run = self.endpoints.run_of(order.name)
+        if run is None:
+            raise EndpointConflictError(
+                f"endpoint {order.name} is an adapter", f"park {spec.adapter_of}, which serves it"
+            )
+        if run.idleness.rest == "asleep":
+            raise EndpointConflictError(f"endpoint {order.name} is asleep, and has no workers to park")
+        run.rest("parked")
+        return order.name
+
+    async def _wake(self, order: WakeEndpoint) -> str:
+        """A request for an adapter wakes the endpoint that serves it."""
+        spec = self.kept.current.entry(order.name).spec
+        run = self.endpoints.run_of(spec.adapter_of or order.name)
+        if run is None or run.deleting:
+            raise EndpointConflictError(f"endpoint {order.name} is being deleted")
+        if not order.asked:
+            await self.check_wake(run)
+        run.wake(asked=order.asked)
         return order.name
 
     async def _delete(self, order: DeleteEndpoint) -> EndpointsAnswer:
@@ -139,7 +175,11 @@ class Orders:
         if run is not None:
             run.delete()
         self.happened(order.name, "to be deleted", "")
-        return EndpointsAnswer(tuple(view for view in self.endpoints.views() if view.spec.name == order.name))
+        return self._left(order.name)
+
+    def _left(self, name: str) -> EndpointsAnswer:
+        view = self.endpoints.view(name)
+        return EndpointsAnswer(() if view is None else (view,))
 
     async def _check(self, spec: EndpointSpec) -> None:
         others = [entry.spec for name, entry in self.kept.current.entries.items() if name != spec.name]

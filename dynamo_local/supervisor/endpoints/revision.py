@@ -8,12 +8,25 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from dynamo_local.core.endpoints.rollout import End, Frontends, Launch, Retire, Seen, Start, UnderWay, back_off_s
+from dynamo_local.core.endpoints.rollout import (
+    End,
+    Frontends,
+    Launch,
+    Park,
+    Retire,
+    RevisionStep,
+    Seen,
+    Start,
+    UnderWay,
+    Wake,
+    Workers,
+    back_off_s,
+)
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, UsageError
-from dynamo_local.core.fleet.view import FleetView
+from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
 from dynamo_local.core.names import Revision, Subjects
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
@@ -25,11 +38,27 @@ from dynamo_local.supervisor.endpoints.observing import (
     Spawn,
     doing,
     frontends_of,
+    served_by,
     workers_of,
 )
+from dynamo_local.supervisor.endpoints.parking import until
+from dynamo_local.supervisor.server.templates import ServiceTemplate
 from state.model import State
 
 _log = logging.getLogger(__name__)
+
+_ANNOUNCED_WITHIN_S = 5.0
+"""Time in which a worker that has answered announces what it has answered."""
+_PARK_AGAIN_S = 2.0
+"""Time until a worker that has refused to park is asked again."""
+_WAKES = 2
+"""Failures after which a worker that cannot be woken is ended, and another one started in its place."""
+
+
+class AskToPark(Protocol):
+    """Parking.ask."""
+
+    async def __call__(self, revision: Revision, leases: Mapping[str, str], *, parked: bool) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -37,10 +66,10 @@ class RevisionTools:
     """What revisions of one server are brought up and ended with.
 
     `given_up`: watchers that are not started any more, each with the reason. `open_actuator(endpoint)`: the actuator of
-    that endpoint's workers. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a
-    worker. `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told
-    of each start that has failed. `retry_s`: time until a step is tried again that could not be taken, or an end that
-    has failed.
+    that endpoint's workers. `ask_to_park`: has workers park, or take requests again. `frontend_deadline_s`: the time
+    that a frontend has to be ready for a revision that has a worker. `drain_s`: the time that requests have to finish
+    which an order ends. `on_failure(revision, error)` is told of each start that has failed. `retry_s`: time until a
+    step is tried again that could not be taken, or an end that has failed.
     """
 
     launcher: EndpointLauncher
@@ -49,6 +78,7 @@ class RevisionTools:
     given_up: Mapping[str, str]
     read_state: Callable[[], State]
     open_actuator: Callable[[str], AbstractAsyncContextManager[LocalActuator]]
+    ask_to_park: AskToPark
     on_failure: Callable[[Revision, str], None]
     spawn: Spawn
     namespace: str
@@ -59,16 +89,16 @@ class RevisionTools:
 
 
 class RevisionRun:
-    """A revision while the server runs. `wake` is called when there may be something to do."""
+    """A revision while the server runs. `look` is called when there may be something to do."""
 
-    def __init__(self, name: Revision, tools: RevisionTools, wake: Callable[[], None]) -> None:
+    def __init__(self, name: Revision, tools: RevisionTools, look: Callable[[], None]) -> None:
         self.name = name
         self.spec: EndpointSpec | None = None
         """None for a revision that is not ordered any more."""
         self.launched: Launched | None = None
         self.took_requests = False
         self._tools = tools
-        self._wake = wake
+        self._look = look
         self._watch: RevisionWatch | None = None
         self._under_way: UnderWay = ""
         self._task: asyncio.Task[None] | None = None
@@ -76,6 +106,12 @@ class RevisionRun:
         self._error = ""
         self._is_hopeless = False
         self._may_start_at = 0.0
+        self._may_park_at = 0.0
+        self._not_woken: dict[str, int] = {}
+        """By watcher, how often in a row it could not be woken."""
+        self._lost: dict[str, str] = {}
+        """Workers that cannot be woken, each with the reason."""
+        self._heard = asyncio.Event()
         self._doing = ""
         self._drained_by: float | None = None
         self._unserved_since: float | None = None
@@ -86,13 +122,39 @@ class RevisionRun:
         """The workers that lack, of those wanted. None of a revision that ends: its templates may be gone."""
         if self._under_way == "ending":
             return ()
-        present = workers_of(state, self.name, self._view, self._tools.given_up)
+        present = self.workers(state)
         answering, prefill = workers - present[0].present, prefill_workers - present[1].present
         return (*self._additions(answering, prefill=False), *self._additions(prefill, prefill=True))
 
+    def amounts(self, workers: int, prefill_workers: int, state: State) -> tuple[float, ...]:
+        """What the workers that lack take of devices: their number, or the share of one."""
+        templates = {False: self._template(prefill=False), True: self._template(prefill=True)}
+        kinds = (change.role == PREFILL_ROLE for change in self.wanted(workers, prefill_workers, state))
+        found = (templates[prefill] for prefill in kinds)
+        return tuple(one.device_count for one in found if one is not None)
+
+    def workers(self, state: State) -> tuple[Workers, Workers]:
+        """The workers that answer, and those that prefill."""
+        return workers_of(state, self.name, self._view, {**self._tools.given_up, **self._lost})
+
+    @property
+    def frontends(self) -> Frontends:
+        """The frontends that serve it."""
+        return frontends_of(self._view)
+
+    @property
+    def served(self) -> int:
+        """A number that changes with each request that its workers get."""
+        return served_by(self._view)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._under_way)
+
     def seen(self, state: State, room: Room) -> Seen:
         """What is observed now."""
-        workers, prefill = workers_of(state, self.name, self._view, self._tools.given_up)
+        workers, prefill = self.workers(state)
         frontends = frontends_of(self._view)
         self._check_frontends(bool(workers.ready), frontends)
         now = self._tools.clock()
@@ -107,6 +169,7 @@ class RevisionRun:
             error=self._error,
             is_hopeless=self._is_hopeless,
             may_start=now >= self._may_start_at,
+            may_park=now >= self._may_park_at,
             took_requests=self.took_requests,
             drain_is_over=self._drained_by is not None and now >= self._drained_by,
             doing=self._doing if self._under_way == "launching" else doing(self._view),
@@ -121,6 +184,7 @@ class RevisionRun:
     def try_again(self) -> None:
         """Forget its failures: something was ordered that may help."""
         self._failures, self._error, self._is_hopeless, self._may_start_at = 0, "", False, 0.0
+        self._may_park_at = 0.0
 
     @property
     def _view(self) -> FleetView:
@@ -141,13 +205,17 @@ class RevisionRun:
 
     # Steps. Each runs in a task of its own.
 
-    def carry_out(self, step: Launch | Start | Retire | End) -> None:
+    def carry_out(self, step: RevisionStep) -> None:
         """Begin a step. `End` breaks off the one under way."""
         match step:
             case Launch():
                 self._begin("launching", self._launch())
             case Start():
                 self._begin("starting", self._start(step))
+            case Park():
+                self._begin("parking", self._park(step))
+            case Wake():
+                self._begin("waking", self._wake(step))
             case Retire():
                 self._begin("retiring", self._retire(step))
             case End():
@@ -177,7 +245,7 @@ class RevisionRun:
         finally:
             if self._under_way == what:
                 self._under_way = ""
-            self._wake()
+            self._look()
 
     async def _launch(self) -> None:
         assert self.spec is not None, "only a revision that is ordered is launched"
@@ -189,12 +257,16 @@ class RevisionRun:
 
     async def _observe(self) -> None:
         if self._watch is None:
-            self._watch = self._tools.watch(Subjects(self._tools.namespace, str(self.name)), self._wake)
+            self._watch = self._tools.watch(Subjects(self._tools.namespace, str(self.name)), self._on_change)
             await self._watch.start()
+
+    def _on_change(self) -> None:
+        self._heard.set()
+        self._look()
 
     def _note(self, what: str) -> None:
         self._doing = what
-        self._wake()
+        self._look()
 
     async def _start(self, step: Start) -> None:
         assert self.launched is not None, "only what is launched is started"
@@ -209,10 +281,13 @@ class RevisionRun:
             self._judge(await actuator.apply_all(changes, DeviceLimits()))
 
     def _additions(self, number: int, *, prefill: bool) -> tuple[AddWorker, ...]:
-        template = None if self.launched is None else self.launched.template(prefill=prefill)
+        template = self._template(prefill=prefill)
         if template is None:
             return ()
         return (AddWorker(template.role, template.service, str(self.name)),) * max(0, number)
+
+    def _template(self, *, prefill: bool) -> ServiceTemplate | None:
+        return None if self.launched is None else self.launched.template(prefill=prefill)
 
     def _judge(self, outcomes: Sequence[ActionOutcome]) -> None:
         """Count a start in which every worker has failed. One without a name had no device: it was not tried."""
@@ -224,13 +299,53 @@ class RevisionRun:
         elif outcomes and not any(outcome.done for outcome in outcomes):
             self._may_start_at = self._tools.clock() + self._tools.retry_s
 
+    async def _park(self, step: Park) -> None:
+        refused = await self._asked(step.watchers, parked=True)
+        if refused:
+            self._may_park_at = self._tools.clock() + _PARK_AGAIN_S
+            _log.info("%s: not parked: %s", self.name, ", ".join(f"{name}: {why}" for name, why in refused.items()))
+
+    async def _wake(self, step: Wake) -> None:
+        failed = await self._asked(step.watchers, parked=False)
+        if not failed:
+            self._not_woken.clear()
+            self.try_again()
+        for watcher, why in failed.items():
+            self._not_woken[watcher] = self._not_woken.get(watcher, 0) + 1
+            if self._not_woken[watcher] >= _WAKES:
+                self._lost[watcher] = f"{watcher} cannot be woken: {why}"
+        if failed and not self._lost:
+            # Once it is lost, its removal says so.
+            watcher, why = next(iter(failed.items()))
+            self._fail(f"{watcher} does not wake: {why}")
+
+    async def _asked(self, watchers: Sequence[str], *, parked: bool) -> dict[str, str]:
+        """Have workers park or wake, and wait until they have announced it. Returns by watcher why some have not."""
+        state = await asyncio.to_thread(self._tools.read_state)
+        there = {name: state.components[name].lease for name in watchers if name in state.components}
+        leases = {name: lease for name, lease in there.items() if lease is not None}
+        refused = await self._tools.ask_to_park(self.name, leases, parked=parked)
+        asked = {lease for name, lease in leases.items() if name not in refused}
+        kind = "parked" if parked else "ready"
+
+        def announced() -> bool:
+            # Those that are gone announce nothing any more.
+            return all(one.state == kind for one in self._view.members() if one.lease in asked)
+
+        await until(announced, self._heard, _ANNOUNCED_WITHIN_S)
+        return refused
+
     async def _retire(self, step: Retire) -> None:
         state = await asyncio.to_thread(self._tools.read_state)
         there = [state.components[watcher] for watcher in step.watchers if watcher in state.components]
         changes = [RemoveWorker(worker.watcher_name, worker.role) for worker in there if worker.holds]
-        given_up = [why for watcher in step.watchers if (why := self._tools.given_up.get(watcher)) is not None]
+        reasons = {**self._tools.given_up, **self._lost}
+        given_up = [reasons[watcher] for watcher in step.watchers if watcher in reasons]
         async with self._tools.open_actuator(self.name.endpoint) as actuator:
             await actuator.apply_all(changes, DeviceLimits())
+        for watcher in step.watchers:
+            self._lost.pop(watcher, None)
+            self._not_woken.pop(watcher, None)
         if given_up:
             self._fail(given_up[-1])
 

@@ -95,7 +95,11 @@ class PresenceEvents:
         elif before.role != presence.role:
             self._record(_of(presence, "role", f"role is {presence.role}", f"it was {before.role}"))
         state = None if before is None else before.state
-        if presence.state != state and presence.state == "ready":
+        if presence.state == "parked" and state != "parked":
+            self._record(_of(presence, "park", "parked"))
+        elif presence.state == "ready" and state == "parked":
+            self._record(_of(presence, "park", "awake"))
+        elif presence.state == "ready" and state != "ready":
             self._record(_of(presence, "start", f"ready{self._after(presence)}"))
         elif presence.state == "draining":
             self._drains(presence, presence.detail)

@@ -18,7 +18,7 @@ _EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """A path and a body for each task of engines; for an engine with several, the first."""
 
-_ANSWERS = frozenset({"ready", "updating"})
+_ANSWERS = frozenset({"ready", "updating", "parked", "asleep", "waking"})
 _MOST_NAMED = 8
 """Endpoints that are named; the others are only counted."""
 

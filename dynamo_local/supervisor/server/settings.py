@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from dynamo_local.core.endpoints.turns import TURN_S
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.core.process.restarts import RestartLimits
 
@@ -14,15 +15,16 @@ class ServerSettings:
     """Deadlines of a server.
 
     `bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model loads for
-    minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for circusd to end.
-    `restart_delay_max_s`: the longest wait before a service that keeps dying is started again. `circus_deadlines`: for
-    a circusd that does not answer.
+    minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for circusd to end. `turn_s`:
+    how long an endpoint with requests keeps its devices while others wait for them. `restart_delay_max_s`: the longest
+    wait before a service that keeps dying is started again. `circus_deadlines`: for a circusd that does not answer.
     """
 
     bus_deadline_s: float = 15.0
     ready_deadline_s: float = 600.0
     drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
+    turn_s: float = TURN_S
     restart_delay_max_s: float = RestartLimits.max_delay_s
     circus_deadlines: CircusDeadlines = field(default_factory=CircusDeadlines)
 

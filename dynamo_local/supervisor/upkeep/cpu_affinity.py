@@ -89,7 +89,7 @@ class CpuAffinity:
         devices = [device for name in decoding for device in _devices(state, name)]
         cores = cores_beside(self.inventory, self.everywhere, devices)
         # Processes that this server did not start may have presences, too. They are left alone.
-        own = {self.bus_watcher, *(presence.watcher for presence in members if presence.state == "ready")}
+        own = {self.bus_watcher, *(presence.watcher for presence in members if presence.state in ("ready", "parked"))}
         self._pids = tuple(one.pid for name, one in state.components.items() if name in own and one.pid is not None)
         if cores != self._binding.home:
             self._binding = Binding(cores, cores, anywhere=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import json
 import threading
 import time
 import weakref
@@ -17,7 +18,11 @@ from typing import Any
 
 import pytest
 
+from components.frontend.deferral import submit_in_turn
+from components.frontend.http.gate import HttpGate
+from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.errors import EngineError
+from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 
@@ -31,6 +36,7 @@ from vllm.tokenizers.registry import cached_get_tokenizer
 from dynamo_local.engine.vllm.frontend.application import ModelApplication
 from dynamo_local.engine.vllm.patches.frontend.metrics import answering
 from dynamo_local.model.named.random_model import random_model
+from tests.unit.frontend.asgi_driver import Answer, call, scope
 
 
 class Letter:
@@ -43,6 +49,9 @@ class Letter:
         self.adapters: list[str | None] = []
 
     async def submit(self, request: Request) -> None:
+        submit_in_turn(lambda: self._begin(request))
+
+    def _begin(self, request: Request) -> None:
         self.adapters.append(request.adapter)
         task = asyncio.create_task(self._answer(request))
         self._tasks.add(task)
@@ -268,3 +277,61 @@ async def test_models_that_end_leave_no_threads(start: Start) -> None:
         while running_threads() - before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert models_counted() == set()
+
+
+class Held:
+    """A gate before a model that has no worker yet."""
+
+    def __init__(self, model: Model) -> None:
+        self.why: str | None = "no worker is ready"
+        self.application = model.application
+        limits = AdmissionLimits()
+        self.entry = ModelEntry([model.name], lambda: self.why, limits, model.application)
+        table = ModelTable([self.entry])
+        self.gate = HttpGate(model.application, limits=limits, models=table, is_draining=lambda: False)
+
+    def ask(self, path: str, leaves: asyncio.Event | None = None, **fields: Any) -> asyncio.Task[Answer]:
+        asked = scope(path, headers=[("content-type", "application/json")], query_string=b"", http_version="1.1")
+        body = [json.dumps({"max_tokens": 3, "ignore_eos": True, **fields}).encode()]
+        return asyncio.create_task(call(self.gate, asked, body, leaves=leaves))
+
+    async def held(self, number: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.entry.line) != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    @property
+    def known_to_vllm(self) -> int:
+        built = self.application._built
+        assert built is not None
+        return len(built.llm.output_processor.request_states)
+
+
+async def test_requests_are_examined_before_they_wait_and_go_on_as_they_are(start: Start) -> None:
+    house = Held(await start("m", "A"))
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    turn = [{"role": "user", "content": "x"}]
+    for wrong in ({"prompt": "x " * 9000}, {"prompt": "x", "temperature": -1}, {"prompt": [10**9]}):
+        assert (await house.ask(completions, **wrong)).status == 400, wrong
+    assert (await house.ask(chat, messages=turn, stream=True, top_p=7)).status == 400
+    assert house.known_to_vllm == 0
+    asked = [
+        house.ask(completions, prompt="x"),
+        house.ask(completions, prompt=["x", "y"], n=2),
+        house.ask(chat, messages=turn),
+        house.ask(chat, messages=turn, stream=True),
+    ]
+    leaves = asyncio.Event()
+    left = house.ask(chat, leaves, messages=turn, n=3)
+    await house.held(5)
+    leaves.set()
+    await left
+    await house.held(4)
+    house.why = None
+    house.entry.look()
+    one, many, whole, stream = await asyncio.gather(*asked)
+    assert [choice["text"] for choice in json.loads(one.body)["choices"]] == ["AAA"]
+    assert [choice["text"] for choice in json.loads(many.body)["choices"]] == ["AAA"] * 4
+    assert json.loads(whole.body)["choices"][0]["message"]["content"] == "AAA"
+    assert (stream.status, stream.body.count(b'"content":"A"')) == (200, 3)
+    assert house.known_to_vllm == 0

@@ -204,6 +204,21 @@ class PullEngine:
     async def run(self, tokens: Sequence[int], count: int, pulled: PulledPrefix | None = None) -> Answer:
         return await self.answer(await self.submit(tokens, count, pulled))
 
+    async def park(self) -> None:
+        """Park once the last step has ended."""
+        await self.counts_until(lambda counts: counts.scheduled_steps == counts.ended_steps)
+        await self.engine.park(PATIENCE_S)
+
+    async def cached(self, tokens: Sequence[int]) -> int:
+        """Number of a context's blocks that are cached here."""
+        prefix = self.engine.prefix(tokens, None, None)
+        assert prefix is not None
+        return await self.engine.cached(prefix)
+
+    def resident(self) -> int:
+        """Bytes of memory that the engine's processes have."""
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids) * mmap.PAGESIZE
+
     async def cancel(self, name: str) -> None:
         await self.engine.cancel([RequestEpoch(name, 1)])
 

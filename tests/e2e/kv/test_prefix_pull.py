@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinQuestion
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.kv.pull.messages import Handle
@@ -31,6 +32,8 @@ from tests.e2e.kv.pull_engines import (
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PARK_S = 60.0
 
 SHORT_S = 1.5
 """A lease that ends while a test waits for it, and not before what it is for has begun."""
@@ -153,6 +156,74 @@ async def test_what_is_scheduled_but_not_written_is_not_given_away(
     for blocks, tokens in seen.items():
         assert (await source.run(prompt[: blocks * BLOCK + 1], 4)).tokens == tokens
     await source.counts_until(lambda counts: counts.scheduled_steps == counts.ended_steps)
+
+
+async def test_pulls_to_and_from_parked_engines_are_right_once_they_wake(
+    source: PullEngine, reader: PullEngine
+) -> None:
+    prompt = prompt_of(1000, seed=35)
+    expected = await source.run(prompt, 5)
+    for giver, taker in ((source, reader), (reader, source)):
+        await taker.park()
+        assert await taker.cached(prompt) == 0
+        await taker.engine.wake(PARK_S)
+        pulled = await taker.ask(giver, prompt)
+        assert pulled.answer.blocks == 31
+        with pytest.raises(EngineError, match="kept for readers"):
+            await giver.engine.park(PARK_S)
+        answer = await taker.run(prompt, 5, pulled)
+        assert (answer.tokens, answer.cached) == (expected.tokens, 31 * BLOCK)
+        await giver.engine.unpin([pulled.pin])
+        await giver.settled()
+    # What is computed over memory that was given back is as it was.
+    await source.park()
+    await source.engine.wake(PARK_S)
+    again = await source.run(prompt, 5)
+    assert (again.tokens, again.cached) == (expected.tokens, 0)
+
+
+async def test_parking_gives_the_memory_of_the_kv_cache_back(source: PullEngine) -> None:
+    assert source.engine._pull is not None
+    size = source.engine._pull.block_bytes * BLOCKS
+    grown: list[int] = []
+    for turn in range(5):
+        await asyncio.gather(*(source.run(prompt_of(900, seed=100 * turn + seed), 1) for seed in range(4)))
+        full = source.resident()
+        await source.park()
+        assert full - source.resident() > size // 2, f"of {size} bytes"
+        grown.append(source.resident())
+        await source.engine.wake(PARK_S)
+    assert grown[-1] - grown[0] < size // 4
+
+
+async def test_an_engine_does_not_park_while_blocks_are_needed(
+    source: PullEngine, reader: PullEngine, levers: Levers
+) -> None:
+    prompt = prompt_of(700, seed=36)
+    running = await source.submit(prompt, 100)
+    with pytest.raises(EngineError, match="has requests"):
+        await source.engine.park(PARK_S)
+    await source.answer(running)
+    held = await source.submit(prompt, 1, hold_s=LONG_S)
+    await source.answer(held)
+    with pytest.raises(EngineError, match="kept for readers"):
+        await source.park()
+    await source.cancel(held)
+    warm = await source.warm(prompt)
+    with pytest.raises(EngineError, match="has requests"):
+        await source.park()
+    await source.cancel(warm)
+    # A read that was given up and has not ended may still write to its blocks.
+    await source.run(prompt, 1)
+    levers.reads_do_not_end = True
+    pulled = await reader.ask(source, prompt, lasts_s=SHORT_S)
+    await reader.run(prompt, 1, pulled)
+    with pytest.raises(EngineError, match=r"read into|kept for readers"):
+        await reader.park()
+    levers.clear()
+    await reader.settled()
+    await reader.park()
+    await reader.engine.wake(PARK_S)
 
 
 async def test_a_lease_that_is_over_is_not_read(source: PullEngine, reader: PullEngine) -> None:

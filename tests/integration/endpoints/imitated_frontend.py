@@ -1,7 +1,9 @@
 """A frontend that only announces itself in the revisions that the board lists, as a watcher's process.
 
 It is ready for a revision at once, and drains when another one takes its requests. $IN_FLIGHT names a file with the
-number of requests that it has for each revision that takes none any more.
+number of requests that it has for each revision that takes none any more; the file with `.taken` behind its name has
+that of each revision that takes some. A file with `.json` behind its name has, by endpoint, the requests in flight and
+those of them that are held, and precedes both.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.messages.presence import Counts, Presence, ProcessState
-from dynamo_local.core.names import Subjects, Watcher, parse_watcher
+from dynamo_local.core.names import Subjects, Watcher, endpoint_of, parse_watcher
 from dynamo_local.process.ancestry import die_as_environment_says
 from state.paths import StatePaths
 from state.store import StateStore
@@ -57,10 +59,14 @@ class ImitatedFrontend:
             self.took.add(revision.revision)
         drains = not revision.takes_requests and revision.revision in self.took
         state: ProcessState = "draining" if drains else "ready"
-        self._announce(revision.revision).update(state=state, counts=Counts(in_flight=self._left() if drains else 0))
-
-    def _left(self) -> int:
-        return int(self.in_flight.read_text()) if self.in_flight.exists() else 0
+        file = self.in_flight if drains else self.in_flight.with_suffix(".taken")
+        demand = self.in_flight.with_suffix(".json")
+        if demand.exists():
+            found = msgspec.json.decode(demand.read_bytes(), type=dict[str, tuple[int, int]])
+            in_flight, held = found.get(endpoint_of(revision.revision), (0, 0))
+        else:
+            in_flight, held = _number(file), 0
+        self._announce(revision.revision).update(state=state, counts=Counts(in_flight=in_flight, held=held))
 
     def _announce(self, revision: str) -> Announcer:
         if revision not in self.announced:
@@ -70,6 +76,10 @@ class ImitatedFrontend:
             announcer = Announcer(self.bus, Subjects(self.watcher.namespace, revision), presence)
             self.announced[revision] = announcer, asyncio.create_task(announcer.run())
         return self.announced[revision][0]
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text() or 0) if file.exists() else 0
 
 
 async def main() -> None:

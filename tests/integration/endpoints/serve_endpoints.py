@@ -1,5 +1,6 @@
 """`dynamo serve` of endpoints behind an imitated frontend: `python -m tests.integration.endpoints.serve_endpoints
-NAMESPACE SLOTS`. Everything but the frontend is the real thing."""
+NAMESPACE SLOTS TURN_S`. Everything but the frontend is the real thing. $READY_S: the time that a worker has to become
+ready."""
 
 from __future__ import annotations
 
@@ -42,8 +43,11 @@ def launch(namespace: str, slots: int) -> Launch:
 
 
 def main() -> int:
-    namespace, slots = sys.argv[1:]
-    settings = ServerSettings(ready_deadline_s=120, drain_deadline_s=5, restart_delay_max_s=0.2)
+    namespace, slots, turn_s = sys.argv[1:]
+    ready_s = float(os.environ.get("READY_S", "120"))
+    settings = ServerSettings(
+        ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
+    )
     launched = launch(namespace, int(slots))
     controller = endpoint_controller(EndpointTools.at_start(launched.inventory), forks=False)
     return exit_code_of_serving(launched, settings, controller)

@@ -2,90 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.messages.endpoints import (
-    Board,
-    CreateEndpoint,
     DeleteEndpoint,
-    EndpointsAnswer,
     EndpointStatus,
-    ListEndpoints,
     ScaleEndpoint,
     UpdateEndpoint,
 )
-from dynamo_local.core.names import Subjects
-from state.registry import read_registry
-from tests.integration.server_process import ServerProcess, eventually
+from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
+from tests.integration.server_process import eventually
 
 pytestmark = pytest.mark.integration
-
-NAMESPACE = "many"
-SLOTS = 3
-
-
-class EndpointServer(ServerProcess):
-    """A server of endpoints with three CPU slots."""
-
-    def __init__(self, root: Path) -> None:
-        self.in_flight = root.parent / "in_flight"
-        os.environ["IN_FLIGHT"] = str(self.in_flight)
-        arguments = ["-m", "tests.integration.endpoints.serve_endpoints", NAMESPACE, str(SLOTS)]
-        super().__init__(root, NAMESPACE, arguments)
-        self.line("all services ready")
-
-    def order(self, order: Any) -> EndpointsAnswer:
-        """Give an order on the bus, and return its answer."""
-
-        async def ask() -> EndpointsAnswer:
-            bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="orders")
-            try:
-                return await bus.ask(Subjects(NAMESPACE).endpoints, order, EndpointsAnswer, timeout_s=30)
-            finally:
-                await bus.close()
-
-        return asyncio.run(ask())
-
-    def create(self, name: str, **fields: Any) -> EndpointsAnswer:
-        return self.order(CreateEndpoint({"name": name, "model": "random", "engine": "mocker", **fields}))
-
-    def status(self, name: str) -> EndpointStatus | None:
-        """State of the endpoint; None if there is none."""
-        found = self.order(ListEndpoints(name)).endpoints
-        return found[0].status if found else None
-
-    def is_ready(self, name: str, workers: int = 1, revision: int | None = None) -> bool:
-        status = self.status(name)
-        return (
-            status is not None
-            and (status.state, status.ready) == ("ready", workers)
-            and revision in (None, status.revision)
-        )
-
-    def await_ready(self, name: str, workers: int = 1, revision: int | None = None) -> None:
-        eventually(lambda: self.is_ready(name, workers, revision), f"{name} is not ready: {self.status(name)}")
-
-    def board(self) -> dict[str, bool]:
-        """The revisions on the board, and whether each takes requests."""
-        board = msgspec.json.decode(self.paths.board_file.read_bytes(), type=Board)
-        return {revision.revision: revision.takes_requests for revision in board.revisions}
-
-    def workers(self, revision: str) -> list[str]:
-        """The watchers of a revision that hold devices."""
-        return [c.watcher_name for c in self.state().components.values() if c.watcher.revision == revision and c.holds]
-
-    def registry(self) -> Registry:
-        return read_registry(self.paths)
 
 
 @pytest.fixture

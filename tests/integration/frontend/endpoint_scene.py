@@ -20,13 +20,19 @@ from components.frontend.endpoints.served_models import ServedModels
 from components.frontend.http.gate import HttpGate
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.bus.subscriptions import Answer as BusAnswer
+from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
 from dynamo_local.core.messages.endpoints import (
     Board,
     BoardRevision,
+    EndpointOrder,
+    EndpointRefusal,
+    EndpointsAnswer,
     EndpointState,
     EndpointStatus,
     EndpointView,
@@ -84,6 +90,10 @@ class EchoApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = json.loads((await receive())["body"])
+        if fields["max_tokens"] < 1:
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"max_tokens must be at least 1"})
+            return
         name = f"r{next(_numbers)}"
         answers = self._answers[name] = asyncio.Queue()
         tokens = fields["max_tokens"]
@@ -103,6 +113,41 @@ class EchoApplication:
         while True:
             for delta in (await self.dispatcher.outputs()).deltas:
                 self._answers[delta.request_id].put_nowait(delta)
+
+
+class ImitatedServer:
+    """Takes orders to wake endpoints. `refuses`: all of them. `under_way`: not answered yet."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus, self._subject = bus, subjects.endpoints
+        self._tasks = TaskGuard()
+        self.orders: list[EndpointOrder] = []
+        self.refuses: EndpointRefusal | None = None
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.under_way = self.most_under_way = 0
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        self._subscription = await self._bus.serve(self._subject, EndpointOrder, self._on_order)
+        await self._bus.flush()
+
+    async def stop(self) -> None:
+        """Answer nobody from here on."""
+        assert self._subscription is not None
+        await self._subscription.unsubscribe()
+        await self._bus.flush()
+
+    async def _on_order(self, order: EndpointOrder, answer: BusAnswer) -> None:
+        self.orders.append(order)
+        self._tasks.spawn("answer", self._answer(answer))
+
+    async def _answer(self, answer: BusAnswer) -> None:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        await self.may_answer.wait()
+        await answer.send(EndpointsAnswer(refused=self.refuses))
+        self.under_way -= 1
 
 
 class EndpointScene:
@@ -183,12 +228,42 @@ class EndpointScene:
         await fleet.start()
         return fleet
 
-    async def ask(self, model: str | None, prompt: Sequence[int] = (1, 2, 3), tokens: int = 8) -> Answer:
-        """Ask for tokens through the gate."""
-        fields: dict[str, Any] = {"prompt": list(prompt), "max_tokens": tokens}
+    async def ask(
+        self,
+        model: str | None,
+        prompt: Sequence[int] = (1, 2, 3),
+        tokens: int = 8,
+        *,
+        stream: bool = False,
+        **driven: Any,
+    ) -> Answer:
+        """Ask for tokens through the gate. `driven`: as `call` takes it."""
+        fields: dict[str, Any] = {"prompt": list(prompt), "max_tokens": tokens, "stream": stream}
         if model is not None:
             fields["model"] = model
-        return await call(self.gate, scope("/v1/completions"), [json.dumps(fields).encode()])
+        return await call(self.gate, scope("/v1/completions"), [json.dumps(fields).encode()], **driven)
+
+    async def tokens(self, model: str | None, prompt: Sequence[int], number: int = 8) -> list[int]:
+        """Ask for tokens that are to come."""
+        answer = await self.ask(model, prompt, number)
+        assert answer.status == 200, answer.body
+        found: list[int] = json.loads(answer.body)["tokens"]
+        return found
+
+    async def held(self, model: str, number: int) -> None:
+        """Wait until so many requests are held for a model."""
+        await until(lambda: self.served.table.held().get(model) == number)
+
+    async def server(self) -> ImitatedServer:
+        """Begin to answer orders as the server does."""
+        server = ImitatedServer(await self._connect(), self.subjects)
+        await server.start()
+        return server
+
+    async def requests(self, revision: str, limit: int) -> RequestsAnswer:
+        """Ask the frontend for its requests, as an operator does."""
+        subject = Subjects(self.subjects.namespace, revision).requests("f1")
+        return await (await self._connect()).ask(subject, RequestsQuestion(limit), RequestsAnswer, timeout_s=10)
 
     async def health(self) -> Answer:
         return await call(self.gate, scope("/health", "GET"))
@@ -220,8 +295,11 @@ def listed(
     return BoardRevision(revision, takes, names or (parse_revision(revision).endpoint,), served)
 
 
-def view(name: str, state: EndpointState, reason: str = "") -> EndpointView:
-    return EndpointView(EndpointSpec(name=name, model="m"), EndpointStatus(state, reason), 1.0, 1.0, (name,))
+def view(
+    name: str, state: EndpointState, reason: str = "", *, min_workers: int = 1, adapter_of: str | None = None
+) -> EndpointView:
+    spec = EndpointSpec(name=name, model="m", min_workers=min_workers, adapter_of=adapter_of)
+    return EndpointView(spec, EndpointStatus(state, reason), 1.0, 1.0, (name,))
 
 
 def right(prompt: Sequence[int], tokens: int, vocabulary: int) -> list[int]:

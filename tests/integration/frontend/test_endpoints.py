@@ -31,13 +31,6 @@ async def scene(connect: Connect, subjects: Subjects, tmp_path: Path) -> AsyncIt
         yield scene
 
 
-async def tokens(scene: EndpointScene, model: str | None, prompt: tuple[int, ...], number: int = 8) -> list[int]:
-    answer = await scene.ask(model, prompt, number)
-    assert answer.status == 200, answer.body
-    found: list[int] = json.loads(answer.body)["tokens"]
-    return found
-
-
 async def ready(scene: EndpointScene, *names: str) -> None:
     for name in names:
         await until(lambda name=name: _can_answer(scene, name))  # type: ignore[misc]
@@ -60,7 +53,7 @@ async def test_two_models_built_under_traffic_never_get_each_others_tokens(scene
     async def keep_asking(prompt: tuple[int, ...]) -> None:
         nonlocal answered
         while not stop.is_set():
-            assert await tokens(scene, "a", prompt) == right(prompt, 8, 300)
+            assert await scene.tokens("a", prompt) == right(prompt, 8, 300)
             answered += 1
 
     asking = [asyncio.create_task(keep_asking((1, 2, number))) for number in range(4)]
@@ -72,7 +65,7 @@ async def test_two_models_built_under_traffic_never_get_each_others_tokens(scene
     before = answered
     await until(lambda: answered > before + 4)
     prompts = [(7, 8, number) for number in range(10)]
-    answers = await asyncio.gather(*(tokens(scene, name, prompt) for prompt in prompts for name in "bc"))
+    answers = await asyncio.gather(*(scene.tokens(name, prompt) for prompt in prompts for name in "bc"))
     stop.set()
     await asyncio.gather(*asking)
     assert answers == [right(prompt, 8, size) for prompt in prompts for size in (400, 500)]
@@ -91,7 +84,7 @@ async def test_an_update_flips_under_traffic_and_no_request_fails(scene: Endpoin
 
     async def keep_asking(prompt: tuple[int, ...]) -> None:
         while not stop.is_set():
-            found = await tokens(scene, "a", prompt)
+            found = await scene.tokens("a", prompt)
             (vocabulary,) = (size for size in (300, 400) if found == right(prompt, 8, size))
             seen.append(vocabulary)
 
@@ -102,7 +95,7 @@ async def test_an_update_flips_under_traffic_and_no_request_fails(scene: Endpoin
     scene.may_start["a@2"].set()
     await until(lambda: state_of(new) == ("ready", 0))
     # One that is admitted before the flip finishes where it is.
-    long = asyncio.create_task(tokens(scene, "a", (9, 9, 9), 3000))
+    long = asyncio.create_task(scene.tokens("a", (9, 9, 9), 3000))
     await until(lambda: (state_of(old) or ("", 0))[1] == 5)
     await scene.show(listed("a@1", takes=False), listed("a@2", takes=True))
     flipped = len(seen)
@@ -116,7 +109,7 @@ async def test_an_update_flips_under_traffic_and_no_request_fails(scene: Endpoin
     await until(lambda: scene.applications["a@1"].closed)
     stop.set()
     await asyncio.gather(*asking)
-    assert await tokens(scene, "a", (5,)) == right((5,), 8, 400)
+    assert await scene.tokens("a", (5,)) == right((5,), 8, 400)
 
 
 async def until_detail(fleet: object) -> str:
@@ -136,7 +129,7 @@ async def test_a_model_that_cannot_be_built_is_told_and_disturbs_no_other(scene:
     assert (found := announced(fleet)) is not None
     assert found.detail == "no such model; choose another"
     await ready(scene, "good")
-    assert await tokens(scene, "good", (1,)) == right((1,), 8, 300)
+    assert await scene.tokens("good", (1,)) == right((1,), 8, 300)
     refused = await scene.ask("bad")
     assert (refused.status, refused.error["message"]) == (503, "endpoint bad is starting: its frontend starts")
     assert refused.headers["retry-after"]
@@ -145,7 +138,7 @@ async def test_a_model_that_cannot_be_built_is_told_and_disturbs_no_other(scene:
     await scene.show(listed("good@1", takes=True), listed("none@1", takes=True))
     await until(lambda: (state_of(missing) or ("", 0))[0] == "failed")
     assert (await scene.ask("none")).error["message"].startswith("the graph of none@1 cannot be read")
-    assert await tokens(scene, "good", (1,)) == right((1,), 8, 300)
+    assert await scene.tokens("good", (1,)) == right((1,), 8, 300)
 
 
 async def test_an_endpoint_that_is_deleted_while_it_answers_ends_each_request_with_a_line(scene: EndpointScene) -> None:
@@ -155,7 +148,7 @@ async def test_an_endpoint_that_is_deleted_while_it_answers_ends_each_request_wi
     await scene.mocker("b@1", "v", 400)
     await scene.show(listed("a@1", takes=True), listed("b@1", takes=True))
     await ready(scene, "a", "b")
-    other = asyncio.create_task(tokens(scene, "b", (1, 2), 2000))
+    other = asyncio.create_task(scene.tokens("b", (1, 2), 2000))
     asked = asyncio.create_task(scene.ask("a", (1,), 1_000_000))
     await until(lambda: bool(worker.context.announcer.presence.load and worker.context.announcer.presence.load.running))
     await scene.show(listed("b@1", takes=True))
@@ -165,7 +158,7 @@ async def test_an_endpoint_that_is_deleted_while_it_answers_ends_each_request_wi
     # The workers forget the request as well.
     await until(lambda: not worker.context.announcer.presence.load.running)  # type: ignore[union-attr]
     assert await other == right((1, 2), 2000, 400)
-    assert await tokens(scene, "a", (1,)) == right((1,), 8, 400), "a single model gets every request"
+    assert await scene.tokens("a", (1,)) == right((1,), 8, 400), "a single model gets every request"
 
 
 async def test_requests_are_refused_with_what_is_wrong(scene: EndpointScene) -> None:
@@ -196,12 +189,12 @@ async def test_adapters_are_models_of_their_base(scene: EndpointScene) -> None:
     await scene.show(listed("a@1", takes=True, adapters={"pirate": "/p"}), listed("b@1", takes=True))
     await ready(scene, "a", "b")
     await until(lambda: scene.applications["a@1"].adapters == {"pirate": "/p"})
-    assert await tokens(scene, "pirate", (1,)) == right((1,), 8, 300)
+    assert await scene.tokens("pirate", (1,)) == right((1,), 8, 300)
     assert [card["id"] for card in await scene.served.table.cards()] == ["a", "pirate", "b"]
     await scene.show(listed("a@1", takes=True), listed("b@1", takes=True, adapters={"pirate": "/q"}))
     await until(lambda: scene.applications["b@1"].adapters == {"pirate": "/q"})
     await until(lambda: [entry.names for entry in scene.served.table.entries] == [("a",), ("b", "pirate")])
-    assert await tokens(scene, "pirate", (1,)) == right((1,), 8, 400)
+    assert await scene.tokens("pirate", (1,)) == right((1,), 8, 400)
 
 
 async def test_a_frontend_that_comes_late_does_not_build_what_ends(scene: EndpointScene) -> None:
@@ -222,4 +215,4 @@ async def test_a_damaged_board_changes_nothing(scene: EndpointScene, caplog: pyt
     scene.paths.board_file.write_bytes(b'{"number": 7, "revi')
     scene.watch._read()
     assert "the board of endpoints is damaged" in caplog.text
-    assert await tokens(scene, "a", (1,)) == right((1,), 8, 300)
+    assert await scene.tokens("a", (1,)) == right((1,), 8, 300)

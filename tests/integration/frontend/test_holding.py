@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,17 +29,6 @@ async def scene(connect: Connect, subjects: Subjects, tmp_path: Path) -> AsyncIt
         yield scene
 
 
-async def tokens(scene: EndpointScene, prompt: tuple[int, ...]) -> list[int]:
-    answer = await scene.ask("a", prompt)
-    assert answer.status == 200, answer.body
-    found: list[int] = json.loads(answer.body)["tokens"]
-    return found
-
-
-async def held(scene: EndpointScene, number: int) -> None:
-    await until(lambda: scene.served.table.held().get("a") == number)
-
-
 async def test_requests_from_before_the_first_worker_are_all_answered(scene: EndpointScene) -> None:
     """They come while the endpoint waits for a device, and go on through its start, the frontend's, and a worker's."""
     scene.write_graph("a@1", may_start=False)
@@ -48,8 +36,8 @@ async def test_requests_from_before_the_first_worker_are_all_answered(scene: End
     await scene.mocker("b@1", "other", 400)
     await scene.show(listed("b@1", takes=True), endpoints=[view("a", "waiting", "for a device"), view("b", "ready")])
     prompts = [(1, 2, number) for number in range(20)]
-    asked = [asyncio.create_task(tokens(scene, prompt)) for prompt in prompts]
-    await held(scene, 20)
+    asked = [asyncio.create_task(scene.tokens("a", prompt)) for prompt in prompts]
+    await scene.held("a", 20)
     fleet = await scene.watch_frontend("a@1")
     starting = [view("a", "starting", "loading the model"), view("b", "ready")]
     await scene.show(listed("b@1", takes=True), listed("a@1", takes=True), endpoints=starting)
@@ -73,7 +61,7 @@ async def test_new_requests_outlast_the_death_of_the_only_worker(scene: Endpoint
     async def keep_asking(prompt: tuple[int, ...]) -> None:
         nonlocal answered
         while not stop.is_set():
-            assert await tokens(scene, prompt) == right(prompt, 8, 300)
+            assert await scene.tokens("a", prompt) == right(prompt, 8, 300)
             answered += 1
 
     asking = [asyncio.create_task(keep_asking((1, 2, number))) for number in range(4)]
@@ -81,7 +69,7 @@ async def test_new_requests_outlast_the_death_of_the_only_worker(scene: Endpoint
     await first.announce("failed")
     model = next(iter(scene.served.models))
     await until(lambda: not model.fleet.view.ready())
-    late = [asyncio.create_task(tokens(scene, (7, number))) for number in range(4)]
+    late = [asyncio.create_task(scene.tokens("a", (7, number))) for number in range(4)]
     await until(lambda: scene.served.table.held().get("a", 0) >= 4)
     await scene.mocker("a@1", "w2", 300)
     assert await asyncio.gather(*late) == [right((7, number), 8, 300) for number in range(4)]
@@ -92,14 +80,14 @@ async def test_new_requests_outlast_the_death_of_the_only_worker(scene: Endpoint
 async def test_a_start_that_fails_and_a_server_that_stops_answer_all_who_wait(scene: EndpointScene) -> None:
     await scene.show(endpoints=[view("a", "fetching", "1 of 2 GB"), view("b", "starting")])
     asked = [asyncio.create_task(scene.ask("a")) for _ in range(5)]
-    await held(scene, 5)
+    await scene.held("a", 5)
     await scene.show(endpoints=[view("a", "failed", "no such model"), view("b", "starting")])
     for each in asked:
         answer = await each
         assert (answer.status, answer.error["message"]) == (503, "endpoint a is failed: no such model")
     await scene.show(endpoints=[view("a", "starting"), view("b", "starting")])
     asked = [asyncio.create_task(scene.ask("a")) for _ in range(5)]
-    await held(scene, 5)
+    await scene.held("a", 5)
     scene.draining = True
     scene.served.table.wake()
     assert {(await each).error["message"] for each in asked} == {"the server is shutting down"}
@@ -109,7 +97,7 @@ async def test_a_model_that_cannot_be_built_here_is_not_waited_for(scene: Endpoi
     scene.write_graph("a@1", model="broken", may_start=False)
     await scene.show(listed("a@1", takes=True))
     asked = asyncio.create_task(scene.ask("a"))
-    await held(scene, 1)
+    await scene.held("a", 1)
     scene.may_start["a@1"].set()
     answer = await asked
     assert (answer.status, answer.error["message"]) == (503, "no such model; choose another")

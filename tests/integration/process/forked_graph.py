@@ -17,11 +17,12 @@ class Forked(Service):
 
     @async_on_start
     async def look(self) -> None:
-        from tests.integration.process import slow_import
+        from tests.integration.process import fake_weights, slow_import
 
         if os.environ.get("DYN_TEST_FAILS"):
             raise ConfigError("no such thing", "name another")
         found = {name: os.environ.get(name) for name in ("READ_LATER", "SET_AT_IMPORT", "DYN_TEST_MARK")}
+        print(f"pid {os.getpid()} weights {fake_weights.loaded}", flush=True)
         print(f"pid {os.getpid()} importer {slow_import.IMPORTED_BY} {found}", flush=True)
 
     @async_on_shutdown

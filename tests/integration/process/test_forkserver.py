@@ -35,7 +35,8 @@ class ForkingServer(ServerProcess):
         return self.paths.log_file(watcher).read_text()
 
     def forkserver(self) -> int:
-        return next(each.pid for each in self.processes() if each.environ[WATCHER_ENV] == FORKSERVER)
+        marked = [each.pid for each in self.processes() if each.environ[WATCHER_ENV] == FORKSERVER]
+        return next(pid for pid in marked if parent_of(pid) not in marked)
 
     def launcher(self) -> int:
         """The pid of the launcher, which circus started."""

@@ -140,8 +140,18 @@ class ScriptedEngine:
     admits: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared by a test, submissions wait."""
 
+    parks: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
+    """Calls of `park` (True) and `wake` (False)."""
+    park_raises: Exception | None = None
+    wake_raises: Exception | None = None
+    pauses: asyncio.Event = field(default_factory=asyncio.Event)
+    wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared by a test, calls of `park` or `wake` wait."""
+
     def __post_init__(self) -> None:
         self.admits.set()
+        self.pauses.set()
+        self.wakes.set()
 
     async def start(self, progress: Progress) -> EngineInfo:
         return EngineInfo("scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10, self.no_transfer)
@@ -187,6 +197,18 @@ class ScriptedEngine:
 
     async def step(self) -> Step:
         return await self.steps.get()
+
+    async def park(self, deadline_s: float) -> None:
+        self.parks.put_nowait(True)
+        await self.pauses.wait()
+        if self.park_raises is not None:
+            raise self.park_raises
+
+    async def wake(self, deadline_s: float) -> None:
+        self.parks.put_nowait(False)
+        await self.wakes.wait()
+        if self.wake_raises is not None:
+            raise self.wake_raises
 
     async def waited_s(self) -> float:
         return self.waited_for_core_s

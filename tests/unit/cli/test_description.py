@@ -152,6 +152,8 @@ def test_an_endpoint_is_described_with_its_state_revisions_and_processes() -> No
         "engine": "vllm",
         "workers": "1 of 2 ready; at least 1, at most 4",
         "prefill workers": "0 of 1 ready; at least 1, at most 1",
+        "parked": "never",
+        "asleep": "never",
         "devices": "0.5 for each worker",
         "policy": "concurrency, 16 requests for each worker",
         "arguments": "hf-pat: '***'",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.frontend.deferral import submit_in_turn
 from components.frontend.http.gate import HttpGate, SettingNames
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
@@ -87,7 +88,7 @@ async def call(
 
 @dataclass
 class Backend:
-    """The application behind the gate: reads its request, notes it, and answers when it may."""
+    """The application behind the gate: reads its request, notes it as submitted, and answers when it may."""
 
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
     after_body: list[str] = field(default_factory=list)
@@ -95,6 +96,8 @@ class Backend:
     fails: bool = False
     answers: tuple[int, str, bytes] = (200, "", b"served")
     """Status, content type and body."""
+    refuses: bytes = b"refuses"
+    """A request with this in its body is answered with 400 instead."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     entered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
@@ -107,8 +110,19 @@ class Backend:
             event = await receive()
             body += event.get("body", b"")
             more = event.get("more_body", False)
-        self.requests.append((asked["method"], asked["path"], body))
-        self.entered.release()
+        if self.refuses in body:
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"bad"})
+            return
+        submitted = asyncio.Event()
+
+        def submit() -> None:
+            self.requests.append((asked["method"], asked["path"], body))
+            self.entered.release()
+            submitted.set()
+
+        submit_in_turn(submit)
+        await submitted.wait()
         await self.open.wait()
         if self.fails:
             raise RuntimeError("the server behind fails")

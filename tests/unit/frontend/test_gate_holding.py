@@ -96,7 +96,8 @@ async def test_more_than_may_wait_are_told_why(house: Waking) -> None:
     waiting = [house.ask() for _ in range(4)]
     await house.held(4)
     answer = await house.ask()
-    assert answer.error["message"] == f"{house.why}; 4 requests (setting max-held) wait for it already"
+    why = "4 requests (setting max-held) wait for it already"
+    assert answer.error["message"] == f"{house.why}; {why}; send it again later"
     assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
     house.is_ready()
     assert [(await each).status for each in waiting] == [200] * 4
@@ -168,6 +169,26 @@ async def test_held_requests_follow_their_model_to_its_next_revision(house: Waki
     await house.held(1)
     house.table.replace([])
     assert (await lost).status == 404
+
+
+async def test_what_the_application_refuses_never_waits(house: Waking) -> None:
+    assert (await house.ask(refuses=True)).status == 400
+    assert (house.table.held(), house.entry.demand, house.backend.requests) == ({"m": 0}, 0, [])
+    assert house.table.hold_times.histograms == {}
+
+
+async def test_held_requests_are_examined_anew_by_another_application(house: Waking) -> None:
+    house.backend.refuses = b"nothing"
+    fits, does_not = house.ask(n=2), house.ask(prompt="refuses")
+    await house.held(2)
+    old, house.backend = house.backend, Backend()
+    house.entry = house.another()
+    house.table.replace([house.entry])
+    await house.held(2)
+    house.is_ready()
+    assert ((await fits).status, (await does_not).status) == (200, 400)
+    assert (old.requests, len(house.backend.requests), house.entry.demand) == ([], 1, 0)
+    assert set(house.table.hold_times.histograms) == {("m", "no", "served")}
 
 
 async def test_a_stream_begins_after_a_second_and_says_what_it_waits_for(house: Waking) -> None:

@@ -50,6 +50,14 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free == beside
         self.held.append(blocks)
 
+    @rule()
+    def empty(self) -> None:
+        emptied = self.pool.empty()
+        assert emptied == (not self.referenced())
+        if emptied:
+            self.content.clear()
+            assert self.pool.free == TOTAL
+
     @precondition(lambda self: any(self.held))
     @rule(data=st.data(), block_hash=st.sampled_from(HASHES))
     def register(self, data: st.DataObject, block_hash: BlockHash) -> None:

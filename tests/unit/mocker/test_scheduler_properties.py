@@ -100,6 +100,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.watched.scheduler.has_work:
                 self.watched.step()
 
+    @rule()
+    def empty_the_cache(self) -> None:
+        """What is asked for later is computed anew, and right."""
+        if self.watched.scheduler.empty_cache() is None:
+            assert self.watched.scheduler.load.kv_usage == 0.0
+            assert all(sequence.finish is not None for sequence in self.sequences)
+        else:
+            assert any(sequence.finish is None for sequence in self.sequences)
+
     def teardown(self) -> None:
         self.watched.run()
         assert_exact(self.sequences)

@@ -194,10 +194,16 @@ def test_series_of_a_model_are_added_up() -> None:
         'vllm:request_success_total{model_name="base",finished_reason="length"} 2\n'
         "# TYPE dynamo_frontend_requests_in_flight gauge\n"
         'dynamo_frontend_requests_in_flight{model="chat"} 5\n'
+        "# TYPE dynamo_frontend_requests_held gauge\n"
+        'dynamo_frontend_requests_held{model="chat"} 2\n'
         "# TYPE other gauge\nother 9\n"
     )
     assert totals_by_model(text) == {
-        "chat": {"vllm:request_success_total": 7, "dynamo_frontend_requests_in_flight": 5},
+        "chat": {
+            "vllm:request_success_total": 7,
+            "dynamo_frontend_requests_in_flight": 5,
+            "dynamo_frontend_requests_held": 2,
+        },
         "base": {"vllm:request_success_total": 2},
     }
 

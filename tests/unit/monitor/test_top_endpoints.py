@@ -43,7 +43,7 @@ TUNED = endpoint("tuned", EndpointStatus("ready", "served by chat"), adapter_of=
 BOARD = Board(7, (), (BROKEN, CHAT, TUNED))
 WORKERS = [worker("chat@9", kv_usage=0.25), worker("chat@9", 1, kv_usage=0.75), worker("chat@10")]
 LEASES = frozenset({presence.lease for presence in WORKERS} | {"d"})
-FIGURES = FrontendFigures(in_flight=12, ttft_s=0.0421)
+FIGURES = FrontendFigures(in_flight=12, held=2, ttft_s=0.0421)
 
 
 def whole(*members: Presence, board: Board | None = BOARD) -> TopView:
@@ -94,8 +94,8 @@ def test_workers_stand_below_the_heading_of_their_revision() -> None:
         "served by chat",
     ]
     assert (
-        "chat@9  updating  2 of 2 workers  12 in flight  60 tok/s  KV 50%  TTFT 42 ms  queue: 2 waiting, 1 in hand"
-        in lines
+        "chat@9  updating  2 of 2 workers  12 in flight  2 held  60 tok/s  KV 50%  TTFT 42 ms  "
+        "queue: 2 waiting, 1 in hand" in lines
     )
     # The columns of all tables are below each other.
     assert len({line.index("ready") for line in lines if line.startswith("VllmWorker")}) == 1

@@ -15,7 +15,14 @@ import msgspec
 import pytest
 
 from dynamo_local.core.endpoints.checks import read_spec
-from dynamo_local.core.endpoints.registry import SCHEMA_VERSION, NewerRegistryError, Registry, create, to_document
+from dynamo_local.core.endpoints.registry import (
+    CONVERSIONS,
+    SCHEMA_VERSION,
+    NewerRegistryError,
+    Registry,
+    create,
+    to_document,
+)
 from dynamo_local.core.errors import StateError
 from state.files import Disk, DiskError
 from state.locks import ServerLock
@@ -212,8 +219,8 @@ class TestVersions:
         old = of_version(0, {"names": ["a", "b"]})
         for path in (paths.registry_file, paths.registry_copy):
             path.write_bytes(old)
-        assert read_registry(paths, {0: from_0}) == TWO
-        registry, notes = RegistryStore(lock, conversions={0: from_0}).open()
+        assert read_registry(paths, {**CONVERSIONS, 0: from_0}) == TWO
+        registry, notes = RegistryStore(lock, conversions={**CONVERSIONS, 0: from_0}).open()
         assert registry == TWO
         assert any("from version 0" in note for note in notes)
         assert paths.registry_backup(0).read_bytes() == old
@@ -222,7 +229,7 @@ class TestVersions:
     def test_a_conversion_that_was_killed_half_way_holds(self, paths: StatePaths, lock: ServerLock) -> None:
         paths.registry_file.write_bytes(of_version(0, {}))
         paths.registry_copy.write_bytes(encode(Stored(ONE, 4)))
-        assert RegistryStore(lock, conversions={0: lambda _: {}}).open()[0] == ONE
+        assert RegistryStore(lock, conversions={**CONVERSIONS, 0: lambda _: {}}).open()[0] == ONE
         assert read_registry(paths) == ONE
 
 

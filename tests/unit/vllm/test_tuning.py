@@ -47,7 +47,7 @@ def test_workers_take_the_setting() -> None:
 
 
 def test_every_tuning_patch_is_applied_where_the_setting_is_asked_for_alone() -> None:
-    """Modules of patches/tuning are imported by tuning.py, or by the worker's side of the KV connector."""
+    """Modules of patches/tuning are imported by tuning.py, by the worker's side of the KV connector, or by parking."""
     package = ROOT / "dynamo_local/engine/vllm"
     for path in (package / "patches/tuning").glob("[a-z]*.py"):
         line = f"from dynamo_local.engine.vllm.patches.tuning.{path.stem} import"
@@ -56,5 +56,5 @@ def test_every_tuning_patch_is_applied_where_the_setting_is_asked_for_alone() ->
             for other in package.rglob("*.py")
             if other != path and line in other.read_text()
         }
-        assert users <= {"tuning.py", "kv/pull/worker.py"}
+        assert users <= {"tuning.py", "kv/pull/worker.py", "parking.py"}
         assert users

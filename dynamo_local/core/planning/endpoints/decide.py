@@ -24,6 +24,9 @@ from dynamo_local.core.planning.options import PlannerOptions
 LEFT_ALONE: frozenset[EndpointState] = frozenset({"updating", "failed", "deleting"})
 """States of endpoints in which the server itself changes the workers, or there is no use in more."""
 
+RESTING: frozenset[EndpointState] = frozenset({"parked", "asleep", "waking"})
+"""States of endpoints whose number of workers nobody asks the planner for. They take the devices that they hold."""
+
 Memories = Mapping[str, Memory]
 """What is remembered of each endpoint, by its name."""
 
@@ -55,7 +58,7 @@ def decide(observation: EndpointsObservation, memories: Memories, options: Plann
             observation.at,
             each.seen.name,
             each.seen.spec.policy,
-            tuple(_verdict(each, pool, shares, budget, observation) for pool in each.pools if not pool.fixed),
+            _verdicts(each, shares, budget, observation),
             observation.devices,
             budget,
             not options.no_operation,
@@ -90,7 +93,7 @@ def _consider(
 ) -> _Considered:
     ordered = {role: _ordered(seen, role, memory, observation.board) for role in roles_of(seen.spec)}
     wants, memory = wants_of(seen, memory, ordered, options)
-    left_alone = seen.status.state in LEFT_ALONE
+    left_alone = seen.status.state in LEFT_ALONE or rests(seen)
     if left_alone:
         memory = memory.without_proposals()
     if memory.refused_until is not None and observation.at >= memory.refused_until:
@@ -100,10 +103,20 @@ def _consider(
     return _Considered(seen, wants, pools, memory)
 
 
+def rests(seen: EndpointSeen) -> bool:
+    """Whether the endpoint is at rest, or is being woken, which the server alone decides."""
+    waits = seen.status.state == "waiting" and seen.spec.min_workers == 0
+    return waits or seen.status.state in RESTING
+
+
 def _ordered(seen: EndpointSeen, role: str, memory: Memory, board: int) -> int:
     """Return the number of workers that the server keeps or starts in a role."""
     if seen.status.state in ("failed", "deleting"):
         return 0
+    if rests(seen):
+        # A start that is ordered takes its devices at once.
+        held = sum(worker.standing != "retiring" for worker in seen.workers(role))
+        return max(held, seen.ordered(role)) if seen.status.state == "waking" else held
     # One that still waits for devices may show 0, and gets its minimum without an order.
     return max(memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
 
@@ -124,6 +137,22 @@ def _pool(seen: EndpointSeen, role: str, want: Want, ordered: int, fixed: bool) 
         leaving,
         fixed=fixed or lowest >= highest,
     )
+
+
+def _verdicts(
+    each: _Considered, shares: tuple[Share, ...], budget: int, observation: EndpointsObservation
+) -> tuple[RoleVerdict, ...]:
+    if rests(each.seen):
+        return tuple(_left_alone(each, pool) for pool in each.pools)
+    return tuple(_verdict(each, pool, shares, budget, observation) for pool in each.pools if not pool.fixed)
+
+
+def _left_alone(each: _Considered, pool: Pool) -> RoleVerdict:
+    """The verdict about an endpoint at rest: its number stays."""
+    status, number = each.seen.status, pool.ordered
+    why = f"left alone: it is {status.state}" + (f", {status.reason}" if status.reason else "")
+    figures = each.wants[pool.role].figures
+    return RoleVerdict(pool.role, number, number, number, number, each.seen.ready(pool.role), why, figures)
 
 
 def _verdict(

@@ -87,7 +87,7 @@ def roles_of(spec: EndpointSpec) -> tuple[str, ...]:
 
 
 def bounds_of(spec: EndpointSpec, role: str) -> tuple[int, int]:
-    """Lowest and highest number of workers in that role."""
+    """Lowest and highest number of workers in that role. Whether there is any worker is not the planner's to decide."""
     if role == PREFILL_ROLE:
         return spec.min_prefill_workers, spec.most_prefill_workers
-    return spec.min_workers, spec.most_workers
+    return spec.least_awake, spec.most_workers

@@ -118,6 +118,14 @@ class BlockPool:
             self._reclaim(block)
         self._report(blocks)
 
+    def empty(self) -> bool:
+        """Forget the content of all blocks. False, and nothing is forgotten, if any of them is referred to."""
+        if self.free < self.total:
+            return False
+        while self._evictable:
+            self._blank.append(self._evict())
+        return True
+
     def _reclaim(self, block: int) -> None:
         if self._references[block] > 0:
             return

@@ -60,6 +60,10 @@ class BlockMemory:
         slots = self._slots
         return [bytes(slots[block * SLOT_BYTES : (block + 1) * SLOT_BYTES]) for block in blocks]
 
+    def clear(self) -> None:
+        """Fill all blocks with zeros, which are the content of none."""
+        self._slots[:] = bytes(len(self._slots))
+
     def _open(self, directory: Path) -> None:
         unfinished = directory / f"{secrets.token_hex(8)}.new"
         path = unfinished.with_suffix(_SUFFIX)

@@ -27,7 +27,7 @@ from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.patches.check import require
 
 _BUILDER = ThreadPoolExecutor(1, thread_name_prefix="build-application")
-"""One thread for all builds: parts of vLLM are replaced for the whole process while a model is built."""
+"""The thread of all builds: parts of vLLM are replaced for the whole process while a model is built."""
 
 _tokenizers: Counter[str] = Counter()
 """Number of models built with each tokenizer. Used in the thread that builds alone."""

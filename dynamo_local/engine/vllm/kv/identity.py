@@ -113,7 +113,7 @@ def model_identity(vllm_config: VllmConfig) -> dict[str, str]:
     """Identity of the weights, and of their use. `vllm_config` is that of an engine that has not started yet: models go
     by the `max-model-len` with which they are built, and it may shrink to what there is memory for."""
     found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
-    return {**found, "files": files_identity(_folder(vllm_config.model_config))}
+    return {**found, "files": files_identity(model_folder(vllm_config.model_config))}
 
 
 def fingerprints(
@@ -153,7 +153,7 @@ def _fingerprint(*identities: Mapping[str, str]) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def _folder(model: ModelConfig) -> Path | None:
+def model_folder(model: ModelConfig) -> Path | None:
     """Find the folder of the model's files on this machine, if they are files."""
     path = Path(model.model)
     if path.is_dir():

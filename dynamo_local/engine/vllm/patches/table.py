@@ -42,6 +42,7 @@ _CONNECTOR = f"{_NIXL}.connector:NixlBaseConnector"
 _SCHEDULER = f"{_NIXL}.pull_scheduler:NixlPullConnectorScheduler"
 _WORKER = f"{_NIXL}.pull_worker:NixlPullConnectorWorker"
 _CLIENT = "vllm.v1.engine.core_client:EngineCoreClient"
+_CORE = "vllm.v1.engine.core:EngineCore"
 _SAMPLER = "vllm.v1.sample.sampler:Sampler"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
@@ -299,6 +300,30 @@ _REQUESTS: Mapping[str, Patch] = {
     ),
 }
 
+_PARKING: Mapping[str, Patch] = {
+    "parking": Patch(
+        file="patches/parking.py",
+        why="vLLM gives no memory back on a CPU, and sleeps without asking who reads its KV",
+        test=f"{_CONTRACT}/test_parking.py::test_what_parking_calls_is_there",
+        on="CPU and GPU",
+        uses=(
+            f"{_CORE}.reset_prefix_cache(self, ...)",
+            f"{_CORE}.sleep(self, level, mode)",
+            f"{_CORE}.wake_up(self, tags)",
+            f"{_CORE}.is_scheduler_paused(self)",
+            f"{_CORE}.resume_scheduler(self)",
+            f"{_CORE}Proc._invoke_utility_method(name, get_result, output, enqueue_output)",
+            "vllm.v1.core.sched.scheduler:Scheduler.get_kv_connector(self)",
+            "vllm.v1.core.sched.scheduler~self.requests",
+            "vllm.v1.engine.core~self.batch_queue",
+            "vllm.v1.executor.abstract:Executor.collective_rpc(self, method, ...)",
+            "vllm.v1.executor.abstract:Executor.is_sleeping",
+            "vllm.engine.arg_utils:AsyncEngineArgs.enable_sleep_mode",
+        ),
+        without="workers are not parked",
+    ),
+}
+
 _KV: Mapping[str, Patch] = {
     "KV transfer": Patch(
         file="kv/pull/connector.py",
@@ -408,6 +433,30 @@ _PROCESSES: Mapping[str, Patch] = {
 }
 
 _TUNING: Mapping[str, Patch] = {
+    "weights that forks share": Patch(
+        file="patches/processes/loaded_model.py",
+        why="each worker loads the weights that others of the same model have loaded",
+        test="tests/e2e/models/test_prepared.py::test_answers_are_those_of_a_worker_that_has_loaded_the_weights",
+        on="CPU",
+        replaces=("vllm.v1.worker.cpu_model_runner:get_model(vllm_config, ...)",),
+        uses=(
+            "vllm.v1.worker.cpu_model_runner:_set_torch_accelerator_to_noop()",
+            "vllm.v1.worker.cpu_model_runner~self.model = get_model(vllm_config=self.vllm_config)",
+            "vllm.config:set_current_vllm_config(vllm_config, ...)",
+            "vllm.config:CompilationConfig.static_forward_context",
+            "vllm.config:CompilationConfig.static_all_moe_layers",
+            "vllm.config:VllmConfig.use_v2_model_runner",
+            "vllm.distributed.parallel_state:init_distributed_environment"
+            "(world_size, rank, distributed_init_method, local_rank, backend, ...)",
+            "vllm.distributed.parallel_state:ensure_model_parallel_initialized"
+            "(tensor_model_parallel_size, pipeline_model_parallel_size, ...)",
+            "vllm.model_executor.model_loader:get_model(vllm_config, ...)",
+            "vllm.utils.torch_utils:set_random_seed(seed, ...)",
+            "torch.testing._internal.distributed.fake_pg:FakeStore",
+            "tqdm:tqdm.monitor_interval",
+        ),
+        without="each worker loads the weights of its model",
+    ),
     "kernels that forks inherit": Patch(
         file="patches/processes/inherited_setup.py",
         why="each worker looks for kernels in all modules, for 0.2 s",
@@ -507,7 +556,7 @@ _TUNING: Mapping[str, Patch] = {
     ),
 }  # fmt: skip
 
-PATCHES: Final[Mapping[str, Patch]] = {**_USED, **_FRONTEND, **_REQUESTS, **_KV, **_PROCESSES, **_TUNING}
+PATCHES: Final[Mapping[str, Patch]] = {**_USED, **_FRONTEND, **_REQUESTS, **_PARKING, **_KV, **_PROCESSES, **_TUNING}
 """Patches by the names that log lines and errors give."""
 
 KV_PATCHES: Final = tuple(_KV)

@@ -29,15 +29,19 @@ def specs(draw: st.DrawFn, name: st.SearchStrategy[str] = names, base: str | Non
     }
     if base is not None:
         return read_spec(fields | {"adapter_of": base})
-    least, prefill = draw(st.integers(1, 4)), draw(st.booleans())
+    least, prefill = draw(st.integers(0, 4)), draw(st.booleans())
     fields |= {
         "engine": draw(st.sampled_from(["vllm", "mocker"])),
         "args": draw(settings),
         "gpu": draw(st.none() | st.sampled_from([0.25, 0.5, 1, 2])),
         "min_workers": least,
-        "max_workers": draw(st.none() | st.integers(least, 8)),
+        "max_workers": draw(st.none() | st.integers(max(1, least), 8)),
+        "park_after_s": draw(st.none() | st.integers(1, 30)),
+        "sleep_after_s": draw(st.none() | st.integers(31, 60)) if least == 0 else None,
         "disaggregated": prefill,
         "max_prefill_workers": draw(st.none() | st.integers(1, 4)) if prefill else None,
+        "awake": draw(st.lists(st.sampled_from(["mon-fri 08:00-18:30", "daily 20:00"]), max_size=2)),
+        "forecast": draw(st.booleans()),
         "requests_per_worker": draw(st.integers(1, 64)),
         "policy": draw(st.sampled_from(["concurrency", "load", "freeness"])),
     }

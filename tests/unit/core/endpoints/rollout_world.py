@@ -5,21 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from dynamo_local.core.endpoints import idling
 from dynamo_local.core.endpoints import registry as registries
+from dynamo_local.core.endpoints.checks import runs_differently
+from dynamo_local.core.endpoints.idling import Activity, Idling
 from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.rollout import (
+    GIVEN_UP_AFTER,
     End,
     Forget,
     Frontends,
     Launch,
     Ordered,
+    Park,
     Plan,
     Retire,
     Revert,
+    RevisionStep,
     Seen,
     Settle,
     Start,
     UnderWay,
+    Wake,
     Workers,
     next_steps,
 )
@@ -36,7 +43,8 @@ class SimulatedRevision:
     launched: bool = False
     ready: list[str] = field(default_factory=list)
     starting: list[str] = field(default_factory=list)
-    step: Launch | Start | Retire | End | None = None
+    parked: list[str] = field(default_factory=list)
+    step: RevisionStep | None = None
     failures: int = 0
     is_hopeless: bool = False
     took_requests: bool = False
@@ -46,12 +54,12 @@ class SimulatedRevision:
 
     @property
     def held(self) -> int:
-        return len(self.ready) + len(self.starting)
+        return len(self.ready) + len(self.starting) + len(self.parked)
 
 
 @dataclass
 class World:
-    """`spec.model` says how a revision fails: "good", "launch", "start", or "frontend"."""
+    """`spec.model` says how a revision fails: "good", "launch", "start", or "frontend". A round takes a second."""
 
     random: Random
     devices: int
@@ -66,9 +74,13 @@ class World:
     drain_is_over: bool = False
     forgotten: bool = False
     plan: Plan = field(default_factory=Plan)
+    now: float = 0.0
+    idling: Idling = field(default_factory=Idling)
+    starts: int = 0
 
     def __post_init__(self) -> None:
         self.registry = registries.create(Registry(), self.spec, 0.0)
+        self.idling = idling.at_start(self.spec, self.now)
 
     # What happens.
 
@@ -88,6 +100,24 @@ class World:
             self.registry = registries.settle(self.registry, NAME, entry.revision)
         if entry.revision != before:
             self.replace = replaces
+        self._changed()
+
+    def _changed(self) -> None:
+        """Follow the registry."""
+        before, self.spec = self.spec, self.registry.entry(NAME).spec
+        anew = runs_differently(before, self.spec)
+        self.idling = idling.changed(self.idling, before, self.spec, self.now, runs_anew=anew)
+
+    def wake(self, *, asked: bool) -> None:
+        """An order to wake. A start that has failed is repeated for it."""
+        rested = self.idling.rest
+        self.idling = idling.woken(self.idling, self.now, asked=asked)
+        if self.idling.rest != rested:
+            for one in self.revisions.values():
+                one.failures = 0
+
+    def park(self) -> None:
+        self.idling = idling.ordered_to_rest(self.idling, "parked")
 
     def delete(self) -> None:
         self.deleting = True
@@ -96,6 +126,9 @@ class World:
         for one in self.revisions.values():
             if one.ready:
                 one.starting.append(one.ready.pop())
+                return
+            if one.parked:
+                one.starting.append(one.parked.pop())
                 return
 
     def kill_frontend(self) -> None:
@@ -107,19 +140,25 @@ class World:
         self.revisions.clear()
         self.takes, self.listed, self.replace = None, (), False
         self.forgotten = self.forgotten or self.deleting
+        self.idling = idling.at_start(self.spec, self.now)
 
     def request(self) -> None:
         if self.takes is not None and self.revisions[self.takes].frontend == "ready":
             self.revisions[self.takes].in_flight += 1
 
     def answer(self) -> None:
-        for one in self.revisions.values():
-            one.in_flight = max(0, one.in_flight - 1)
+        """A request is finished, which takes a worker. Frontends ask for one where there is none."""
+        for number, one in self.revisions.items():
+            if one.in_flight and one.ready:
+                one.in_flight -= 1
+            elif one.in_flight and number == self.takes:
+                self.wake(asked=True)
 
     # Time passes.
 
     def pass_time(self, *, fair: bool = False) -> None:
         """Some of what is under way gets on; all of it if `fair`."""
+        self.now += 1
         for number, one in list(self.revisions.items()):
             if fair or self.random.random() < 0.5:
                 self._follow_board(number, one)
@@ -151,9 +190,16 @@ class World:
                 else:
                     one.ready += one.starting
                     one.starting, one.failures = [], 0
+            case Park() if not one.in_flight:
+                one.parked += [name for name in one.ready if name in step.watchers]
+                one.ready = [name for name in one.ready if name not in step.watchers]
+            case Wake():
+                one.ready += one.parked
+                one.parked = []
             case Retire():
                 one.ready = [name for name in one.ready if name not in step.watchers]
                 one.starting = [name for name in one.starting if name not in step.watchers]
+                one.parked = [name for name in one.parked if name not in step.watchers]
             case End():
                 self.revisions[number] = SimulatedRevision(one.kind, failures=one.failures, is_hopeless=one.is_hopeless)
 
@@ -163,7 +209,16 @@ class World:
     def ordered(self) -> Ordered:
         entry = self.registry.entry(NAME)
         previous = None if entry.earlier is None else entry.earlier.revision
-        return Ordered(entry.revision, previous, self.workers, 0, replace=self.replace, deleting=self.deleting)
+        return Ordered(
+            entry.revision,
+            previous,
+            0 if self.idling.rest == "asleep" else self.workers,
+            replace=self.replace,
+            deleting=self.deleting,
+            rest=self.idling.rest,
+            waking=self.idling.waking_since is not None,
+            wake_failed=self.idling.failure(self.now),
+        )
 
     @property
     def free(self) -> int:
@@ -173,7 +228,14 @@ class World:
         return {number: self._seen(one) for number, one in self.revisions.items()}
 
     def _seen(self, one: SimulatedRevision) -> Seen:
-        under_way: dict[type, UnderWay] = {Launch: "launching", Start: "starting", Retire: "retiring", End: "ending"}
+        under_way: dict[type, UnderWay] = {
+            Launch: "launching",
+            Start: "starting",
+            Park: "parking",
+            Wake: "waking",
+            Retire: "retiring",
+            End: "ending",
+        }
         ending = one.step.watchers if isinstance(one.step, Retire) else ()
         return Seen(
             launched=one.launched,
@@ -182,6 +244,7 @@ class World:
                 tuple(name for name in one.ready if name not in ending),
                 tuple(name for name in one.starting if name not in ending),
                 ending,
+                parked=tuple(name for name in one.parked if name not in ending),
             ),
             frontends=Frontends(
                 int(one.frontend == "ready"),
@@ -206,6 +269,8 @@ class World:
             [] if entry.earlier is None else [(entry.earlier.revision, entry.earlier.spec)]
         ):
             self.revisions.setdefault(number, SimulatedRevision(spec.model))
+        self._look_at_use()
+        self._note_failed_wake()
         self.plan = next_steps(self.ordered, self.seen(), self.takes)
         self.takes, self.listed = self.plan.takes, self.plan.listed
         if self.takes is not None:
@@ -215,12 +280,26 @@ class World:
         for number in [n for n, one in self.seen().items() if one.is_gone and n not in self._numbers()]:
             del self.revisions[number]
 
+    def _look_at_use(self) -> None:
+        current = self.revisions[self.registry.entry(NAME).revision if self.takes is None else self.takes]
+        known = self.takes is not None and current.frontend == "ready" and self.registry.entry(NAME).earlier is None
+        busy = any(one.in_flight for one in self.revisions.values()) if known else None
+        seen = Activity(busy, 0, len(current.ready), bool(current.held or current.step))
+        self.idling = idling.looked(self.idling, idling.times_of(self.spec), seen, self.now)
+
+    def _note_failed_wake(self) -> None:
+        current = self.revisions[self.registry.entry(NAME).revision]
+        is_awake = self.spec.min_workers == 0 and self.idling.rest == "awake" and current.launched
+        most = 1 if self.idling.waking_since is not None else GIVEN_UP_AFTER
+        if is_awake and current.step is None and current.failures >= most and not current.ready + current.parked:
+            self.idling = idling.wake_failed(self.idling, "it fails", self.now)
+
     def _numbers(self) -> tuple[int, ...]:
         return self.registry.entry(NAME).revisions
 
     def _carry_out(self, step: object) -> None:
         match step:
-            case Launch() | Retire() | End():
+            case Launch() | Park() | Wake() | Retire() | End():
                 one = self.revisions[step.revision]
                 if isinstance(step, End):
                     # Workers that were starting do not become ready any more.
@@ -230,6 +309,7 @@ class World:
                 one = self.revisions[step.revision]
                 assert step.workers <= self.free, "more workers are started than there are devices for"
                 one.step = step
+                self.starts += 1
                 for _ in range(step.workers):
                     one.number_of_workers += 1
                     one.starting.append(f"w{one.number_of_workers}")
@@ -239,6 +319,7 @@ class World:
             case Revert():
                 self.registry = registries.revert(self.registry, NAME, self.ordered.revision, 2.0)
                 self.replace = False
+                self._changed()
             case Forget():
                 self.forgotten = True
 

@@ -84,7 +84,23 @@ MISTAKES: list[tuple[Any, str]] = [
     (CHAT | {"engine": "trt"}, r"engine is 'trt'; write one of vllm, mocker"),
     (CHAT | {"engine": ["vllm"]}, r"engine is a list; write one of"),
     (CHAT | {"policy": "best"}, r"policy is 'best'; write one of concurrency, load, freeness"),
-    (CHAT | {"min_workers": 0}, r"min_workers is 0; write a whole number from 1 to 1024"),
+    (CHAT | {"min_workers": -1}, r"min_workers is -1; write a whole number from 0 to 1024"),
+    (CHAT | {"max_workers": 0}, r"max_workers is 0; write a whole number from 1 to 1024"),
+    (CHAT | {"park_after_s": 0}, r"park_after_s is 0; write a time in seconds above 0"),
+    (CHAT | {"park_after_s": "1 min"}, r"park_after_s is '1 min'; write a time in seconds above 0"),
+    (CHAT | {"sleep_after_s": 60}, r"sleep_after_s is given, and min_workers is 1: .*; set min_workers to 0"),
+    (
+        CHAT | {"min_workers": 0, "park_after_s": 60, "sleep_after_s": 60},
+        r"park_after_s is 60, not below sleep_after_s, which is 60; raise sleep_after_s",
+    ),
+    (
+        CHAT | {"min_workers": 0, "park_after_s": 1000},
+        r"park_after_s is 1000, not below sleep_after_s, which is 900, its default",
+    ),
+    (CHAT | {"awake": "daily 20:00"}, r"awake is 'daily 20:00'; write a list of at most 64 texts"),
+    (CHAT | {"awake": ["daily 8:00"]}, r"awake.0 is wrong: 'daily 8:00' has '8:00' for a time; write days and times"),
+    (CHAT | {"awake": ["daily " + "x" * 100]}, r"awake.0 is 'daily x+\.\.\.; write at most 80 characters"),
+    (CHAT | {"forecast": 1}, r"forecast is 1; write true or false"),
     (CHAT | {"min_workers": True}, r"min_workers is True; write a whole number"),
     (CHAT | {"min_workers": 2.0}, r"min_workers is 2.0; write a whole number"),
     (CHAT | {"max_workers": 10**6}, r"max_workers is 1000000; write a whole number"),
@@ -133,7 +149,7 @@ def test_a_mistake_is_said_in_one_line(fields: Any, error: str) -> None:
         read_spec(fields)
     assert re.search(error, str(caught.value))
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
+    assert len(str(caught.value)) < 320
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.devices import check_devices, devices_together, least_devices
+from dynamo_local.core.endpoints.devices import check_devices, devices_together, least_awake_devices, least_devices
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.shares import fit_together, fits, summed
@@ -64,3 +64,14 @@ def test_the_refusal_names_the_option_for_more_slots() -> None:
         check_devices(endpoint("c", 1), [endpoint("a", 1, 2)], 2, "CPU slots")
     with pytest.raises(DeviceError, match=r"delete one$"):
         check_devices(endpoint("c", 1), [endpoint("a", 1, 2)], 2, "GPUs")
+
+
+def test_an_endpoint_that_may_sleep_needs_devices_only_while_it_is_awake() -> None:
+    zero = EndpointSpec(name="zero", model="m", gpu=2, min_workers=0, max_workers=2)
+    assert least_devices(zero) == 0
+    assert least_awake_devices(zero) == 2
+    check_devices(zero, [endpoint("a", 1, 2)], 2, "GPUs")
+    with pytest.raises(DeviceError, match=r"zero needs 2 GPUs .*, and there are 1"):
+        check_devices(zero, (), 1, "GPUs")
+    assert devices_together([zero]) == (2, 4)
+    assert devices_together([zero, EndpointSpec(name="b", model="m", min_workers=0)]) == (2, 5)

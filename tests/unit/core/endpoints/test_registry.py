@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynamo_local.core.endpoints.checks import read_spec, runs_differently
 from dynamo_local.core.endpoints.registry import (
+    CONVERSIONS,
     SCHEMA_VERSION,
     NewerRegistryError,
     Registry,
@@ -206,7 +207,7 @@ class TestDocuments:
         assert next(iter(to_document(CHAT))) == "schema_version"
 
     def test_a_later_version_is_refused(self) -> None:
-        with pytest.raises(NewerRegistryError, match=r"has version 9, and this release reads 1 at most; .*--forget"):
+        with pytest.raises(NewerRegistryError, match=r"has version 9, and this release reads 2 at most; .*--forget"):
             from_document(to_document(CHAT) | {"schema_version": 9, "news": 1})
 
     def test_an_earlier_version_is_converted_step_by_step(self) -> None:
@@ -215,8 +216,12 @@ class TestDocuments:
             registry = ordered(Registry(), [spec(name) for name in document["models"]], 0.0)
             return {name: value for name, value in to_document(registry).items() if name != "schema_version"}
 
-        registry, version = from_document({"schema_version": 0, "models": ["a", "b"]}, {0: from_0})
+        registry, version = from_document({"schema_version": 0, "models": ["a", "b"]}, {**CONVERSIONS, 0: from_0})
         assert (list(registry.entries), version) == (["a", "b"], 0)
+
+    def test_version_1_knows_nothing_of_idle_times(self) -> None:
+        registry, version = from_document(to_document(CHAT) | {"schema_version": 1})
+        assert (registry, version) == (CHAT, 1)
 
     @pytest.mark.parametrize(
         "document",

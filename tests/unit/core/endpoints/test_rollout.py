@@ -30,6 +30,7 @@ from tests.unit.core.endpoints.rollout_world import NAME, World
 HAPPENINGS = (
     *("good", "launch", "start", "frontend", "replace"),
     *("scale 0", "scale 1", "scale 3", "kill worker", "kill frontend", "kill server", "request", "request", "answer"),
+    *("park", "wake", "ask", "minute", "quarter of an hour"),
     *["time"] * 8,
     *["long time"] * 5,
 )
@@ -45,6 +46,11 @@ def happen(world: World, what: str) -> None:
         "answer": world.answer,
         "replace": lambda: world.update("good", replaces=True),
         "long time": lambda: spend(world, 8),
+        "park": world.park,
+        "wake": lambda: world.wake(asked=False),
+        "ask": lambda: world.wake(asked=True),
+        "minute": lambda: sleep(world, 60),
+        "quarter of an hour": lambda: sleep(world, 900),
     }
     if what in simple:
         simple[what]()
@@ -61,6 +67,10 @@ def spend(world: World, rounds: int) -> None:
         world.pass_time(fair=True)
 
 
+def sleep(world: World, seconds: float) -> None:
+    world.now += seconds
+
+
 def check_round(world: World) -> None:
     """What holds in every round, whatever happens."""
     before = world.takes
@@ -69,16 +79,20 @@ def check_round(world: World) -> None:
     ordered = world.ordered
     world.act()
     assert world.free >= 0
-    if ordered.workers and not ordered.deleting and not ordered.replace:
+    rests = ordered.rest != "awake" or world.ordered.rest != "awake"
+    if ordered.workers and not ordered.deleting and not ordered.replace and not rests:
         # Never without a revision that can answer while one can.
         assert before not in had or world.takes in had, "a revision that answered was taken away"
         assert world.takes is not None or ordered.revision not in had
+    steps = [step.revision for step in world.plan.steps if hasattr(step, "revision")]
+    assert len(steps) == len(set(steps)), "a revision gets two steps at once"
     for step in world.plan.steps:
+        assert not isinstance(step, Start) or world.ordered.rest == "awake", "a worker starts for an endpoint at rest"
         if isinstance(step, End) and seen[step.revision].took_requests and not world.drain_is_over:
             one = seen[step.revision]
             assert not one.workers.present or not one.frontends.in_flight, "requests were under way"
             assert world.takes != step.revision
-        if isinstance(step, Retire) and step.revision != ordered.revision:
+        if isinstance(step, Retire) and step.revision != ordered.revision and not rests:
             assert len(seen[step.revision].workers.ready) > 1, "nobody would answer"
 
 
@@ -97,11 +111,20 @@ def settle_down(world: World) -> None:
     happenings=st.lists(st.sampled_from(HAPPENINGS), max_size=60),
     seed=st.integers(0, 2**32),
     deleted=st.booleans(),
+    least=st.integers(0, 1),
+    park_after_s=st.sampled_from((None, 30.0)),
 )
 def test_it_comes_to_what_was_ordered(
-    first: str, devices: int, happenings: list[str], seed: int, deleted: bool
+    first: str,
+    devices: int,
+    happenings: list[str],
+    seed: int,
+    deleted: bool,
+    least: int,
+    park_after_s: float | None,
 ) -> None:
-    world = World(Random(seed), devices, EndpointSpec(name=NAME, model=first))
+    spec = EndpointSpec(name=NAME, model=first, min_workers=least, park_after_s=park_after_s)
+    world = World(Random(seed), devices, spec)
     for what in happenings:
         happen(world, what)
         check_round(world)
@@ -133,8 +156,16 @@ def check_settled(world: World) -> None:
         return
     assert set(world.revisions) == {entry.revision}, "a revision is left that nobody ordered"
     assert world.takes == entry.revision
-    assert len(current.ready) == min(world.workers, world.devices)
     assert current.starting == []
+    match world.idling.rest:
+        case "awake":
+            assert current.parked == []
+            assert len(current.ready) == min(world.workers, world.devices)
+            assert world.workers == 0 or current.in_flight == 0
+        case "parked":
+            assert current.ready == []
+        case "asleep":
+            assert current.held == 0
 
 
 def test_a_deleted_endpoint_waits_for_its_requests_no_longer_than_it_must() -> None:

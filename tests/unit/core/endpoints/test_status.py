@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dynamo_local.core.endpoints.devices import check_devices, least_devices
@@ -11,6 +13,9 @@ from dynamo_local.core.endpoints.status import status_of, status_of_adapter
 from dynamo_local.core.errors import DeviceError
 
 ANSWERING = Seen(launched=True, workers=Workers(("w1",)), frontends=Frontends(ready=1), took_requests=True)
+
+PARKED = replace(ANSWERING, workers=Workers(parked=("w1",)))
+ASLEEP = replace(ANSWERING, workers=Workers())
 
 
 def served_by(frontends: Frontends) -> Seen:
@@ -33,6 +38,22 @@ def served_by(frontends: Frontends) -> Seen:
         (Ordered(2, 1), {1: ANSWERING, 2: Seen()}, 1, "updating", "revision 2: its model is looked up"),
         (Ordered(2, 1), {1: ANSWERING, 2: Seen(launched=True)}, 1, "updating", "revision 2: its workers start"),
         (Ordered(2), {1: ANSWERING, 2: ANSWERING}, 2, "updating", "requests under way"),
+        (Ordered(1, rest="parked", why="no request"), {1: PARKED}, 1, "parked", "no request"),
+        (Ordered(1, rest="parked", why="no request"), {1: ANSWERING}, 1, "ready", "about to be parked"),
+        (Ordered(1, workers=0, rest="asleep", why="no request"), {1: ASLEEP}, 1, "asleep", "no request"),
+        (Ordered(1, workers=0, rest="asleep", why="no request"), {1: ASLEEP}, None, "asleep", "no request"),
+        (
+            Ordered(1, workers=0, rest="asleep"),
+            {1: Seen(is_hopeless=True, error="no folder")},
+            None,
+            "failed",
+            "no folder",
+        ),
+        (Ordered(1, workers=0, rest="asleep", wake_failed="no memory"), {1: ASLEEP}, 1, "failed", "no memory"),
+        (Ordered(1, waking=True), {1: ASLEEP}, 1, "waking", "its workers start"),
+        (Ordered(1, waking=True), {1: replace(ASLEEP, shortage="no CPU slot is free")}, 1, "waiting", "no CPU slot"),
+        (Ordered(1), {1: replace(PARKED, frontends=Frontends(ready=1, held=2))}, 1, "waking", "2 requests wait"),
+        (Ordered(1, why="to be parked once"), {1: ANSWERING}, 1, "ready", "to be parked once"),
         (Ordered(1, deleting=True), {1: ANSWERING}, None, "deleting", "requests under way"),
     ],
 )
@@ -64,6 +85,8 @@ def test_an_adapter_is_what_its_base_is() -> None:
     assert status_of_adapter("base", ready).state == "ready"
     assert status_of_adapter("base", status_of(Ordered(1), {1: Seen()}, None)).state == "waiting"
     assert status_of_adapter("base", None).state == "failed"
+    asleep = status_of_adapter("base", status_of(Ordered(1, workers=0, rest="asleep"), {1: ASLEEP}, 1))
+    assert (asleep.state, asleep.reason) == ("asleep", "served by base, which is asleep: a request wakes it")
     assert status_of_adapter("base", ready, taken=False).state == "failed"
 
 

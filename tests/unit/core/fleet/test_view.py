@@ -15,7 +15,7 @@ from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, FleetView, Happened
 from dynamo_local.core.messages.presence import Presence, ProcessState
 
-STATES: list[ProcessState] = ["starting", "ready", "draining", "failed"]
+STATES: list[ProcessState] = ["starting", "ready", "parked", "draining", "failed"]
 
 
 def presence(lease: str, state: ProcessState = "ready", watcher: str | None = None, role: str = "decode") -> Presence:
@@ -123,6 +123,11 @@ class FleetMachine(RuleBasedStateMachine):
         assert [(p.watcher, p.lease) for p in self.view.routable()] == sorted(expected)
 
     @invariant()
+    def parked_are_the_parked_the_heard_and_the_valid(self) -> None:
+        expected = {lease for lease, known in self.known.items() if known.state == "parked" and lease not in self.void}
+        assert {p.lease for p in self.view.parked()} == expected
+
+    @invariant()
     def members_are_those_who_have_not_left(self) -> None:
         assert {member.lease for member in self.view.members()} == set(self.known)
         assert all((self.view.get(lease) is None) == (lease not in self.known) for lease in self.left)
@@ -150,12 +155,12 @@ def test_all_are_quiet_or_somebody_is_not() -> None:
     assert view.quiet()
 
 
-@given(st.permutations([presence(lease, state) for lease, state in zip("abcd", STATES, strict=True)]))
+@given(st.permutations([presence(lease, state) for lease, state in zip("abcde", STATES, strict=True)]))
 def test_the_order_in_which_processes_are_heard_does_not_matter(heard: list[Presence]) -> None:
     view = FleetView()
     for one in heard:
         view.observe(one, 0.0)
-    assert [member.lease for member in view.members()] == ["a", "b", "c"]
+    assert [member.lease for member in view.members()] == ["a", "b", "c", "d"]
     assert leases(view) == ["b"]
 
 

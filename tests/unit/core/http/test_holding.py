@@ -57,9 +57,8 @@ def test_the_wait_is_bounded_and_told_in_time(
         if len(told) > 5:
             break
     else:
-        assert step == GiveUp(
-            f"{STARTING.why}; the request has waited for {at.hold_timeout_s:g} s (setting hold-timeout-s)"
-        )
+        waited = f"the request has waited for {at.hold_timeout_s:g} s (setting hold-timeout-s)"
+        assert step == GiveUp(f"{STARTING.why}; {waited}; send it again later")
         assert now >= since + at.hold_timeout_s
     assert streams or not told
     if told:

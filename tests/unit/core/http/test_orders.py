@@ -22,13 +22,17 @@ from dynamo_local.core.messages.endpoints import (
     EndpointStatus,
     EndpointView,
     ListEndpoints,
+    ParkEndpoint,
     ScaleEndpoint,
     UpdateEndpoint,
+    WakeEndpoint,
 )
 
 ALL = "/v1/endpoints"
 ONE = "/v1/endpoints/chat"
 SCALED = "/v1/endpoints/chat/scale"
+PARKED = "/v1/endpoints/chat/park"
+WOKEN = "/v1/endpoints/chat/wake"
 VIEW = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("starting", "soon"), 1.0, 2.0, ("chat",))
 
 
@@ -43,6 +47,8 @@ VIEW = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("starti
         ("DELETE", ONE, "", DeleteEndpoint("chat")),
         ("POST", SCALED, '{"workers": 2}', ScaleEndpoint("chat", 2)),
         ("POST", SCALED, '{"prefill_workers": 0}', ScaleEndpoint("chat", None, 0)),
+        ("POST", PARKED, "", ParkEndpoint("chat")),
+        ("POST", WOKEN, "{}", WakeEndpoint("chat")),
     ],
 )
 def test_each_request_is_its_order(method: str, path: str, body: str, order: EndpointOrder) -> None:
@@ -70,6 +76,9 @@ def test_each_request_is_its_order(method: str, path: str, body: str, order: End
         ("POST", SCALED, '{"workers": true}', 400),
         ("POST", SCALED, '{"workers": 99999999999}', 400),
         ("POST", SCALED, '{"replicas": 1}', 400),
+        ("POST", PARKED, '{"asked": true}', 400),
+        ("POST", WOKEN, '{"asked": true}', 400),
+        ("POST", WOKEN, "[]", 400),
     ],
 )
 def test_what_is_no_order_is_refused(method: str, path: str, body: str, status: int) -> None:
@@ -78,7 +87,11 @@ def test_what_is_no_order_is_refused(method: str, path: str, body: str, status: 
     assert refused.status == status
 
 
-@given(st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]), st.sampled_from([ALL, ONE, SCALED]), st.binary())
+@given(
+    st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]),
+    st.sampled_from([ALL, ONE, SCALED, PARKED, WOKEN]),
+    st.binary(),
+)
 def test_nothing_but_orders_and_refusals_comes_of_any_body(method: str, path: str, body: bytes) -> None:
     assert isinstance(order_of(method, path, body), EndpointOrder | Refusal)
 
@@ -99,6 +112,8 @@ def test_no_other_path_is_open(path: str) -> None:
         (UpdateEndpoint("chat", {}), 202),
         (DeleteEndpoint("chat"), 202),
         (ScaleEndpoint("chat", 1), 202),
+        (ParkEndpoint("chat"), 202),
+        (WakeEndpoint("chat"), 202),
     ],
 )
 def test_an_endpoint_is_shown_with_all_its_fields(order: EndpointOrder, status: int) -> None:

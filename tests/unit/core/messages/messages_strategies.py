@@ -16,6 +16,8 @@ from dynamo_local.core.messages.admin import (
     MigrationOrder,
     MigrationReport,
     MigrationResult,
+    ParkAnswer,
+    ParkQuestion,
     RequestRow,
     RequestsAnswer,
     RequestsQuestion,
@@ -31,8 +33,10 @@ from dynamo_local.core.messages.endpoints import (
     EndpointStatus,
     EndpointView,
     ListEndpoints,
+    ParkEndpoint,
     ScaleEndpoint,
     UpdateEndpoint,
+    WakeEndpoint,
 )
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
@@ -198,6 +202,8 @@ endpoint_reports = st.builds(
     role=text,
     ordered=counts,
     **dict.fromkeys(("ready", "in_flight", "wanted", "share"), st.none() | counts),
+    parked=counts,
+    state=text,
 )
 planner_reports = st.builds(
     PlannerReport,
@@ -297,6 +303,8 @@ endpoint_orders = (
     | st.builds(CreateEndpoint, spec=fields)
     | st.builds(UpdateEndpoint, name=text, changes=fields)
     | st.builds(DeleteEndpoint, name=text)
+    | st.builds(ParkEndpoint, name=text)
+    | st.builds(WakeEndpoint, name=text, asked=st.booleans())
     | st.builds(ScaleEndpoint, name=text, workers=st.none() | counts, prefill_workers=st.none() | counts)
 )
 
@@ -338,6 +346,8 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     RoleQuestion: st.builds(RoleQuestion, role=text),
     HoldQuestion: st.builds(HoldQuestion),
     Holds: st.builds(Holds, refused=st.dictionaries(st.integers(0, 1024), text, max_size=3)),
+    ParkQuestion: st.builds(ParkQuestion, parked=st.booleans()),
+    ParkAnswer: st.builds(ParkAnswer, parked=st.booleans(), refused=st.none() | text),
     RoleAnswer: st.builds(RoleAnswer, role=text, refused=st.none() | text),
     PlannerReport: planner_reports,
     Event: st.builds(

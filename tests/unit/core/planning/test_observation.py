@@ -47,6 +47,7 @@ def test_who_is_not_heard_starts_and_who_is_not_routable_leaves() -> None:
     assert seen(claim).standing == "starting"
     assert seen(claim, presence(state="starting")).standing == "starting"
     assert seen(claim, presence(state="draining")).standing == "retiring"
+    assert seen(claim, presence(state="parked")).standing == "parked"
     # Its lease is revoked: it says that it is ready, and may be given nothing.
     assert seen(claim, presence()).standing == "retiring"
     one = presence()

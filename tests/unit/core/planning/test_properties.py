@@ -39,7 +39,7 @@ def fleets(draw: st.DrawFn) -> tuple[WorkerSeen, ...]:
         WorkerSeen(
             watcher=f"ns_VllmWorker_{index}",
             role=draw(st.sampled_from(roles)),
-            standing=draw(st.sampled_from(["routable", "routable", "routable", "starting", "retiring"])),
+            standing=draw(st.sampled_from(["routable", "routable", "routable", "starting", "parked", "retiring"])),
             devices=gpus,
             reading=draw(st.none() | readings),
             kv_tokens=KV_TOKENS,

@@ -181,7 +181,7 @@ async def test_each_endpoint_has_curves(tmp_path: Path) -> None:
     recorder.close()
     assert series_of(recorder.folder) == {
         "endpoint_chat/in_flight": 100, "endpoint_chat/ready": 1, "endpoint_chat/ordered": 1,
-        "endpoint_chat/wanted": 7, "endpoint_chat/share": 7,
+        "endpoint_chat/wanted": 7, "endpoint_chat/share": 7, "endpoint_chat/parked": 0, "endpoint_chat/asleep": 0,
     }  # fmt: skip
 
 
@@ -213,7 +213,7 @@ async def test_reports_and_events_tell_of_orders(refuses: str, told: tuple[str, 
     await turns.turn(2)
     report = codec.decode(codec.encode(publisher.report()), PlannerReport)
     share = None if refuses else 7
-    assert report.endpoints == (EndpointReport("chat", "aggregated", 1, 1, 100, share, share),)
+    assert report.endpoints == (EndpointReport("chat", "aggregated", 1, 1, 100, share, share, state="ready"),)
     assert (report.roles, report.devices, report.max_devices) == ((), 1, 8)
     assert [decision.outcomes for decision in report.decisions] == [told]
     await publisher.publish_events()

@@ -6,9 +6,17 @@ import pytest
 
 from dynamo_local.cli.requests.requests import as_table
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.admin import RequestRow
+from dynamo_local.core.messages.admin import HeldRow, RequestRow, RequestsAnswer
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.supervisor.admin.requests import RequestLine, check_destination, meant_by, told_id, worker_of
+from dynamo_local.supervisor.admin.frontends import Scope
+from dynamo_local.supervisor.admin.requests import (
+    RequestLine,
+    _of_frontend,
+    check_destination,
+    meant_by,
+    told_id,
+    worker_of,
+)
 from dynamo_local.supervisor.admin.status import Row
 
 
@@ -117,6 +125,19 @@ def line(request: str, endpoint: str = "") -> RequestLine:
         stays=None,
         frontend="n_Frontend",
     )
+
+
+def test_a_request_that_is_held_is_shown_with_its_reason() -> None:
+    (found,), left_out = _of_frontend(
+        "f1",
+        {"f1": "n_Frontend"},
+        {Scope("f1", "chat@1"): RequestsAnswer((), 2, (HeldRow(1, 3.5, "endpoint chat is asleep"),))},
+        None,
+        10,
+    )
+    assert (found.endpoint, found.age_s, found.held, left_out) == ("chat", 3.5, "endpoint chat is asleep", 2)
+    shown = as_table([found]).splitlines()[1].split()
+    assert shown == ["-", "chat", "held", "-", "-", "-", "3.5s", "waits:", "endpoint", "chat", "is", "asleep"]
 
 
 def test_the_table_has_a_column_of_endpoints_only_if_a_request_is_for_one() -> None:

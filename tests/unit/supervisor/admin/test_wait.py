@@ -22,6 +22,9 @@ WORKERS = [row("n_W", "decode"), row("n_W_1", "decode", "starting", "loading wei
 def test_all_that_have_a_process_must_be_ready() -> None:
     assert missing([FRONTEND, WORKERS[0], row("n_P", "prefill", "stopped")], None) == ""
     assert missing([FRONTEND, *WORKERS], None) == "W_1 (starting, loading weights)"
+    parked = row("n_W_2", "aggregated", "parked")
+    assert missing([FRONTEND, WORKERS[0], parked], None) == ""
+    assert missing([FRONTEND, parked], 1) == "0 of 1 workers are ready"
 
 
 @pytest.mark.parametrize(("workers", "lacking"), [(0, ""), (2, ""), (3, "2 of 3 workers are ready")])
@@ -52,6 +55,9 @@ def test_endpoints_that_come_up_are_waited_for_and_those_that_need_somebody_are_
         ("ready", None, ""),
         ("updating", None, "endpoint chat (updating)"),
         ("waiting", None, "endpoint chat (waiting)"),
+        ("waking", None, "endpoint chat (waking)"),
+        ("parked", None, ""),
+        ("asleep", None, ""),
         ("updating", 1, ""),
         ("ready", 3, "1 of 3 workers of chat are ready"),
     ],

@@ -49,6 +49,7 @@ def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None
             given_up={},
             read_state=empty_state,
             open_actuator=cast("Any", failing.open_actuator),
+            ask_to_park=cast("Any", None),
             on_failure=lambda revision, error: pytest.fail(error),
             spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
             namespace="many",

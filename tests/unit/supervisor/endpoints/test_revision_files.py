@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from dynamo_local.core.errors import StateError, SupervisorError
-from dynamo_local.core.names import Revision
+from dynamo_local.core.names import Revision, Watcher
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, read_orders, write_order
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.endpoints.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.launch import Launched
@@ -55,3 +56,14 @@ def test_what_cannot_be_made_whole_leaves_nothing(tmp_path: Path, server: Any) -
         asyncio.run(files.create(CHAT, launched))
     assert not paths.graph_of(str(CHAT)).exists()
     assert server.streams == ()
+
+
+def test_a_process_with_its_weights_is_not_wanted_any_more(tmp_path: Path) -> None:
+    paths, server = StatePaths(tmp_path, "many"), cast("Any", FullDisk())
+    paths.prepared_dir.mkdir(parents=True)
+    mine, other = (Watcher("many", "VllmWorker", 0, revision) for revision in ("chat@2", "chat@3"))
+    for watcher in (mine, other):
+        write_order(paths, watcher, PreparedOrder("key", "module", b"", 0, 0))
+    files = RevisionFiles(paths, server, server, cast("Any", None))
+    asyncio.run(files.remove(CHAT))
+    assert set(read_orders(paths)) == {other}

@@ -58,6 +58,18 @@ def test_a_worker_changes_its_role() -> None:
     assert told.see(replace(READY, role="prefill")) == [("role", "role is prefill", "it was decode")]
 
 
+def test_a_worker_parks_and_wakes() -> None:
+    told = Told()
+    told.see(READY, Happened.APPEARED)
+    parked = replace(READY, state="parked")
+    assert told.see(parked) == [("park", "parked", "")]
+    assert told.see(replace(parked, detail="still")) == []
+    # Unheard for a while.
+    assert told.see(parked, Happened.LEFT) == []
+    assert told.see(parked, Happened.APPEARED) == []
+    assert told.see(READY) == [("park", "awake", "")]
+
+
 def test_two_signs_of_a_drain_are_one_event() -> None:
     told = Told()
     told.see(READY, Happened.APPEARED)

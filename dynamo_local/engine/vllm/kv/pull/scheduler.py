@@ -136,6 +136,13 @@ class PullScheduler(NixlPullConnectorScheduler):
         of_rank = sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
         return of_rank * self.vllm_config.parallel_config.tensor_parallel_size
 
+    def why_kept(self) -> str | None:
+        """Say why blocks must stay as they are although no request runs; None if they need not."""
+        self.source.expire()
+        if self._reading or self._strays:
+            return "blocks of its KV cache are being read into"
+        return "blocks of its KV cache are kept for readers" if len(self.source.leases) else None
+
     def stats(self) -> KeptStats:
         return KeptStats.of(self.counts())
 

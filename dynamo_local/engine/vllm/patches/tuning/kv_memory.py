@@ -7,12 +7,16 @@ Memory of an anonymous mapping is zero by itself: its pages are made when a bloc
 from __future__ import annotations
 
 import mmap
+import weakref
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
 
 _LARGE = 2**20
 """Bytes from which a mapping of its own is worth its cost."""
+
+_mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""Mappings of the KV cache that this process has made. Their tensors keep them."""
 
 
 def zero_kv_at_first_use() -> None:
@@ -24,6 +28,14 @@ def zero_kv_at_first_use() -> None:
 
     changed: Any = utils
     changed.torch = _Torch(torch)
+
+
+def give_back_kv() -> int:
+    """Give the pages of this process' KV cache back to the system: it is zero again, and its pages are made anew at
+    their next use. Returns its size in bytes."""
+    for memory in _mappings:
+        memory.madvise(mmap.MADV_DONTNEED)
+    return sum(map(len, _mappings))
 
 
 class _Torch:
@@ -45,4 +57,5 @@ class _Torch:
             return self._torch.zeros(length, dtype=dtype, device=device)
         # The tensor keeps the mapping.
         memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _mappings.add(memory)
         return self._torch.frombuffer(memory, dtype=dtype, count=length)

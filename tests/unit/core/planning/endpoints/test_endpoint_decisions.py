@@ -225,3 +225,27 @@ def test_the_order_of_endpoints_does_not_matter(demand: dict[str, int | None], o
         for age, name in enumerate(("a", "b", "c"))
     ]
     assert decided(pull(*some)) == decided(pull(*(some[index] for index in order)))
+
+
+@given(
+    state=st.sampled_from(("parked", "asleep", "waking", "waiting", "starting", "ready")),
+    least=st.integers(0, 1),
+    held=st.integers(0, 3),
+    in_flight=st.none() | st.integers(0, 200),
+    others=st.integers(0, 200),
+)
+def test_whether_there_is_any_worker_is_never_the_planners_to_decide(
+    state: EndpointState, least: int, held: int, in_flight: int | None, others: int
+) -> None:
+    zero = seen(spec("zero", min_workers=least), workers("zero", held), in_flight=in_flight, state=state)
+    other = seen(spec("chat"), in_flight=others, created_at=1.0)
+    decisions = decided(pull(zero, other))
+    order = decisions["zero"].order if "zero" in decisions else None
+    if state in ("parked", "asleep", "waking") or (state == "waiting" and least == 0):
+        assert order is None
+        assert f"left alone: it is {state}" in decisions["zero"].reasons
+        chat = decisions["chat"].order
+        assert chat is None or (chat.workers or 0) <= 8 - held, "it takes the devices that it holds"
+    elif order is not None:
+        assert order.workers is not None
+        assert order.workers >= 1

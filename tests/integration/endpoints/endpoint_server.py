@@ -1,0 +1,112 @@
+"""A server of endpoints behind an imitated frontend, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.core.messages.endpoints import (
+    Board,
+    CreateEndpoint,
+    EndpointsAnswer,
+    EndpointState,
+    EndpointStatus,
+    ListEndpoints,
+)
+from dynamo_local.core.names import Subjects
+from state.registry import read_registry
+from tests.integration.server_process import ServerProcess, eventually
+
+NAMESPACE = "many"
+SLOTS = 3
+
+
+class EndpointServer(ServerProcess):
+    """A server of endpoints, by default with three CPU slots. `turn_s`: how long a turn lasts."""
+
+    def __init__(self, root: Path, slots: int = SLOTS, turn_s: float = 30) -> None:
+        self.in_flight = root.parent / "in_flight"
+        os.environ["IN_FLIGHT"] = str(self.in_flight)
+        arguments = ["-m", "tests.integration.endpoints.serve_endpoints", NAMESPACE, str(slots), str(turn_s)]
+        super().__init__(root, NAMESPACE, arguments)
+        self.line("all services ready")
+
+    def order(self, order: Any) -> EndpointsAnswer:
+        """Give an order on the bus, and return its answer."""
+        return self.orders(order)[0]
+
+    def orders(self, *orders: Any) -> list[EndpointsAnswer]:
+        """Give orders at the same time, and return their answers."""
+
+        async def ask() -> list[EndpointsAnswer]:
+            bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="orders")
+            subject = Subjects(NAMESPACE).endpoints
+            try:
+                return await asyncio.gather(
+                    *(bus.ask(subject, order, EndpointsAnswer, timeout_s=30) for order in orders)
+                )
+            finally:
+                await bus.close()
+
+        return asyncio.run(ask())
+
+    def create(self, name: str, **fields: Any) -> EndpointsAnswer:
+        return self.order(CreateEndpoint({"name": name, "model": "random", "engine": "mocker", **fields}))
+
+    def status(self, name: str) -> EndpointStatus | None:
+        """State of the endpoint; None if there is none."""
+        found = self.order(ListEndpoints(name)).endpoints
+        return found[0].status if found else None
+
+    def is_ready(self, name: str, workers: int = 1, revision: int | None = None) -> bool:
+        status = self.status(name)
+        return (
+            status is not None
+            and (status.state, status.ready) == ("ready", workers)
+            and revision in (None, status.revision)
+        )
+
+    def await_ready(self, name: str, workers: int = 1, revision: int | None = None) -> None:
+        eventually(lambda: self.is_ready(name, workers, revision), f"{name} is not ready: {self.status(name)}")
+
+    def rest_of_output(self) -> str:
+        """All that the server has said so far."""
+        while not self._queue.empty():
+            self.lines.append(self._queue.get() or "(ended)")
+        return self.output
+
+    def await_state(self, name: str, *states: EndpointState) -> EndpointStatus:
+        """Wait until the endpoint is in one of these states."""
+        seen = [self.status(name)]
+
+        def is_so() -> bool:
+            seen.append(self.status(name))
+            return seen[-1] is not None and seen[-1].state in states
+
+        eventually(is_so, f"{name} is not {' or '.join(states)}: {seen[-1]}")
+        assert seen[-1] is not None
+        return seen[-1]
+
+    def use(self, requests: int) -> None:
+        """Have the frontend say that so many requests are under way in each revision."""
+        whole = self.in_flight.with_suffix(".new")
+        whole.write_text(str(requests))
+        whole.rename(self.in_flight.with_suffix(".taken"))
+
+    def board(self) -> dict[str, bool]:
+        """The revisions on the board, and whether each takes requests."""
+        board = msgspec.json.decode(self.paths.board_file.read_bytes(), type=Board)
+        return {revision.revision: revision.takes_requests for revision in board.revisions}
+
+    def workers(self, revision: str) -> list[str]:
+        """The watchers of a revision that hold devices."""
+        return [c.watcher_name for c in self.state().components.values() if c.watcher.revision == revision and c.holds]
+
+    def registry(self) -> Registry:
+        return read_registry(self.paths)

@@ -1,0 +1,141 @@
+"""Endpoints without a minimum of workers, of a real server with mockers: asleep, woken, killed. The frontend is
+imitated."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.core.messages.endpoints import ParkEndpoint, ScaleEndpoint, UpdateEndpoint, WakeEndpoint
+from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
+from tests.integration.server_process import eventually
+
+pytestmark = pytest.mark.integration
+
+ASKED = WakeEndpoint("chat", asked=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EndpointServer]:
+    with EndpointServer(tmp_path / "state") as server:
+        yield server
+        print(server.rest_of_output())
+
+
+def happened(server: EndpointServer, what: str) -> int:
+    """How often the event log says so."""
+    return server.paths.events_file.read_text().count(what)
+
+
+def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None:
+    created = server.create("chat", min_workers=0, sleep_after_s=1.5)
+    assert created.refused is None
+    asleep = server.await_state("chat", "asleep")
+    assert (asleep.wanted, asleep.ready) == (0, 0)
+    eventually(lambda: server.board() == {"chat@1": True}, "it takes no requests")
+    assert server.workers("chat@1") == []
+
+    server.use(100)
+    answers = server.orders(*[ASKED] * 100)
+    assert all(answer.refused is None for answer in answers)
+    server.await_ready("chat")
+    assert len(server.workers("chat@1")) == 1
+    assert (happened(server, "woken by a request"), happened(server, "awake after")) == (1, 1)
+
+    # Its worker is killed: it is started again, and nobody has to ask.
+    (watcher,) = server.workers("chat@1")
+    before = server.state().components[watcher].pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: server.state().components[watcher].pid not in (None, before), "it is not started again")
+    server.await_ready("chat")
+
+    server.use(0)
+    server.await_state("chat", "asleep")
+    eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
+    assert server.board() == {"chat@1": True}
+
+    # An update of it is checked, and starts nothing.
+    server.order(UpdateEndpoint("chat", {"args": {"seed": 7}}))
+    eventually(lambda: server.board() == {"chat@2": True}, "the new revision takes no requests")
+    server.await_state("chat", "asleep")
+    assert server.workers("chat@2") == []
+    server.order(WakeEndpoint("chat"))
+    server.await_ready("chat", revision=2)
+
+    # The next server wakes nobody.
+    server.signal(signal.SIGKILL)
+    server.process.wait()
+    eventually(lambda: server.processes() == (), "a process outlives the server")
+    with EndpointServer(server.paths.root) as again:
+        again.await_state("chat", "asleep")
+        again.order(ASKED)
+        again.await_ready("chat", revision=2)
+
+
+def test_what_cannot_be_done_is_said(server: EndpointServer) -> None:
+    server.create("wrong", engine="vllm", model="/nowhere/model", min_workers=0)
+    failed = server.await_state("wrong", "failed")
+    assert "/nowhere/model" in failed.reason
+
+    server.create("chat", min_workers=0)
+    server.await_state("chat", "asleep")
+    for order, status, cause in (
+        (ParkEndpoint("chat"), 409, "is asleep"),
+        (ScaleEndpoint("chat", 1), 409, "is asleep"),
+        (ParkEndpoint("nobody"), 404, "no endpoint"),
+        (WakeEndpoint("nobody"), 404, "no endpoint"),
+    ):
+        refused = server.order(order).refused
+        assert refused is not None
+        assert (refused.status, cause in refused.cause) == (status, True), refused
+
+    # Others have all devices: its owner is told who, and a request waits for one.
+    server.create("busy", min_workers=SLOTS)
+    server.await_ready("busy", workers=SLOTS)
+    refused = server.order(WakeEndpoint("chat")).refused
+    assert refused is not None
+    assert (refused.status, "busy" in refused.remedy) == (409, True)
+    server.use(1)
+    server.order(ASKED)
+    assert "slot" in server.await_state("chat", "waiting").reason
+    server.order(UpdateEndpoint("busy", {"min_workers": SLOTS - 1}))
+    server.order(ScaleEndpoint("busy", SLOTS - 1))
+    server.await_ready("chat")
+
+
+def test_an_idle_endpoint_gives_its_device_to_one_that_is_asked_for(server: EndpointServer) -> None:
+    names = [f"chat{number}" for number in range(SLOTS + 1)]
+    for name in names:
+        server.create(name, min_workers=0)
+        server.await_state(name, "asleep")
+    for name in names[:-1]:
+        server.order(WakeEndpoint(name))
+        server.await_ready(name)
+    server.order(WakeEndpoint(names[-1], asked=True))
+    server.await_ready(names[-1])
+    assert server.await_state(names[0], "asleep").reason.startswith("its device was given to")
+
+
+def test_a_start_that_fails_is_told_and_repeated_only_for_a_request_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("READY_S", "3")
+    with EndpointServer(tmp_path / "state") as server:
+        server.create("chat", min_workers=0, args={"mocker-start-s": 1000})
+        server.await_state("chat", "asleep")
+        server.use(1)
+        for times in (1, 2):
+            assert server.order(ASKED).refused is None
+            assert "not ready within 3 s" in server.await_state("chat", "failed").reason
+            refused = server.order(ASKED).refused
+            assert refused is not None
+            assert (refused.status, "not ready within 3 s" in refused.cause) == (503, True)
+            # After a pause, and not before somebody asks.
+            assert "the last start failed" in server.await_state("chat", "asleep").reason
+            assert happened(server, "cannot start") == times
+        eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
