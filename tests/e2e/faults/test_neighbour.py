@@ -1,4 +1,4 @@
-"""A worker whose core somebody else uses goes elsewhere, and comes back."""
+"""A worker whose core somebody else uses goes elsewhere, and comes back once nobody does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 import openai
 import pytest
 
-from state.threads import cores_of, family_of, threads_of, times_of_all
+from dynamo_local.core.process.soft_binding import BindingLimits
+from state.threads import CoreWatch, cores_of, family_of, threads_of, times_of_all
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 from tests.unit.state.builders import spinning
+
+LONG_QUIET_S = 2 * BindingLimits.quiet_max_s
+"""The longest time for which an engine stays away from a quiet core, twice."""
 
 
 class Worker:
@@ -50,19 +54,34 @@ def test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back(served: Ll
             model="random", prompt="hello", max_tokens=60, temperature=0, extra_body={"ignore_eos": True}
         )
 
-    def ask_until(met: Callable[[], bool], every_s: float = 0.0) -> None:
+    def ask_until(met: Callable[[], bool], every_s: float = 0.0) -> bool:
         deadline = time.monotonic() + PATIENCE_S
         while not met():
-            assert time.monotonic() < deadline
+            if time.monotonic() >= deadline:
+                return False
             ask()
             time.sleep(every_s)
+        return True
 
     before = {worker: worker.ran_s for worker in workers}
     ask()
     asked = max(workers, key=lambda worker: worker.ran_s - before[worker])
-    ask_until(asked.is_home)
+    assert ask_until(asked.is_home)
     (core,) = asked.home
     with spinning(core):
-        ask_until(asked.is_away)
+        assert ask_until(asked.is_away)
+    quiet_s, watch = 0.0, CoreWatch(asked.home)
+
+    def is_home_or_could_be() -> bool:
+        """Whether it is at home, or nobody else has used its core for so long that it should be."""
+        nonlocal quiet_s
+        seen = watch.look(times_of_all(asked.engine))
+        if seen is not None:
+            shares, others = seen
+            quiet_s = quiet_s + shares.seconds if others[core] <= BindingLimits.quiet else 0.0
+        return asked.is_home() or quiet_s > LONG_QUIET_S
+
     # Asked without a pause, client and frontend keep the core that the engine left too busy for it to come back.
-    ask_until(asked.is_home, every_s=1.0)
+    if not ask_until(is_home_or_could_be, every_s=1.0):
+        pytest.skip("others use the core all the time, and the engine rightly stays away")
+    assert asked.is_home()

@@ -85,7 +85,9 @@ def test_streams_go_on_when_a_rank_is_killed(ranks: LlmServer, client: openai.Op
 @pytest.mark.ends_server
 def test_its_end_leaves_nothing(ranks: LlmServer) -> None:
     segments = {segment for pid in ranks.tree() for segment in segments_of(pid)}
-    assert any("cpushm" in segment.name for segment in segments), "ranks talk otherwise by now"
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        # Otherwise vLLM's ranks talk by sockets.
+        assert any("cpushm" in segment.name for segment in segments), "ranks talk otherwise by now"
     ranks.signal(signal.SIGTERM)
     assert ranks.end(PATIENCE_S) == 0
     ranks.assert_nothing_left()

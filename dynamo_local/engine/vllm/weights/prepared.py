@@ -71,7 +71,10 @@ def settle_weights(vllm_config: Any, config: Mapping[str, Any], *, wanted: bool)
 
 
 def order_prepared(order: PreparedOrder, environ: Mapping[str, str] = os.environ) -> None:
-    """Order a process with these weights for workers that are configured as this one, whose engine has started."""
+    """Order a process with these weights for workers that are configured as this one, whose engine has started. An
+    engine outside of a server has none."""
+    if WATCHER_ENV not in environ:
+        return
     try:
         watcher = parse_watcher(environ[WATCHER_ENV])
         write_order(StatePaths.of(environ[NAMESPACE_ENV], environ), watcher, order)
