@@ -14,9 +14,10 @@ import uvloop
 
 from benchmarks import faults
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
-from benchmarks.endpoints import endpoints, kills, orders, turns, wake
-from benchmarks.gateway import capacity, first_token, hostile, overhead
+from benchmarks.endpoints import endpoints, kills, orders, turns, wake, wake_kills, zero
+from benchmarks.gateway import capacity, first_token, hostile, overhead, usage_cost
 from benchmarks.harness.report import Figures, progress, save
+from benchmarks.keys import keys
 from benchmarks.machine import first_hour, idle, neighbour, parking, sessions, startup, weights, workers
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
@@ -51,11 +52,15 @@ BENCHMARKS = {
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "hostile": Benchmark(hostile.SUMMARY, hostile.add_arguments, hostile.run),
+    "usage-cost": Benchmark(usage_cost.SUMMARY, usage_cost.add_arguments, usage_cost.run),
     "endpoints": Benchmark(endpoints.SUMMARY, endpoints.add_arguments, endpoints.run),
     "endpoint-kills": Benchmark(kills.SUMMARY, kills.add_arguments, kills.run),
     "endpoint-orders": Benchmark(orders.SUMMARY, orders.add_arguments, orders.run),
     "wake": Benchmark(wake.SUMMARY, wake.add_arguments, wake.run),
+    "wake-kills": Benchmark(wake_kills.SUMMARY, wake_kills.add_arguments, wake_kills.run),
     "turns": Benchmark(turns.SUMMARY, turns.add_arguments, turns.run),
+    "zero": Benchmark(zero.SUMMARY, zero.add_arguments, zero.run),
+    "keys": Benchmark(keys.SUMMARY, keys.add_arguments, keys.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

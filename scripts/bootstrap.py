@@ -110,7 +110,8 @@ def check_link(venv: Path, stamp: Stamp | None) -> None:
 
 
 def check_folders(extra: str, *folders: Path) -> None:
-    """Each folder can be written, with enough space for the packages. uv links them from its cache where it can."""
+    """Checks that each folder can be written, with enough space for the packages. uv links them from its cache where it
+    can."""
     for folder in folders:
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if not os.access(there, os.W_OK):

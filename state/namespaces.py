@@ -15,6 +15,8 @@ from state.paths import StatePaths
 
 _SUFFIXES = frozenset({"json", "lock", "run"})
 _LOGS = "logs"
+_KEYS = frozenset({"keys.json", "keys.copy.json"})
+_USAGE = "usage"
 _REGISTRY = frozenset({"endpoints.json", "endpoints.copy.json"})
 
 
@@ -49,9 +51,19 @@ def with_logs(root: Path) -> tuple[str, ...]:
     return tuple(sorted(_names(root, frozenset({_LOGS}))))
 
 
+def with_usage(root: Path) -> tuple[str, ...]:
+    """The namespaces of which usage is kept, sorted. Raises DiskError."""
+    return tuple(sorted(_names(root, frozenset({_USAGE}))))
+
+
 def with_registry(root: Path) -> tuple[str, ...]:
     """The namespaces that have a registry of endpoints, sorted. Raises DiskError."""
     return tuple(sorted(set(_names(root, _REGISTRY))))
+
+
+def with_keys(root: Path) -> tuple[str, ...]:
+    """The namespaces that have a registry of keys, sorted. Raises DiskError."""
+    return tuple(sorted(set(_names(root, _KEYS))))
 
 
 def _names(root: Path, suffixes: frozenset[str]) -> Iterator[str]:
@@ -72,8 +84,8 @@ def _owner_lives(paths: StatePaths) -> bool:
     if not paths.statefile.exists():
         return False
     # Imported late: the statefile's model costs time, and is seldom needed here.
-    from state.processes import alive
-    from state.store import StateStore
+    from state.machine.processes import alive
+    from state.statefile.store import StateStore
 
     try:
         owner = StateStore(paths).read_file().owner

@@ -6,6 +6,8 @@
     {root}/{namespace}.run/           what a running server needs; removed when it ends
     {root}/{namespace}.logs/          one file a watcher; kept
     {root}/{namespace}.endpoints.*    the registry of endpoints, its copy and backups, and their use; kept
+    {root}/{namespace}.keys.*         the registry of keys, its copy and backups; kept
+    {root}/{namespace}.usage/         what requests have used; kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -121,6 +123,38 @@ class StatePaths:
     def endpoint_use_file(self) -> Path:
         """When endpoints with a forecast were used. Kept when the server ends."""
         return self.root / f"{self.namespace}.endpoints.use.json"
+
+    @property
+    def keys_file(self) -> Path:
+        """The API keys. Kept when the server ends."""
+        return self.root / f"{self.namespace}.keys.json"
+
+    @property
+    def keys_copy(self) -> Path:
+        """A copy of that file, which is used if the file is damaged."""
+        return self.root / f"{self.namespace}.keys.copy.json"
+
+    def keys_backup(self, version: int) -> Path:
+        """The API keys as an earlier release wrote them, from before they were converted."""
+        return self.root / f"{self.namespace}.keys.v{version}.json"
+
+    @property
+    def limits_file(self) -> Path:
+        """What all frontends count against the limits of keys (components/frontend/keys/counters.py)."""
+        return self.run_dir / "limits.1"
+
+    @property
+    def usage_dir(self) -> Path:
+        """What requests have used (`state.usage`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.usage"
+
+    @property
+    def usage_totals(self) -> Path:
+        return self.usage_dir / "totals.json"
+
+    def usage_journal(self, lease: str, number: int | str) -> Path:
+        """A journal of the frontend with this lease. The name has the version of its records."""
+        return self.usage_dir / f"journal.v1.{lease}.{number}.jsonl"
 
     @property
     def blueprint_file(self) -> Path:

@@ -27,9 +27,9 @@ from state.files import (
     sockets_of,
     system_errors,
 )
-from state.model import Owner
+from state.machine.processes import alive, pids
 from state.paths import Sockets, StatePaths
-from state.processes import alive, pids
+from state.statefile.model import Owner
 
 SEGMENTS_ENV = "DYN_SHM_PREFIX"
 """Set by the server in each of its processes: prefix of the names of shared memory that the process creates."""
@@ -38,6 +38,7 @@ SHARED_MEMORY = Path("/dev/shm")
 GONE_WITHIN_S = 5.0
 """For killed processes to be gone. Freeing much memory takes seconds."""
 
+_IN_SHARED_MEMORY = f"{SHARED_MEMORY}/"
 _POLL_S = 0.05
 _PROC = Path("/proc")
 _OWNER = "owner.json"
@@ -124,7 +125,9 @@ def segments_of(pid: int) -> set[Segment]:
     found: set[Segment] = set()
     with suppress(OSError):
         maps = (_PROC / str(pid) / "maps").read_text(errors="replace")
-        found.update(Segment(name, int(inode)) for inode, name in _MAPPED.findall(maps))
+        # An engine's process has thousands of lines there: the expression is tried on few.
+        shared = "\n".join(line for line in maps.splitlines() if _IN_SHARED_MEMORY in line)
+        found.update(Segment(name, int(inode)) for inode, name in _MAPPED.findall(shared))
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fd").iterdir():
             with suppress(OSError):

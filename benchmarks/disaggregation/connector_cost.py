@@ -26,7 +26,7 @@ _MOST_TOKENS, _LEAST_TOKENS = 300, 60
 
 @dataclass(frozen=True)
 class Turn:
-    """One engine decoding streams that march in step."""
+    """An engine decoding streams that march in step."""
 
     steps_s: Sequence[float]
     """From one step with tokens of all streams to the next."""

@@ -30,7 +30,7 @@ from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.nats_server import NatsServer
 
 SUMMARY = "jobs per second through the prefill queue, against plain request-reply on the same NATS"

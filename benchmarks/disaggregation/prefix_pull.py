@@ -95,7 +95,7 @@ def _bytes_per_token(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Pulling:
-    """One prompt: computed by the source, continued by the reader from pulled blocks, then from its own cache."""
+    """A prompt's times: computed by the source, continued by the reader from pulled blocks, then from its own cache."""
 
     tokens: int
     asked_s: float

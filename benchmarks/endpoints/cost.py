@@ -19,7 +19,7 @@ from benchmarks.harness.spread import median
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """One start. `frontend_mib`: proportional set size of the frontend once all endpoints are ready."""
+    """A server's start. `frontend_mib`: proportional set size of the frontend once all endpoints are ready."""
 
     endpoints: int
     round: int
@@ -50,10 +50,12 @@ async def _cost(endpoints: int, number: int) -> Cost:
     return Cost(endpoints, number, ready_s, frontend, workers)
 
 
-def pss_mib(pid: int) -> float:
-    """Proportional set size of a process, in MiB: shared pages count in parts."""
+def pss_mib(pid: int, *, anonymous: bool = False) -> float:
+    """Proportional set size of a process, in MiB: shared pages count in parts. `anonymous`: without those of files,
+    whose share changes with other processes that have them."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    field = "Pss_Anon:" if anonymous else "Pss:"
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def _show(costs: Sequence[Cost], many: int) -> None:

@@ -81,7 +81,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Trial:
-    """One kill. `ready_s`: until all endpoints were ready again; None if they were not in time."""
+    """A kill. `ready_s`: until all endpoints were ready again; None if they were not in time."""
 
     part: str
     answered: int

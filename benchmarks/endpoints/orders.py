@@ -34,13 +34,13 @@ from dynamo_local.core.messages.endpoints import (
     ScaleEndpoint,
     UpdateEndpoint,
 )
-from dynamo_local.core.names import Subjects
-from state.model import State
+from dynamo_local.core.subjects import Subjects
+from state.endpoints.registry import read_registry
+from state.machine.processes import ProcFs
 from state.paths import StatePaths
-from state.processes import ProcFs
-from state.reconcile import leftovers
-from state.registry import read_registry
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.reconcile import leftovers
+from state.statefile.store import StateStore
 
 SUMMARY = "1,000 random orders about endpoints, and kills: is there what was ordered, and nothing else?"
 

@@ -65,7 +65,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Outing(msgspec.Struct, frozen=True):
-    """One run of a policy. `orders`: (seconds after the step, workers). `served_s`: see `served_after`."""
+    """A run of a policy. `orders`: (seconds after the step, workers). `served_s`: see `served_after`."""
 
     policy: str
     round: int
@@ -124,8 +124,8 @@ async def _outing(policy: str, number: int, workers: int, adjustment_s: float, t
 
 
 async def _load(server: Server, seed: int, workers: int, seconds: float) -> tuple[float, list[Record]]:
-    """One worker's worth of streams all the time, and those of the others from the step on. Returns when the step was
-    (CLOCK_MONOTONIC, s), and all requests, whose times count from the beginning of the first load."""
+    """Sends streams for a single worker all the time, and those of the others from the step on. Returns when the step
+    was (CLOCK_MONOTONIC, s), and all requests, whose times count from the beginning of the first load."""
     step_at = time.monotonic() + _BEFORE_S
     # A little below full: requests of a full fleet wait for each other.
     streams = PER_WORKER - 1

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.endpoints.turn_world import Arrival, Policy, World
-from dynamo_local.core.endpoints.turns import Contender, Limits, Turns, take_turns
+from dynamo_local.core.endpoints.turns.contenders import Contender, Limits
+from dynamo_local.core.endpoints.turns.turns import Turns, take_turns
 
 _NEVER = 1e9
 _PRICES = 24
+_STAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""How far ahead a schedule that knows the arrivals looks for the next request of an endpoint before it swaps."""
 
 
 def least_swaps(world: World, arrivals: Sequence[Arrival], wait_s: float) -> float:
@@ -58,6 +61,19 @@ def clairvoyant(arrivals: Iterable[Arrival], limits: Limits, stays_s: float = 0.
         return take_turns([_knowing(each, times, now, stays_s) for each in contenders], free, now, limits)
 
     return decide
+
+
+def fewest_swaps(world: World, arrivals: Sequence[Arrival], wait_s: float, turn_s: float) -> int | None:
+    """The fewest swaps of the schedules tried that know all arrivals and let nobody wait longer than `wait_s`; None:
+    each has somebody wait longer."""
+    found = []
+    for stays_s in _STAYS_S:
+        knowing = World(world.endpoints, world.devices, world.start_s, world.end_s)
+        knowing.policy = clairvoyant(arrivals, Limits(turn_s, 0.0), stays_s)
+        outcome = knowing.run(arrivals)
+        if max(outcome.waits) <= wait_s:
+            found.append(len(outcome.swaps))
+    return min(found, default=None)
 
 
 def _knowing(each: Contender, times: Mapping[str, list[float]], now: float, stays_s: float) -> Contender:

@@ -1,4 +1,4 @@
-"""A simulated server: endpoints that take turns on fewer devices, by the policy of core/endpoints/turns.py. Time is
+"""A simulated server: endpoints that take turns on fewer devices, by the policy of core/endpoints/turns. Time is
 simulated; requests of an endpoint run side by side."""
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, take_turns
+from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
+from dynamo_local.core.endpoints.turns.turns import Turns, take_turns
 
 Policy = Callable[[Sequence[Contender], dict[int, float], float], Turns]
 """Decides by contenders, free devices and the time."""

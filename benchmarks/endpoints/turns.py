@@ -1,4 +1,4 @@
-"""Endpoints that take turns on fewer devices, simulated: swaps and waits by the policy of core/endpoints/turns.py,
+"""Endpoints that take turns on fewer devices, simulated: swaps and waits by the policy of core/endpoints/turns,
 beside a schedule that knows all arrivals, and a lower bound of all schedules."""
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ import random
 
 import msgspec
 
-from benchmarks.endpoints.turn_bounds import clairvoyant, least_swaps
-from benchmarks.endpoints.turn_world import Arrival, Outcome, World
+from benchmarks.endpoints.turn_bounds import fewest_swaps, least_swaps
+from benchmarks.endpoints.turn_world import Arrival, World
 from benchmarks.harness.report import Figures, progress, table
-from dynamo_local.core.endpoints.turns import PAUSE_S, TURN_S, Limits, longest_wait_s, take_turns
+from dynamo_local.core.endpoints.turns.contenders import PAUSE_S, TURN_S, Limits
+from dynamo_local.core.endpoints.turns.turns import longest_wait_s, take_turns
 
 SUMMARY = "turns, simulated: 20 endpoints on two devices under random loads; swaps against a schedule that knows them"
 
 _RATES = (0.1, 0.3, 1.0, 2.0)
-_STAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""How far ahead a schedule that knows the arrivals looks for the next request of an endpoint before it swaps."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One load, served by all. `offline`: the fewest swaps of a schedule that knows all arrivals, of those that let
-    nobody wait longer than the policy did; `least`: fewer swaps need a longer wait. `bound_s`: on the wait. Times in
-    seconds."""
+    """A load that all policies serve. `offline`: the fewest swaps of a schedule that knows all arrivals, of those that
+    let nobody wait longer than the policy did; `least`: fewer swaps need a longer wait. `bound_s`: on the wait. Times
+    in seconds."""
 
     rate: float
     skewed: bool
@@ -86,24 +85,13 @@ def _case(arguments: argparse.Namespace, rate: float, *, skewed: bool) -> Case:
         skewed,
         len(arrivals),
         len(served.swaps),
-        _offline(world, arrivals, served, arguments.turn),
+        min(len(served.swaps), fewest_swaps(world, arrivals, longest, arguments.turn) or len(served.swaps)),
         least_swaps(world, arrivals, longest),
         sum(served.waits) / len(served.waits),
         longest,
         bound,
         len(arrivals) - len(served.waits),
     )
-
-
-def _offline(world: World, arrivals: list[Arrival], served: Outcome, turn_s: float) -> int:
-    found = [len(served.swaps)]
-    for stays_s in _STAYS_S:
-        knowing = World(world.endpoints, world.devices, world.start_s, world.end_s)
-        knowing.policy = clairvoyant(arrivals, Limits(turn_s, 0.0), stays_s)
-        outcome = knowing.run(arrivals)
-        if max(outcome.waits) <= max(served.waits):
-            found.append(len(outcome.swaps))
-    return min(found)
 
 
 def _show(cases: list[Case]) -> None:

@@ -1,4 +1,4 @@
-"""One fault, from a server on which all is well to one on which all is well again."""
+"""A fault, from a server on which all is well to one on which all is well again."""
 
 from __future__ import annotations
 

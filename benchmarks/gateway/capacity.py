@@ -44,7 +44,7 @@ _MOCKER: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of load. `step_ms` is how long each step of the mocker takes."""
+    """A kind of load. `step_ms` is how long each step of the mocker takes."""
 
     name: str
     step_ms: float

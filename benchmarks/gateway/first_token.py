@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """One side's turn. Seconds."""
+    """A side's turn. Times are in seconds."""
 
     ttfts_s: tuple[float, ...]
     step_s: float
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbouring turns."""
+    """A pair of neighbouring turns."""
 
     ours: Turn
     theirs: Turn

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbouring turns with the same requests."""
+    """A pair of neighbouring turns with the same requests."""
 
     ours: Load
     theirs: Load

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from state.processes import descendants as pids_below
+from state.machine.processes import descendants as pids_below
 
 _PROC = Path("/proc")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -38,7 +38,7 @@ _ROLES = (
 
 @dataclass(frozen=True)
 class Stat:
-    """One line of /proc/PID/stat, as far as it is wanted here."""
+    """A line of /proc/PID/stat, as far as it is wanted here."""
 
     cpu_s: float
     started_s: float
@@ -47,7 +47,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Process:
-    """One process, beyond doubt: a pid is used again, a pid with its start time is not."""
+    """A process, beyond doubt: a pid is used again, a pid with its start time is not."""
 
     pid: int
     started_s: float

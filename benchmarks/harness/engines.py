@@ -22,7 +22,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
-from state.devices import CPU_CORES_VARIABLE
+from state.devices.allocation import CPU_CORES_VARIABLE
 
 _PATIENCE_S = 120.0
 _END_WITHIN_S = 10.0
@@ -31,7 +31,7 @@ _BOUND_ENV = "VLLM_CPU_OMP_THREADS_BIND"
 
 @dataclass
 class Request:
-    """One request, and when its tokens came. Times are those of `time.monotonic`."""
+    """A request, and when its tokens came. Times are those of `time.monotonic`."""
 
     sent_at: float
     done: asyncio.Future[None]
@@ -46,7 +46,7 @@ class Request:
 
 
 class BenchEngine:
-    """One engine. An async context manager."""
+    """An engine. An async context manager."""
 
     def __init__(self, name: str, scratch: Path, model: str, core: int, *, kv_transfer: bool, **config: Any) -> None:
         self.name = name

@@ -13,7 +13,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
 WORKER_ROLE = "aggregated"
@@ -26,11 +26,12 @@ class PresenceLog:
     Times are seconds since boot, as those of `accounting.Process.started_s`.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, revision: str = "") -> None:
+        """`revision`: of the endpoint whose workers are listened to; empty: those of the graph."""
         assert server.state_root is not None
         self._server = server
         self._bus_file = StatePaths(server.state_root, NAMESPACE).bus_file
-        self._subjects = Subjects(NAMESPACE)
+        self._subjects = Subjects(NAMESPACE, revision)
         self._bus: Bus | None = None
         self._heard: list[tuple[float, Presence]] = []
         self._news = asyncio.Event()

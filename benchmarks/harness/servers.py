@@ -22,7 +22,7 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.load.errors import ExchangeError
 from dynamo_local.load.http.endpoint import Endpoint, ask, find_model
 from dynamo_local.supervisor.upkeep.cpu_affinity import bind
-from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
+from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"

@@ -24,7 +24,7 @@ from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import Server, ServerError, running, start_ours, start_vllm
 from benchmarks.harness.spread import median
-from state.threads import bind_thread, cores_of, threads_of
+from state.machine.threads import bind_thread, cores_of, threads_of
 
 SUMMARY = "seconds for a request beside busy loops of somebody else, and what binding an engine to its core is worth"
 _ROUNDS = 4

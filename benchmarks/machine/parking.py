@@ -32,7 +32,7 @@ from benchmarks.harness.servers import (
 from benchmarks.machine.thread_times import read_threads
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.load.http.endpoint import ask
 from state.paths import StatePaths
 
@@ -45,7 +45,7 @@ _FILLING = 8
 
 @dataclass(frozen=True)
 class Turn:
-    """One parking. MiB are of the worker's processes together, in parts where they share pages."""
+    """A turn of parking and waking. MiB are of the worker's processes together, in parts where they share pages."""
 
     park_s: float
     answer_s: float

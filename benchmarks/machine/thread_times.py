@@ -13,7 +13,7 @@ _SWITCHES = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread of one process."""
+    """A thread of a process."""
 
     pid: int
     tid: int

@@ -26,7 +26,7 @@ from benchmarks.machine.workers import done_by, private_mib, silent
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.actuator.commands import drain, scale
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.store import StateStore
 
 SUMMARY = "seconds until one more worker is routable, and a killed one is replaced, with and without prepared-weights"
 

@@ -19,9 +19,9 @@ from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ou
 from benchmarks.harness.spread import bootstrap
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.supervisor.actuator.commands import drain, scale
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.report import Report
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.store import StateStore
 
 SUMMARY = "seconds until one more worker is routable and until a drained one has ended, with and without kv-transfer"
 

@@ -28,7 +28,7 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True)
 class Drained:
-    """One drain. Times are seconds from SIGTERM."""
+    """A drain. Times are seconds from SIGTERM."""
 
     left_s: float
     """Until the last stream had left the worker."""

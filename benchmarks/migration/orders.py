@@ -21,7 +21,7 @@ from dynamo_local.core.messages.admin import (
     RequestsQuestion,
 )
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
 _Reply = TypeVar("_Reply")
@@ -30,7 +30,7 @@ _POLL_S = 0.005
 
 
 def draw_prompt(draw: random.Random, tokens: int) -> list[int]:
-    """One that nobody has cached."""
+    """Draws a prompt that nobody has cached."""
     return draw.choices(LETTERS, k=tokens)
 
 

@@ -20,7 +20,7 @@ STALL_S = 0.5
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of an arm under the load that `seed` draws. `counted`: moves by outcome and reason, and preemptions;
+    """A turn of an arm under the load that `seed` draws. `counted`: moves by outcome and reason, and preemptions;
     `busy_cores`: of the whole machine, whoever used them."""
 
     arm: Arm
@@ -91,7 +91,7 @@ _COLUMNS: Mapping[str, Callable[[Turn], str]] = {
 
 
 def told(turn: Turn) -> str:
-    """One turn in a line."""
+    """Renders a turn as a line."""
     return ", ".join(f"{name.strip()} {show(turn)}" for name, show in _COLUMNS.items())
 
 

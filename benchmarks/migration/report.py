@@ -26,7 +26,7 @@ ARMS = (MOVE, REPLAY)
 
 @dataclass(frozen=True)
 class Moved:
-    """One move, as the client of the stream and those of the streams beside it saw it."""
+    """A move, as the client of the stream and those of the streams beside it saw it."""
 
     result: MigrationResult
     step_s: float

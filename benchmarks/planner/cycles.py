@@ -36,7 +36,8 @@ class Swing(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One request. Times are seconds, those of day since the start of the load; None: it never came so far."""
+    """A request of the load. Times are seconds, those of day since the start of the load; None: it never came so
+    far."""
 
     at_s: float
     ttft_s: float | None
@@ -61,7 +62,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outing(msgspec.Struct, frozen=True):
-    """One run of an arm under the load that `seed` draws."""
+    """A run of an arm under the load that `seed` draws."""
 
     arm: str
     seed: int

@@ -16,7 +16,7 @@ from benchmarks.harness.servers import NAMESPACE, Server
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.planner.server_state import claims_of
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.store import StateStore
 
 _LOOK_S = 0.2
 

@@ -81,7 +81,7 @@ FIRST = Layout(1, 1)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run the fleet: a layout that stays, or, with a policy, one that a planner changes. `fitted`: with
+    """A way to run the fleet: a layout that stays, or, with a policy, one that a planner changes. `fitted`: with
     the settings that suit this fleet."""
 
     name: str

@@ -60,7 +60,7 @@ def report(outings: Sequence[Outing], limits: Limits) -> Figures:
 
 
 def told(outing: Outing, limits: Limits) -> str:
-    """One run in a line."""
+    """Renders a run as a line."""
     cycle = together(cycles_of(outing, limits))
     return (
         f"{outing.label}, seed {outing.seed}: {cycle.good} of {len(cycle.answers)} good, {cycle.devices:.2f} devices, "

@@ -1,1 +1,12 @@
-"""The frontend service: vLLM's OpenAI server, and the live requests behind it."""
+"""The frontend service: vLLM's OpenAI server, and the live requests behind it.
+
+service, settings       the service, and what can be set
+http/                   the gate before the OpenAI server
+endpoints/              the models that are served
+dispatcher, worker_link from the OpenAI server to workers, and tokens back
+requests/               the live requests
+placing/                which worker a request gets
+prefill/                prompts that prefill workers compute
+migration/              requests that move while they run
+admin                   what operators ask
+"""

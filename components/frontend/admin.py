@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from components.frontend.migration.scheduler import MigrationScheduler
-from components.frontend.requests import LiveRequest
+from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.messages.admin import (
@@ -21,7 +21,7 @@ from dynamo_local.core.messages.admin import (
     RequestsAnswer,
     RequestsQuestion,
 )
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 A request's log accepts each position once, and only from the worker of the current epoch (core/request/log.py);
 accepted tokens go to the OpenAI server. A worker that sends tokens of an earlier epoch is told to stop. After a gap or
 a silence the worker is asked to send again what is missing. What becomes of a request that its worker loses, fails or
-refuses is decided in request_table.py.
+refuses is decided in requests/request_table.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 from components.frontend.admin import FrontendAdmin
-from components.frontend.assigner import Assigner
 from components.frontend.deferral import submit_in_turn
+from components.frontend.keys.ticket import current_ticket
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.scheduler import MigrationScheduler
-from components.frontend.prefill_jobs import PrefillJobs
-from components.frontend.request_table import RequestTable
-from components.frontend.requests import LiveRequest
-from components.frontend.retransmit import Retransmitter
+from components.frontend.placing.assigner import Assigner
+from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.requests.request_table import RequestTable
+from components.frontend.requests.retransmit import Retransmitter
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
@@ -30,10 +31,10 @@ from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.log import Verdict, continuation, failure
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,12 @@ class BusDispatcher:
         return len(self.table.requests)
 
     async def submit(self, request: Request) -> None:
+        ticket = current_ticket()
+        if ticket is not None:
+            if (why := ticket.charge(request)) is not None:
+                self.table.refuse(request, why)
+                return
+            request = ticket.lowered(request)
         submit_in_turn(lambda: self._add(request))
 
     def _add(self, request: Request) -> None:

@@ -13,22 +13,33 @@ from typing import TYPE_CHECKING, Any
 from components.dynamo_config import from_dynamo
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
-from components.frontend.endpoints.orders import EndpointOrders
+from components.frontend.endpoints.orders import RestOrders
 from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import ServedModels
-from components.frontend.http.gate import Administration, HttpGate, SettingNames
-from components.frontend.settings import FrontendSettings, limits_of, read_keys
+from components.frontend.http.administration import Administration, Orders
+from components.frontend.http.callers import who_asks
+from components.frontend.http.gate import HttpGate, SettingNames
+from components.frontend.key_files import KeyFile, KeyFiles
+from components.frontend.keys.counters import Counters
+from components.frontend.keys.known import KnownKeys
+from components.frontend.keys.orders import KeyRest
+from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.settings import FrontendSettings, limits_of
+from components.frontend.usage import FrontendUsage
 from components.planner import Planner
 from components.router import Router
+from components.vllm import PRELOAD
 from components.workers import PrefillWorker, VllmWorker
+from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
+from dynamo_local.core.http.paths import ENDPOINTS, KEYS
 from dynamo_local.core.live_settings import LiveSettings
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.ports import Dispatcher
-from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.families import HOLD_SECONDS, MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
@@ -50,7 +61,7 @@ _UNREAD_MS = 60_000
         schema_of(FrontendSettings), schema_of(LiveSettings), engine_schema(), server_schema(), adapter_schema()
     ),
     role=FRONTEND_ROLE,
-    preload=VLLM_PRELOAD,
+    preload=PRELOAD,
     rewrite=from_dynamo,
 )
 class Frontend(Service):
@@ -66,13 +77,16 @@ class Frontend(Service):
         self._context = context
         self._settings = context.settings(FrontendSettings)
         self._limits = limits_of(self._settings, context.config)
-        self._keys = read_keys(self._settings.api_key_file, "api-key-file")
-        self._admin_keys = read_keys(self._settings.admin_key_file, "admin-key-file")
+        self._keys = KeyFile(self._settings.api_key_file, "api-key-file")
+        self._admin_keys = KeyFile(self._settings.admin_key_file, "admin-key-file")
         routed = context.has(Router.__name__)
         self._own = self._own_model(routed)
         identity = FrontendIdentity(context.watcher, context.lease, context.bus, context.private_dir, routed=routed)
         paths = StatePaths.of(context.namespace, os.environ)
+        self._counters = Counters(paths.limits_file)
+        self._known_keys = KnownKeys(paths, self._counters.keys_changed)
         self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
+        self._usage = FrontendUsage(paths, context.lease)
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
         self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
@@ -97,9 +111,11 @@ class Frontend(Service):
             await self._own.start(progress)
         self.served.refresh()
         self._server = self._make_server()
-        serving = await self._server.start(listener, progress)
+        # Whoever connects to a frontend that was started again finds the endpoints that there are.
         await self._board.start()
+        serving = await self._server.start(listener, progress)
         context.tasks.spawn("board of endpoints", self._board.run())
+        context.tasks.spawn("usage", self._usage.run())
         expose(self._samples, self._distributions)
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
@@ -115,6 +131,7 @@ class Frontend(Service):
         await self.served.close()
         if self._own is not None:
             await self._own.close()
+        self._usage.close()
 
     def _own_model(self, routed: bool) -> ServedModel | None:
         """Return the model of the graph's own workers. None: the graph has none."""
@@ -132,7 +149,8 @@ class Frontend(Service):
         # The processes that work for all models belong to the graph, which may have no model of its own.
         shared = [ModelState("", self._graph.snapshot())] if self._own is None else []
         served = [ModelState(model.name, model.graph.snapshot(), model.state) for model in self.served.models]
-        return samples([*shared, *served], self.served.board.endpoints, self.served.table.held())
+        yield from samples([*shared, *served], self.served.board.endpoints, self.served.table.held())
+        yield from self._usage.samples()
 
     def _distributions(self) -> Iterator[Distribution]:
         """Return the histograms that /metrics shows beside vLLM's own."""
@@ -147,19 +165,41 @@ class Frontend(Service):
         from dynamo_local.engine.vllm.frontend.server import HttpServer
 
         context = self._context
-        return HttpServer(context.config, context.private_dir, self._gate, self._limits, self.served.table.cards)
+        return HttpServer(context.config, context.private_dir, self._gate, self._limits, self._cards)
+
+    async def _cards(self) -> list[dict[str, Any]]:
+        """Return the models that who asks may use."""
+        return await self.served.table.cards(who_asks().allows)
+
+    def _orders(self) -> dict[str, Orders]:
+        bus, subjects = self._context.bus, self._context.subjects
+        return {ENDPOINTS: RestOrders(bus, subjects), KEYS: KeyRest(bus, subjects)}
 
     def _gate(self, app: App) -> HttpGate:
         context = self._context
-        return HttpGate(
+        gate = HttpGate(
             app,
             limits=self._limits,
             models=self.served.table,
             is_draining=lambda: self._draining,
-            api_keys=self._keys,
+            api_keys=self._keys.keys,
             names=SettingNames(type(self).__name__, server_schema().keys()),
-            administration=Administration(self._admin_keys, EndpointOrders(context.bus, context.subjects)),
+            administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
+            known_keys=self._known_keys,
+            gatekeeper=Gatekeeper(self._counters),
+            meter=self._usage.meter,
         )
+        files = KeyFiles(
+            (self._keys, self._admin_keys),
+            lambda: gate.take_keys(self._keys.keys, self._admin_keys.keys),
+            self._note_secret,
+        )
+        context.tasks.spawn("files of keys", files.run())
+        return gate
+
+    async def _note_secret(self, what: str, why: str) -> None:
+        context = self._context
+        await publish_event(context.bus, context.subjects, Event("secret", what, why, str(context.watcher)))
 
 
 def _application(config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> Application:

@@ -10,19 +10,26 @@ from typing import Any
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import AdmissionLimits
 
+_LARGEST_KEY_FILE = 1024 * 1024
+"""In bytes."""
+
 
 @dataclass(frozen=True)
 class FrontendSettings(AdmissionLimits):
     """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(
-        default=None, metadata={"help": "File with API keys, one per line. Without it, no key is required."}
+        default=None,
+        metadata={
+            "help": "File with API keys, one per line; changes take effect within a second. Without it, no key is "
+            "required."
+        },
     )
     admin_key_file: Path | None = field(
         default=None,
         metadata={
-            "help": "File with keys of administrators, one per line, who may change endpoints under /v1/endpoints. "
-            "Without it, these paths are closed."
+            "help": "File with keys of administrators, one per line, who may change endpoints under /v1/endpoints; "
+            "changes take effect within a second. Without it, these paths are closed."
         },
     )
     request_timeout_s: float = field(
@@ -45,12 +52,21 @@ def limits_of(settings: FrontendSettings, config: Mapping[str, Any]) -> Frontend
 
 def read_keys(path: Path | None, setting: str) -> tuple[str, ...]:
     """Read the keys of a file; none without one. Raises ConfigError, also for a file without keys."""
-    if path is None:
-        return ()
+    return () if path is None else keys_in(path.expanduser(), setting)
+
+
+def keys_in(path: Path, setting: str) -> tuple[str, ...]:
+    """Read the keys of a file. Raises ConfigError, also for a file without keys."""
     try:
-        keys = tuple(line.strip() for line in path.expanduser().read_text().splitlines() if line.strip())
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_KEY_FILE + 1)
+        keys = tuple(line.strip() for line in data.decode().splitlines() if line.strip())
     except OSError as error:
         raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ConfigError(f"{path} holds no keys, which are text", "write one key per line") from error
+    if len(data) > _LARGEST_KEY_FILE:
+        raise ConfigError(f"{path} is larger than {_LARGEST_KEY_FILE} bytes", "write one key per line")
     if not keys:
         # An empty file must not open the server to everybody.
         raise ConfigError(f"{path} holds no key", f"write one key per line, or leave {setting} out")

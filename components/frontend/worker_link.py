@@ -19,7 +19,7 @@ from dynamo_local.core.messages.work import (
     Resend,
     Submit,
 )
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
 

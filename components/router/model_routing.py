@@ -12,7 +12,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.routing import AssignRequest, Charges, Released
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 UNDER_WAY_S = 3.0
 """A frontend's charges may not contain assignments younger than this: they had not reached it when it sent them."""
@@ -55,7 +55,8 @@ class ModelRouting:
         while not self._fleet.view.routable() and (left_s := give_up_at - time.monotonic()) > 0:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
 
     def assign(self, request: AssignRequest) -> str | None:
         """Choose a worker and charge it with the request. Returns its lease; None if no worker is routable."""

@@ -13,7 +13,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
-from dynamo_local.core.names import Subjects, revision_in
+from dynamo_local.core.subjects import Subjects, revision_in
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 

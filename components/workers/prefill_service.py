@@ -132,6 +132,7 @@ class PrefillService:
     async def _keep_until(self, event: asyncio.Event, job: TakenJob) -> None:
         while not event.is_set():
             try:
-                await asyncio.wait_for(event.wait(), KEEP_ALIVE_S)
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await event.wait()
             except TimeoutError:
                 await job.keep_alive()

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.vllm import PRELOAD
 from components.workers.listed_adapters import BoardAdapters
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.engine.vllm import VLLM_PRELOAD
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
 from dynamo_local.engine.vllm.tuning import TuningSettings
@@ -72,7 +72,7 @@ def worker_schema() -> SchemaTable:
 
 def preload_of(config: Mapping[str, Any]) -> str | None:
     """The module that the fork server imports before a worker with this configuration starts."""
-    return VLLM_PRELOAD if config.get("engine", WorkerSettings.engine) == "vllm" else None
+    return PRELOAD if config.get("engine", WorkerSettings.engine) == "vllm" else None
 
 
 def devices_of(config: Mapping[str, Any]) -> DeviceUse:

@@ -10,6 +10,7 @@ A worker may change its role while it runs (roles.py): it keeps its engine, and 
 from __future__ import annotations
 
 import asyncio
+import os
 
 from components.workers.engine_service import EngineService
 from components.workers.parking_orders import ParkingOrders
@@ -17,6 +18,7 @@ from components.workers.prefill_service import PrefillService
 from components.workers.roles import Roles
 from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
 from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.model.files import check_model_files
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 
@@ -54,11 +56,17 @@ class VllmWorker(Service):
         def progress(detail: str) -> None:
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
+        await self._check_model_files()
         info = await self._engine.start(progress)
+        # They may have been replaced while they were loaded.
+        await self._check_model_files()
         announcer.update(engine=info)
         await self._engine_service.start()
         await self._roles.start()
         await self._parking_orders.start()
+
+    async def _check_model_files(self) -> None:
+        await asyncio.to_thread(check_model_files, self._context.config, os.environ)
 
     @async_on_shutdown
     async def stop(self) -> None:

@@ -2,5 +2,5 @@
 
 `nats.Bus` is the one way to talk: `send` and `listen` for messages, `ask` and `serve` for requests and their answers.
 Calls of `@endpoint`s (rpc/), presence, the prefill queue and the live settings are built on it. Subjects are named in
-core/names.py, messages are in core/messages.
+core/subjects.py, messages are in core/messages.
 """

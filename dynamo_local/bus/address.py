@@ -15,6 +15,8 @@ class BusAddress(msgspec.Struct, frozen=True):
 
     url: str
     token: str | None = None
+    user: str | None = None
+    """The user whose password the token is. None: the server asks for a token alone, or for nothing."""
 
     @classmethod
     def load(cls, path: Path) -> BusAddress:

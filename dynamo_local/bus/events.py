@@ -7,7 +7,7 @@ import logging
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
 

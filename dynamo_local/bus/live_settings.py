@@ -15,7 +15,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.errors import BusDownError, BusError, UsageError
 from dynamo_local.core.live_settings import SETTINGS, LiveSettings, setting
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)

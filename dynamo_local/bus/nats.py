@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import UnionType
 from typing import TypeVar
 
@@ -26,9 +27,12 @@ from nats.js import JetStreamContext
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
 from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.asks import Asks
+from dynamo_local.bus.exchange import Exchange
+from dynamo_local.bus.known_address import KnownAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, NobodyListensError
+from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
 
 __all__ = ["Bus", "BusAddress"]
 
@@ -54,19 +58,38 @@ class Bus:
         """Time at which the connection was lost (CLOCK_MONOTONIC, s); None while there is one."""
         self._closing = False
         self._ended = asyncio.Event()
+        self._asks = Asks()
+        self._known: KnownAddress | None = None
+        self._exchange: Exchange | None = None
 
     @classmethod
-    async def connect(cls, address: BusAddress, *, name: str, deadline_s: float = 10.0) -> Bus:
+    async def connect(
+        cls, address: BusAddress, *, name: str, deadline_s: float = 10.0, file: Path | None = None
+    ) -> Bus:
         """Connect within `deadline_s`; a connection that is lost later is restored for ever. Raises BusError.
 
-        A server that refuses the token is not asked again.
+        A server that refuses the token (BusRefusedError) is not asked again, or once if there is a `file`, which holds
+        the address, and as long as the address changes. It is read again as well when the connection is lost.
         """
-        bus = cls(Client(), name)
+        known, attempts = KnownAddress(address, file), 0 if file is None else 1
+        while True:
+            try:
+                return await cls._connected(known, name, deadline_s)
+            except BusRefusedError:
+                # While it takes up its configuration, NATS refuses whoever connects.
+                if not await known.read_again() and not attempts:
+                    raise
+                attempts = 0
+
+    @classmethod
+    async def _connected(cls, known: KnownAddress, name: str, deadline_s: float) -> Bus:
+        bus, address = cls(Client(), name), known.current
         try:
-            await asyncio.wait_for(bus._connect(address), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await bus._connect(known)
         except nats.errors.AuthorizationError as error:
             await bus._abandon()
-            raise BusError(f"NATS at {address.shown} refuses the token", "check the token") from error
+            raise BusRefusedError(f"NATS at {address.shown} refuses the token", "check the token") from error
         except (TimeoutError, OSError, ValueError, nats.errors.Error) as error:
             cause = str(error) or str(bus._client.last_error or "") or "it does not answer"
             await bus._abandon()
@@ -77,23 +100,34 @@ class Bus:
         bus._was_connected = True
         return bus
 
-    async def _connect(self, address: BusAddress) -> None:
+    async def _connect(self, known: KnownAddress) -> None:
+        address, exchange = known.current, Exchange(self._client, known, self._asks)
+        self._known, self._exchange = known, exchange
+        has_user = address.user is not None
         await self._client.connect(
             address.url,
-            token=address.token,
+            user=exchange.user if has_user else None,
+            password=exchange.token if has_user else None,
+            token=None if has_user or address.token is None else exchange.token,
             name=self._name,
             connect_timeout=_CONNECT_TIMEOUT_S,
             reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # used as seconds, fractions work
             max_reconnect_attempts=-1,
             ping_interval=_PING_INTERVAL_S,
             pending_size=_PENDING_BYTES,
-            # Subjects are built in core.names alone, from parts that were checked.
+            # Subjects are built in core.subjects alone, from parts that were checked.
             skip_subject_validation=True,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
             reconnected_cb=self._on_reconnect,
             closed_cb=self._on_closed,
         )
+
+    async def renew(self) -> str | None:
+        """Connect by the address that the file holds now, if it is another one than before. Returns the user of the
+        connection; None for a server without users."""
+        assert self._exchange is not None, "a part of a connection, or one that was never made"
+        return await self._exchange.renew()
 
     async def _abandon(self) -> None:
         """Close what failed attempts to connect have left open; nothing if the address was not valid."""
@@ -203,6 +237,9 @@ class Bus:
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send bytes and wait for one answer. Raises NobodyListensError, and BusError when none answers in time."""
+        return await self._asks.run(lambda left_s: self._request(subject, data, left_s), timeout_s)
+
+    async def _request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task is not None else 0
         try:
@@ -210,7 +247,7 @@ class Bus:
         except nats.errors.NoRespondersError as error:
             raise NobodyListensError(f"no process listens on {subject}") from error
         except nats.errors.TimeoutError as error:
-            raise BusError(f"no answer on {subject} within {timeout_s:g} s") from error
+            raise BusError(f"no answer on {subject} within {timeout_s:.3g} s") from error
         except nats.errors.Error as error:
             raise BusError(f"cannot ask on {subject}: {error}") from error
         finally:
@@ -238,7 +275,8 @@ class Bus:
             except BusError as error:
                 _log.warning("messages may be lost, since the connection to NATS closes: %s", error)
         try:
-            await asyncio.wait_for(self._client.close(), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._client.close()
         except TimeoutError:
             _log.warning("the connection to NATS did not close within %g s", deadline_s)
         except (OSError, nats.errors.Error) as error:
@@ -254,14 +292,30 @@ class Bus:
         of_connection = self._lost_at is not None or isinstance(error, _CONNECTION_ERRORS) or not self._was_connected
         level = logging.DEBUG if of_connection else logging.WARNING
         _log.log(level, "error of the NATS client: %s", str(error) or type(error).__name__)
+        if self._was_connected and _REFUSED in str(error).lower():
+            await self._read_address()
 
     async def _on_disconnect(self) -> None:
-        if not self._closing and self._lost_at is None:
-            self._lost_at = time.monotonic()
+        if self._closing or self._lost_at is not None:
+            return
+        self._lost_at = time.monotonic()
+        if self._exchange is not None and self._exchange.is_under_way:
+            _log.info("NATS has another token: connecting by that")
+        else:
             _log.warning("NATS connection lost; reconnecting")
+            # The server ends the connections of a token that was replaced.
+            await self._read_address()
+
+    async def _read_address(self) -> None:
+        if self._known is not None and await self._known.read_again():
+            _log.info("NATS has another token: connecting by that")
 
     async def _on_reconnect(self) -> None:
         lost_at, self._lost_at = self._lost_at, None
+        if self._exchange is not None:
+            self._exchange.reconnected.set()
+            if self._exchange.is_under_way:
+                return
         if lost_at is not None:
             _log.warning("NATS reconnected after %.1f s", time.monotonic() - lost_at)
 

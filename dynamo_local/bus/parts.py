@@ -15,6 +15,7 @@ class BusPart(Bus):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus._client, bus._name)
+        self._asks = bus._asks
         self._subscriptions: list[Subscription] = []
 
     async def close(self, *, deadline_s: float = 2.0) -> None:

@@ -28,7 +28,7 @@ from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, QueueAbsentError, QueueFullError
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 ACK_WAIT_S = 5.0
 """A job that its worker has not kept alive for so long is delivered again."""

@@ -24,7 +24,8 @@ from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_b
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.fleet.view import TTL_S, Change, FleetView
 from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence
-from dynamo_local.core.names import Subjects, parse_watcher
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ class FleetWatch:
             self._echoed.clear()
             with suppress(BusError, TimeoutError):
                 await self._bus.publish(self._echo, b"")
-                await asyncio.wait_for(self._echoed.wait(), TTL_S)
+                async with asyncio.timeout(TTL_S):
+                    await self._echoed.wait()
 
     async def _on_echo(self, _: Message) -> None:
         self._echoed.set()

@@ -19,7 +19,8 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, parse_watcher
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +38,21 @@ class _Info(msgspec.Struct):
 
 
 class _Connect(msgspec.Struct):
-    auth_token: str | None
+    auth_token: str | None = None
+    user: str | None = None
+    password: str | None = msgspec.field(name="pass", default=None)
     verbose: bool = False
     pedantic: bool = False
     protocol: int = 1
     lang: str = "python"
     version: str = "1"
     name: str = "ps"
+
+    @classmethod
+    def by(cls, address: BusAddress) -> _Connect:
+        if address.user is None:
+            return cls(auth_token=address.token)
+        return cls(user=address.user, password=address.token)
 
 
 def speaks_plainly(address: BusAddress) -> bool:
@@ -63,7 +72,7 @@ async def probe(address: BusAddress, subjects: Subjects, awaited: Set[str], with
     try:
         async with asyncio.timeout(_CONNECT_WITHIN_S):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port or _PORT)
-            await _greet(reader, writer, address.token)
+            await _greet(reader, writer, address)
     except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
         raise BusError(f"cannot connect to NATS at {address.shown}: {error}") from error
     try:
@@ -86,7 +95,7 @@ async def probe(address: BusAddress, subjects: Subjects, awaited: Set[str], with
     return heard
 
 
-async def _greet(reader: StreamReader, writer: StreamWriter, token: str | None) -> None:
+async def _greet(reader: StreamReader, writer: StreamWriter, address: BusAddress) -> None:
     """Exchange greetings, and wait until the server has taken this client. Raises BusError."""
     greeting = await reader.readline()
     try:
@@ -95,7 +104,7 @@ async def _greet(reader: StreamReader, writer: StreamWriter, token: str | None) 
         raise BusError("what answers there is no NATS server") from error
     if info.tls_required:
         raise BusError("the NATS server wants TLS", "write its address as tls://HOST:PORT")
-    writer.write(b"CONNECT " + msgspec.json.encode(_Connect(token)) + b"\r\nPING\r\n")
+    writer.write(b"CONNECT " + msgspec.json.encode(_Connect.by(address)) + b"\r\nPING\r\n")
     while (line := await _line(reader)) != b"PONG":
         if line.startswith(b"-ERR"):
             raise BusError(f"NATS refuses this client: {line.decode(errors='replace')}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
-from state.processes import start_time
-from state.threads import times_of_all
+from state.machine.processes import start_time
+from state.machine.threads import times_of_all
 
 _log = logging.getLogger(__name__)
 

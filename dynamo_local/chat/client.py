@@ -62,7 +62,7 @@ class ChatClient:
         exchange = asyncio.create_task(self._connections.exchange(self._request(conversation, fields), take))
         exchange.add_done_callback(lambda _: parts.put_nowait(None))
         try:
-            while (part := await asyncio.wait_for(parts.get(), _SILENCE_S)) is not None:
+            while (part := await _within(_SILENCE_S, parts)) is not None:
                 yield part
             answer = await exchange
             if answer.status != 200:
@@ -104,3 +104,9 @@ def _shown(error: ExchangeError) -> ChatError:
     if error.kind in ("HTTP 401", "HTTP 403"):
         return ChatError(error.cause, "give the key with --api-key-file, DYN_API_KEY or OPENAI_API_KEY")
     return ChatError(error.cause, None if error.kind.startswith("HTTP") else "see `dynamo ps` and `dynamo logs`")
+
+
+async def _within(seconds: float, parts: asyncio.Queue[Part | None]) -> Part | None:
+    """Return the next part. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        return await parts.get()

@@ -42,7 +42,7 @@ class LazyGroup(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if (entry := self._entries.get(cmd_name)) is None:
             return None
-        command = getattr(import_module(f"{_PACKAGE}.{entry.module}"), entry.name)
+        command = getattr(import_module(f"{_PACKAGE}.{entry.module}"), entry.name.replace("-", "_"))
         assert isinstance(command, click.Command), f"{entry.module} has no command {entry.name}"
         return command
 

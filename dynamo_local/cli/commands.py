@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("logs", "server.logs", "Print the logs of all services, or of one SERVICE."),
         Entry("describe", "server.describe", "Show everything known of a process, endpoint or live request."),
         Entry("requests", "requests.requests", "List the requests in flight, with their workers."),
+        Entry("usage", "server.usage", "Show what requests have used, by API key and endpoint."),
         Entry("queue", "requests.queue", "List or drop the jobs of the prefill queues."),
     ),
     "Change": (
@@ -45,7 +46,9 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("migrate", "requests.migrate", "Migrate running requests to another worker."),
         Entry("planner", "workers.planner", "Add and remove workers with the load, until interrupted."),
         Entry("endpoint", "endpoints.endpoint", "Create, show, change, park, wake and delete endpoints."),
+        Entry("key", "keys.key", "Create, list, rotate and revoke API keys."),
         Entry("config", "server.config", "Show or change the live settings of a server."),
+        Entry("rotate-token", "server.rotate_token", "Replace the token of the bus while requests run."),
     ),
     "Set up": (
         Entry("doctor", "server.doctor", "Check this machine: finding and remedy for each problem."),

@@ -40,6 +40,14 @@ class DeviceError(UsageError):
     """The requested devices do not exist or are not free."""
 
 
+class MemoryShortError(UsageError):
+    """The machine has too little free memory. `missing`: how much more would be needed, in bytes."""
+
+    def __init__(self, cause: str, remedy: str | None = None, missing: int = 0) -> None:
+        super().__init__(cause, remedy)
+        self.missing = missing
+
+
 class NamespaceBusyError(UsageError):
     """Another server is running in the namespace."""
 
@@ -53,11 +61,19 @@ class NotRunningError(UsageError):
 
 
 class EndpointAbsentError(UsageError):
-    """There is no endpoint of that name."""
+    """An order or a question names an endpoint that does not exist."""
 
 
 class EndpointConflictError(UsageError):
     """An order contradicts the endpoints there are: a name twice, a base without which adapters would be left."""
+
+
+class KeyAbsentError(UsageError):
+    """There is no API key of that name."""
+
+
+class KeyConflictError(UsageError):
+    """An order contradicts the API keys there are: a name twice, the last key without a word on what follows."""
 
 
 class EndpointFailedError(DynamoError):
@@ -87,6 +103,10 @@ class BusError(DynamoError):
 
 class BusDownError(BusError):
     """The connection to NATS is down. The bus logs that itself, and when it is there again."""
+
+
+class BusRefusedError(BusError):
+    """NATS does not take the token."""
 
 
 class NobodyListensError(BusError):

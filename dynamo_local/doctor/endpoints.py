@@ -9,10 +9,11 @@ from pathlib import Path
 from dynamo_local.core.doctor.endpoints import EndpointsFacts
 from dynamo_local.core.errors import StateError
 from dynamo_local.doctor.namespaces import namespaces
-from state.board import read_board
+from state.documents import decode
+from state.endpoints.board import read_board
+from state.endpoints.registry import REGISTRY, has_registry, read_registry
 from state.namespaces import is_running
 from state.paths import StatePaths
-from state.registry import decode, has_registry, read_registry
 
 _OTHERS = 0o077
 
@@ -40,7 +41,7 @@ def _facts(paths: StatePaths) -> EndpointsFacts:
 def _damage(paths: StatePaths) -> str | None:
     for path in (paths.registry_file, paths.registry_copy):
         try:
-            decode(path.read_bytes())
+            decode(REGISTRY, path.read_bytes())
         except OSError as error:
             return f"{path} cannot be read ({error.strerror}); the other one of its two files is whole"
         except StateError as error:

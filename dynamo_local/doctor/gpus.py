@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dynamo_local.core.doctor.gpus import Gpu, Gpus
 from dynamo_local.engine.vllm.kv.local_users import other_users
-from state.inventory import Nvml, driver_present, load_nvml
+from state.devices.inventory import Nvml, driver_present, load_nvml
 
 
 def gpus(vllm: str | None, torch_cuda: str | None, ours: Collection[int]) -> Gpus:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dynamo_local.core.doctor.machine import Machine
 from dynamo_local.doctor.files import number_of, text_of
+from state.devices.inventory import usable_cores
 from state.files import room
-from state.inventory import usable_cores
 from state.remains import SHARED_MEMORY
 
 _CGROUPS = Path("/sys/fs/cgroup")

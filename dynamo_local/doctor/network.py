@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynamo_local.core.doctor.network import Network
-from state.listeners import listener_on
+from state.machine.listeners import listener_on
 
 _EXEMPT = ("no_proxy", "NO_PROXY")
 _PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")

@@ -13,9 +13,9 @@ from dynamo_local.doctor.servers import owner_lives, servers
 from dynamo_local.doctor.storage import storage
 from state.files import DIRECTORY_MODE, FILE_MODE, system_errors
 from state.locks import ServerLock
+from state.machine.processes import ProcFs
 from state.paths import StatePaths
-from state.processes import ProcFs
-from state.reconcile import clear_leftovers, leftovers
+from state.statefile.reconcile import clear_leftovers, leftovers
 
 
 def repair(root: Path, cache: Path) -> list[str]:

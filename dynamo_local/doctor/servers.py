@@ -16,13 +16,13 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.doctor.namespaces import namespaces
 from state.files import sockets_of
 from state.locks import server_pid
-from state.model import State
+from state.machine.processes import Process, ProcFs, alive, descendants, pids, start_time
 from state.paths import Sockets, StatePaths
-from state.processes import Process, ProcFs, alive, descendants, pids, start_time
-from state.reconcile import leftovers
 from state.record import read_record
 from state.remains import SHARED_MEMORY, has_segments, segment_prefix, segments_of
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.reconcile import leftovers
+from state.statefile.store import StateStore
 
 _ANSWER_WITHIN_S = 0.3
 _HEALTHY = 200

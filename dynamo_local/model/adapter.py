@@ -12,8 +12,11 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt"
 """Files of which vLLM reads one (`vllm/lora/lora_model.py`)."""
 
 
-def check_adapter(name: str, folder: Path, most_rank: int) -> None:
-    """Raise UsageError unless the folder has an adapter of at most this rank. What else is wrong is left to vLLM."""
+def read_rank(name: str, folder: Path) -> int:
+    """The rank of the adapter in a folder; 0 if its configuration does not say.
+
+    Raises UsageError if there is no adapter. What else is wrong with it is left to vLLM.
+    """
     try:
         config = json.loads((folder / CONFIG).read_bytes())
         weights = any((folder / weights).is_file() for weights in _WEIGHTS)
@@ -24,10 +27,7 @@ def check_adapter(name: str, folder: Path, most_rank: int) -> None:
     if not weights:
         raise _refused(name, folder, f"has none of {', '.join(_WEIGHTS)}")
     rank = config.get("r") if isinstance(config, dict) else None
-    if isinstance(rank, int) and rank > most_rank:
-        raise UsageError(
-            f"adapter {name} has rank {rank}, and its base takes {most_rank} at most", "raise max-lora-rank of the base"
-        )
+    return rank if isinstance(rank, int) else 0
 
 
 def _refused(name: str, folder: Path, why: str) -> UsageError:

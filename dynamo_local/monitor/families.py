@@ -67,6 +67,38 @@ HOLD_SECONDS = Metric(
     "refused, or left by the client",
     ("model", "woken", "outcome"),
 )
+COLD = Metric(
+    "dynamo_frontend_cold_conversations_total",
+    "counter",
+    "Requests of conversations that were answered before, and whose cache was dropped since: no worker had kept it",
+    ("model",),
+)
+USAGE_REQUESTS = Metric(
+    "dynamo_usage_requests_total",
+    "counter",
+    "Requests that a model was asked; failed: answered with an error, or left by the client. With the key of an "
+    "administrator, this and the next four are shown for each API key, otherwise without `key`",
+    ("model", "key", "outcome"),
+)
+USAGE_PROMPT = Metric(
+    "dynamo_usage_prompt_tokens_total",
+    "counter",
+    "Prompt tokens as answers tell them: of several choices once, cached or not",
+    ("model", "key"),
+)
+USAGE_CACHED = Metric(
+    "dynamo_usage_cached_tokens_total", "counter", "Those of them that a worker had in its KV cache", ("model", "key")
+)
+USAGE_OUTPUT = Metric("dynamo_usage_output_tokens_total", "counter", "Tokens of answers", ("model", "key"))
+USAGE_SECONDS = Metric("dynamo_usage_seconds_total", "counter", "Time of these requests", ("model", "key"))
+USAGE_PENDING = Metric(
+    "dynamo_usage_pending_records",
+    "gauge",
+    "Records of usage that cannot be written now, and are kept in memory",
+)
+USAGE_LOST = Metric(
+    "dynamo_usage_lost_records_total", "counter", "Records of usage that are lost: too many could not be written"
+)
 PREFILLS = Metric(
     "dynamo_prefills_total", "counter", "Decisions about remote prefill, by outcome", ("model", "outcome")
 )
@@ -109,6 +141,30 @@ ENDPOINT_PARKED = Metric(
 )
 ENDPOINT_READY = Metric(
     "dynamo_endpoint_ready_workers", "gauge", "Workers of the endpoint that take requests", ("model", "role")
+)
+ENDPOINT_PARKS = Metric(
+    "dynamo_endpoint_parks_total",
+    "counter",
+    "Times that the endpoint was parked since the server started, by cause",
+    ("model", "cause"),
+)
+ENDPOINT_SLEEPS = Metric(
+    "dynamo_endpoint_sleeps_total",
+    "counter",
+    "Times that the endpoint fell asleep since the server started, by cause; `swap`: its devices went to another one",
+    ("model", "cause"),
+)
+ENDPOINT_WAKES = Metric(
+    "dynamo_endpoint_wakes_total",
+    "counter",
+    "Times that the endpoint was woken since the server started, by cause",
+    ("model", "cause"),
+)
+ENDPOINT_SWAPS = Metric(
+    "dynamo_endpoint_swaps_total",
+    "counter",
+    "Times that the endpoint gave devices to another one, which then had a worker, since the server started",
+    ("model",),
 )
 ASSIGNMENTS = Metric(
     "dynamo_router_assignments_total",

@@ -17,7 +17,8 @@ from dynamo_local.core.errors import BusError, QueueAbsentError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, parse_watcher
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
+from dynamo_local.core.endpoints.awake.idling import AT_START, RestCause, WakeCause
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointView
@@ -19,9 +20,14 @@ from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presen
 from dynamo_local.core.migration.protocol import REASONS, MigrationOutcome
 from dynamo_local.monitor.families import (
     ASSIGNMENTS,
+    COLD,
     ENDPOINT_PARKED,
+    ENDPOINT_PARKS,
     ENDPOINT_READY,
+    ENDPOINT_SLEEPS,
     ENDPOINT_STATE,
+    ENDPOINT_SWAPS,
+    ENDPOINT_WAKES,
     ENDPOINT_WANTED,
     HELD,
     IN_FLIGHT,
@@ -67,7 +73,8 @@ class Sample:
 @dataclass(frozen=True)
 class FrontendState:
     """Values of a model that only the frontend itself has. `requests`: in flight. `roles`: of its services. `prefills`:
-    counts by outcome. `migrations`: counts by outcome and reason; `pulled_tokens` and `pulled_bytes` by migrations."""
+    counts by outcome. `migrations`: counts by outcome and reason; `pulled_tokens` and `pulled_bytes` by migrations.
+    `cold_conversations`: requests whose conversation had been cached."""
 
     requests: int
     roles: Sequence[str] = ()
@@ -75,6 +82,7 @@ class FrontendState:
     migrations: Mapping[tuple[str, str], int] | None = None
     pulled_tokens: int | None = None
     pulled_bytes: int | None = None
+    cold_conversations: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ def _of_model(state: ModelState) -> Iterator[Sample]:
     if frontend is None:
         return
     yield Sample(IN_FLIGHT, model, frontend.requests)
+    yield Sample(COLD, model, frontend.cold_conversations)
     for outcome, count in sorted((frontend.prefills or {}).items()):
         yield Sample(PREFILLS, (*model, outcome), count)
     if frontend.migrations is not None:
@@ -162,9 +171,23 @@ def _of_endpoint(endpoint: EndpointView) -> Iterator[Sample]:
     yield Sample(ENDPOINT_WANTED, (spec.name, role), status.wanted)
     yield Sample(ENDPOINT_READY, (spec.name, role), status.ready)
     yield Sample(ENDPOINT_PARKED, (spec.name,), status.parked)
+    yield from _of_history(endpoint)
     if spec.disaggregated:
         yield Sample(ENDPOINT_WANTED, (spec.name, PREFILL_ROLE), status.wanted_prefill)
         yield Sample(ENDPOINT_READY, (spec.name, PREFILL_ROLE), status.ready_prefill)
+
+
+def _of_history(endpoint: EndpointView) -> Iterator[Sample]:
+    """All series exist from the start, as those of migrations do."""
+    name, history = endpoint.spec.name, endpoint.history
+    rests = [cause for cause in get_args(RestCause) if cause not in ("", AT_START)]
+    for cause in rests:
+        yield Sample(ENDPOINT_SLEEPS, (name, cause), history.sleeps.get(cause, 0))
+    for cause in ("idle", "order"):
+        yield Sample(ENDPOINT_PARKS, (name, cause), history.parks.get(cause, 0))
+    for cause in get_args(WakeCause):
+        yield Sample(ENDPOINT_WAKES, (name, cause), history.wakes.get(cause, 0))
+    yield Sample(ENDPOINT_SWAPS, (name,), history.swaps)
 
 
 def _of_process(presence: Presence, model: str, now: float) -> Iterator[Sample]:

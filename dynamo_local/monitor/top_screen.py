@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +15,15 @@ from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.names import short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
 from dynamo_local.monitor.top_columns import Column, lines_of, table_of, tables_of
-from dynamo_local.monitor.top_sections import STYLES, heading_of, sections_of, shown_number, shown_seconds, unqualified
+from dynamo_local.monitor.top_sections import (
+    STYLES,
+    clock_of,
+    heading_of,
+    sections_of,
+    shown_number,
+    shown_seconds,
+    unqualified,
+)
 from dynamo_local.monitor.top_view import EventRow, ProcessRow, TopView, WorkerRow
 
 Draw = Callable[[TopView], None]
@@ -181,7 +188,7 @@ def _who(row: EventRow) -> str:
 
 
 def _clock(time: float) -> Text:
-    return Text(f"{datetime.fromtimestamp(time).astimezone():%H:%M:%S}", no_wrap=True)
+    return Text(clock_of(time), no_wrap=True)
 
 
 def _name(watcher: str) -> str:

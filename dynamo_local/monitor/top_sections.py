@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from rich.text import Text
 
@@ -67,12 +68,27 @@ def heading_of(section: Section, width: int) -> Text:
     begins = len(name)
     at = heading.plain.index(endpoint.state, begins)
     heading.stylize(STYLES.get(endpoint.state, ""), at, at + len(endpoint.state))
-    return heading.append(f"\n{endpoint.reason}", style="not bold dim") if endpoint.reason else heading
+    for line in _reasons(endpoint):
+        heading.append(f"\n{line}", style="not bold dim")
+    return heading
 
 
 def unqualified(row: WorkerRow) -> str:
     """The name of a worker below the heading of its revision."""
     return short_watcher(row.watcher).removeprefix(f"{row.revision}_")
+
+
+def _reasons(row: EndpointRow) -> Iterator[str]:
+    """Why its state is what it is, and what was done to it last unless that is the same."""
+    if row.reason:
+        yield row.reason
+    if row.last and row.state not in ("parked", "asleep"):
+        yield f"{clock_of(row.last_at)} {row.last}"
+
+
+def clock_of(time: float) -> str:
+    """The local time of a Unix time, as 12:30:45."""
+    return f"{datetime.fromtimestamp(time).astimezone():%H:%M:%S}"
 
 
 def _figures(row: EndpointRow) -> Iterator[str]:

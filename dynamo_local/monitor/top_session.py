@@ -12,7 +12,8 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, Change, Happened
 from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects, parse_watcher
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.queue_lengths import QueueLengths
 from dynamo_local.monitor.rates import Rates

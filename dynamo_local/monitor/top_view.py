@@ -82,6 +82,10 @@ class EndpointRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner decides about its workers, by role; none of those whose number is fixed."""
     parked: int = 0
     """Number of parked workers."""
+    last: str = ""
+    """What was done to it last by itself: parked, woken and so on, and why."""
+    last_at: float = 0.0
+    """Time of this (Unix time, s)."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +199,8 @@ def _endpoint(
         queue=_together(lengths),
         planned=() if planner is None else tuple(each for each in planner.endpoints if _is_planned(each, spec.name)),
         parked=status.parked,
+        last=view.history.last,
+        last_at=view.history.last_at,
     )
 
 

@@ -1,4 +1,5 @@
-"""A recorder (core/planning/recording.py) that appends every decision of the planner to a file, as a line of JSON."""
+"""A recorder (core/planning/recording.py) that appends every decision of the planner to a file, and what
+the server does to endpoints by itself, as a line of JSON each."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, RoleVerdict
@@ -66,6 +68,11 @@ class DecisionLog:
         """Append a line of a few hundred bytes."""
         about = {name: value for name, value in self._about.items() if name not in _OF_GRAPH}
         self._write({**about, **fields_of_endpoint(decision, outcome)})
+
+    def endpoint_changed(self, event: Event) -> None:
+        """Append a line of a few hundred bytes."""
+        about = {name: value for name, value in self._about.items() if name not in _OF_GRAPH}
+        self._write({**about, **fields_of_change(event)})
 
     def close(self) -> None:
         """Do nothing: no file is held open."""
@@ -123,6 +130,19 @@ def fields_of_endpoint(decision: EndpointDecision, outcome: OrderOutcome | None)
         "outcome": None if outcome is None else {"done": outcome.done, "note": outcome.note},
         "text": decision.text,
     }
+
+
+def fields_of_change(event: Event) -> dict[str, Any]:
+    """Return what the server has done to an endpoint as the fields of its line. `took_s` is null while it lasts."""
+    text = f"{event.endpoint}: {event.what}" + (f" ({event.why})" if event.why else "")
+    fields: dict[str, Any] = {"endpoint": event.endpoint, "change": event.kind, "text": text}
+    if event.cause:
+        fields["cause"] = event.cause
+    if event.to:
+        fields["to"] = event.to
+    if event.kind in ("wake", "swap"):
+        fields["took_s"] = event.took_s
+    return fields
 
 
 def _role(verdict: RoleVerdict) -> dict[str, Any]:

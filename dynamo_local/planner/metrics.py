@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.observation import Observation, observe
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.queue_reader import QueueReader
 from dynamo_local.planner.server_state import StateReader
 

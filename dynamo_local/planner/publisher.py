@@ -8,13 +8,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe, event_of
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
@@ -23,6 +23,7 @@ from dynamo_local.core.planning.endpoints.observation import EndpointsObservatio
 from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import mean
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from dynamo_local.planner.endpoints.reports import endpoint_reports
 
@@ -99,6 +100,9 @@ class PlannerPublisher:
             self._gist = ()
         self._news.set()
 
+    def endpoint_changed(self, event: Event) -> None:
+        """Do nothing: the server has published it."""
+
     def acting(self, action: Action | None) -> None:
         """Report this action as under way; None: no action is."""
         self._acting = None if action is None else describe(action)
@@ -114,10 +118,9 @@ class PlannerPublisher:
             await self.publish_events()
             if self._observation is not None or self._endpoints is not None:
                 await self._publish(self.report())
-            try:
-                await asyncio.wait_for(self._news.wait(), EVERY_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._news.wait()
 
     async def publish_events(self) -> None:
         """Publish the events of the decisions since the last call."""

@@ -7,8 +7,8 @@ import logging
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import PrefillQueue
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.observation import QueueReading
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.observation import Claim
 from dynamo_local.core.shares import summed
 from dynamo_local.log_once import LogOnce
-from state.model import State
-from state.store import StateStore, server_pid
+from state.statefile.model import State
+from state.statefile.store import StateStore, server_pid
 
 _log = logging.getLogger(__name__)
 

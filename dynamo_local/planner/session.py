@@ -14,14 +14,15 @@ from pathlib import Path
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError, UsageError
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.planner.endpoints.changes import ChangesOfServer
 from dynamo_local.planner.endpoints.frontends import FrontendsWatch
 from dynamo_local.planner.endpoints.loop import EndpointsLoop
 from dynamo_local.planner.endpoints.metrics import EndpointMetrics, Sources
-from dynamo_local.planner.endpoints.orders import EndpointOrders
+from dynamo_local.planner.endpoints.orders import ScaleOrders
 from dynamo_local.planner.loop import PlannerLoop
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
@@ -29,14 +30,14 @@ from dynamo_local.planner.server_state import StateReader
 from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard
-from state.holding import held
+from state.devices.holding import held
 from state.locks import LockTimeoutError
-from state.model import State
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import taken
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import taken
 
 _log = logging.getLogger(__name__)
 
@@ -82,22 +83,22 @@ class PlannerSession:
         recorders = (reports, *self.recorders())
         planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
         sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
-        orders = EndpointOrders(bus, subjects)
+        orders, changes = ScaleOrders(bus, subjects), ChangesOfServer(bus, subjects, recorders)
         endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, orders, recorders)
         try:
-            await self._plan(planner if templates else None, endpoints)
+            await self._plan(planner if templates else None, endpoints, changes)
         finally:
             for recorder in recorders:
                 recorder.close()
 
-    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop) -> None:
+    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
         """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
         own."""
         loops = TaskGuard()
         try:
             if planner is not None:
                 loops.spawn("planner of the graph's own workers", self._plan_own(planner))
-            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints))
+            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
             await loops.failed()
         finally:
             # An action that has begun is undone or recorded before the recorders are closed.
@@ -108,8 +109,11 @@ class PlannerSession:
             _log.info("%s", self._introduced())
             await planner.run()
 
-    async def _plan_endpoints(self, endpoints: EndpointsLoop) -> None:
+    async def _plan_endpoints(self, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
         async with self._only_one(self.paths.endpoint_planner_lock, self._busy_with_endpoints):
+            if not self.options.no_operation or self.options.log_dir is not None:
+                # An observing planner would repeat them in the file of the one that acts.
+                await changes.start()
             await endpoints.run()
 
     def _introduced(self) -> str:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
@@ -35,6 +36,9 @@ _log = logging.getLogger(__name__)
 ALL_DECISIONS = "decisions/all"
 ACTING_DECISIONS = "decisions/with_actions"
 """Tag of the decisions with actions. Apart, because TensorBoard shows only a sample of the texts of a tag."""
+
+CHANGES = "decisions/of_server"
+"""Tag of what the server has done to endpoints by itself."""
 
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -92,6 +96,11 @@ class TensorBoardRecorder:
         text = text_of_endpoint(decision, outcome)
         tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.order is not None else (ALL_DECISIONS,)
         self._write(decision.at, [_text(tag, text) for tag in tags])
+
+    def endpoint_changed(self, event: Event) -> None:
+        """Write what the server has done as text. The numbers come with the next pull."""
+        why = f": {event.why}" if event.why else ""
+        self._write(self._clock(), [_text(CHANGES, f"**{event.endpoint}** {event.what}{why}")])
 
     def close(self) -> None:
         """Write out what is left."""

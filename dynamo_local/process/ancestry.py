@@ -11,7 +11,6 @@ which is circusd.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 
@@ -23,8 +22,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 PARENT_PID_ENV = "DYN_PARENT_PID"
 """Set by the server in processes that end with their parent: pid of the parent."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
@@ -103,5 +100,8 @@ def let_forks_lead_sessions() -> None:
 
 
 def _prctl(name: str, option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
+    # Only where it is needed: launchers, which have a death pipe, are not to wait for its import.
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise SupervisorError(f"prctl({name}) failed: {os.strerror(ctypes.get_errno())}")

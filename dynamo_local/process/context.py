@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.core.names import Watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard

@@ -21,26 +21,27 @@ from typing import Any
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
+from dynamo_local.bus.renewal import follow_address
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.bus.rpc.server import CallServer
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.startup import Startup
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
 from dynamo_local.tasks import TaskGuard
+from state.devices.holding import Bound, occupy
 from state.files import DiskError
-from state.holding import Bound, occupy
 from state.locks import LockTimeoutError
-from state.model import State
+from state.machine.processes import this_process
 from state.paths import Sockets
-from state.processes import this_process
 from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
-from state.store import StateStore
-from state.transitions import clear_lease, set_lease, set_role
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import clear_lease, set_lease, set_role
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class _End:
 async def run_service(startup: Startup, told_to_end: asyncio.Event) -> int:
     """Run the service until it is told to end or fails. Returns the exit status; errors are reported on stderr."""
     tasks = TaskGuard()
-    connecting = asyncio.create_task(Bus.connect(startup.bus, name=str(startup.watcher)))
+    connecting = asyncio.create_task(Bus.connect(startup.bus, name=str(startup.watcher), file=startup.paths.bus_file))
     end = await _race(connecting, told_to_end, tasks)
     if end is not None:
         if end.error is not None:
@@ -94,7 +95,7 @@ class ServiceProcess:
         self._server = CallServer(bus, self._subjects, tasks)
         self._instance: object | None = None
         self._marks: list[Bound] = []
-        """Marks on this process's devices (state.holding). Kept until the kernel frees them."""
+        """Marks on this process's devices (state.devices.holding). Kept until the kernel frees them."""
 
     async def run(self) -> int:
         """Start, serve until told to end or until a failure, and shut down. Returns the exit status."""
@@ -131,6 +132,7 @@ class ServiceProcess:
         # A process that replaces another keeps its role.
         self._announcer.update(role=state.components[str(startup.watcher)].role)
         await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
+        await follow_address(self._bus, self._subjects, self._lease)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(startup.service.target)
@@ -271,7 +273,8 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 async def _run_hook(instance: object, hook: str) -> bool:
     name = f"{type(instance).__name__}.{hook}"
     try:
-        await asyncio.wait_for(getattr(instance, hook)(), HOOK_DEADLINE_S)
+        async with asyncio.timeout(HOOK_DEADLINE_S):
+            await getattr(instance, hook)()
     except TimeoutError:
         report(StateError(f"{name} did not end within {HOOK_DEADLINE_S:g} s"))
     except Exception as error:  # noqa: BLE001

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dynamo_local.engine.mocker.orders import Order, order_file
-from state.processes import Process, alive
+from state.machine.processes import Process, alive
 from tests.chaos.faults import STALL_TIMEOUT_S, Kind
 from tests.chaos.processes import children, command_of
 

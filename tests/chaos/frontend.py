@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from components.frontend.assigner import LocalAssigner, RouterAssigner
 from components.frontend.dispatcher import BusDispatcher
-from components.frontend.prefill_jobs import PrefillJobs
-from components.frontend.request_table import RequestTable
-from components.frontend.requests import LiveRequest
+from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
+from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.requests.request_table import RequestTable
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.suspicion import COMPANY_DEATHS
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome
 from tests.chaos.faults import DEADLY, OF_WORKERS, Done

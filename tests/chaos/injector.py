@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
-from state.processes import Process
+from state.machine.processes import Process
 from tests.chaos.engines import engine_processes, order, until_gone
 from tests.chaos.faults import (
     OF_SERVICES,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from state.machine.processes import Process
 from state.paths import StatePaths
-from state.processes import Process
 from tests.chaos.faults import Draw, Kind, wanted
 from tests.chaos.processes import children, command_of, identity_of, send
 from tests.chaos.settings import ChaosSettings

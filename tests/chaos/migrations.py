@@ -19,7 +19,7 @@ from dynamo_local.core.messages.admin import (
     RequestsQuestion,
 )
 from dynamo_local.core.migration.protocol import MigrationOutcome
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.settings import ChaosSettings
 

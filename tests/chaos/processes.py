@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 from dynamo_local.core.names import WATCHER_ENV
+from state.machine.processes import Process, ProcFs, alive, start_time
 from state.paths import StatePaths
-from state.processes import Process, ProcFs, alive, start_time
-from state.reconcile import leftovers
+from state.statefile.reconcile import leftovers
 
 _LAUNCHER = b"dynamo_local.process.forkserver.launcher"
 _HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.circus.adopted", b"multiprocessing.resource_tracker")

@@ -10,7 +10,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 DECODE_ROLE = "decode"
 

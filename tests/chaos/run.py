@@ -17,7 +17,7 @@ from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS, Done

@@ -11,7 +11,7 @@ from typing import Any
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
 from tests.chaos.faults import STALL_TIMEOUT_S, WEIGHTS_ON_VLLM

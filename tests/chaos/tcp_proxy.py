@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+import msgspec
+
 from dynamo_local.bus.nats import BusAddress
 
 _CHUNK = 65536
@@ -39,7 +41,7 @@ class TcpProxy:
     def address(self) -> BusAddress:
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
-        return BusAddress(f"nats://127.0.0.1:{port}", self._far_end.token)
+        return msgspec.structs.replace(self._far_end, url=f"nats://127.0.0.1:{port}")
 
     async def stall(self, seconds: float) -> None:
         """Forward nothing for `seconds`, without closing a connection. Held data arrive afterwards."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
-from state.processes import Process
+from state.machine.processes import Process
 from tests.chaos.faults import Done
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.processes import identity_of, send

@@ -175,8 +175,7 @@ def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
 
 @pytest.fixture(scope="session")
 def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
-    """No model of its own, and three endpoints with one worker each, of which `chat` takes adapters. Its end is a
-    test."""
+    """No model of its own, and three endpoints with one worker each. Its end is a test."""
     root = tmp_path_factory.mktemp("endpoints")
     story = root / "story"
     # In a process of its own: after torch has computed in this one, no engine can be forked from it.
@@ -186,9 +185,8 @@ def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     )
     subprocess.run([sys.executable, "-c", code, str(story)], check=True, timeout=PATIENCE_S)
     args = {"dtype": "float32", "max-model-len": 2048, "kv-cache-memory-bytes": 128 * 2**20}
-    lora = {"enable-lora": True, "max-lora-rank": RANK, "max-loras": 2}
     specs = [
-        {"name": "chat", "model": "random", "args": {**args, **lora}},
+        {"name": "chat", "model": "random", "args": args},
         {"name": "story", "model": str(story), "args": args},
         {"name": "embed", "model": "random", "args": {**args, "runner": "pooling", "convert": "embed"}},
     ]

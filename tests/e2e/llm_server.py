@@ -15,9 +15,9 @@ from typing import Any
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
-from state.processes import alive, descendants, pids, start_time
+from state.machine.processes import alive, descendants, pids, start_time
 from tests.integration.server_process import ServerProcess, parent_of
 
 READY_WITHIN_S = 400.0

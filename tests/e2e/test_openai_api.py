@@ -9,6 +9,10 @@ import httpx
 import openai
 import pytest
 
+from dynamo_local.core.usage.report import report
+from state.usage.totals import read_usage
+from tests.e2e.llm_server import LlmServer
+
 MODEL = "random"
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -199,6 +203,24 @@ def test_scores(http: httpx.Client) -> None:
     scores = [item["score"] for item in answered(http, "/generative_scoring", body)["data"]]
     swapped = answered(http, "/generative_scoring", body | {"label_token_ids": [98, 97]})["data"]
     assert [first + second["score"] for first, second in zip(scores, swapped, strict=True)] == pytest.approx([1, 1])
+
+
+def test_what_answers_tell_of_their_use_is_recorded(served: LlmServer, http: httpx.Client) -> None:
+    def recorded() -> tuple[int, int]:
+        total = report(read_usage(served.paths)).total
+        return total.prompt, total.output
+
+    beams = {"use_beam_search": True, "n": 2, "max_tokens": 3, "temperature": 0}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 4, "n": 2}),
+        ("/v1/completions", {"prompt": ["hello", "is it so"], "max_tokens": 4, "stop": ["a", "e"]}),
+        ("/v1/completions", {"prompt": "hello", **beams}),
+        ("/generative_scoring", {"query": "is it", "items": [" so", " not"], "label_token_ids": [97, 98]}),
+    ):
+        before = recorded()
+        usage = answered(http, path, {"model": MODEL, **body})["usage"]
+        told = usage["prompt_tokens"], usage.get("completion_tokens", 0)
+        assert tuple(now - then for now, then in zip(recorded(), before, strict=True)) == told, path
 
 
 def test_invocations_take_what_chat_and_completions_take(http: httpx.Client) -> None:

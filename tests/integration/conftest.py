@@ -9,13 +9,13 @@ from typing import Protocol
 
 import pytest
 
-from components.frontend.assigner import LocalAssigner, RouterAssigner
-from components.frontend.prefill_jobs import PrefillDeadlines
+from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
+from components.frontend.prefill.prefill_jobs import PrefillDeadlines
 from dynamo_local.bus.jetstream import QueueLimits
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from tests.integration.disaggregation.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill
 from tests.integration.fleet_of_fakes import PATIENT, FakeFrontend, FakeWorker
 from tests.integration.nats_process import NatsProcess, running_nats

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from components.frontend.assigner import Assigner, LocalAssigner
 from components.frontend.dispatcher import BusDispatcher
-from components.frontend.prefill_jobs import PrefillJobs
+from components.frontend.placing.assigner import Assigner, LocalAssigner
+from components.frontend.prefill.prefill_jobs import PrefillJobs
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, FleetWatch
 from dynamo_local.bus.subscriptions import Answer
@@ -29,9 +29,9 @@ from dynamo_local.core.messages.work import (
     Submit,
     Work,
 )
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 
 DEADLINE_S = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ class NatsProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def settings(self) -> NatsServer:
+        return self._server
+
+    @property
     def address(self) -> BusAddress:
         return self._server.address
 
@@ -34,6 +39,13 @@ class NatsProcess:
                 [str(find_binary()), "--config", str(self._server.config_path)], stdout=output, stderr=output
             )
         self._server = self._listening(self._process)
+
+    def change(self, settings: NatsServer) -> None:
+        """Have it go by other settings, while it runs or from its next start on."""
+        self._server = settings
+        self._server.write_files()
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Like a crash."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Self
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
-from state.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
-from state.model import State
+from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
+from state.machine.processes import Process, ProcFs, kin
 from state.paths import StatePaths
-from state.processes import Process, ProcFs, kin
-from state.reconcile import leftovers
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.reconcile import leftovers
+from state.statefile.store import StateStore
 
 PATIENCE_S = 120.0
 """For whatever is waited for: a busy machine is slow, and slow is no failure."""
@@ -140,10 +140,11 @@ class ServerProcess:
         return circusd
 
     def assert_nothing_left(self) -> None:
-        """No process, statefile, lock, runtime directory or socket; logs stay."""
+        """No process, statefile, lock, runtime directory or socket; logs stay, and usage if there was any."""
         assert self.processes() == ()
         assert self.socket_directories() == []
-        assert {path.name for path in self.paths.root.iterdir()} == {self.paths.logs_dir.name}
+        left = {path.name for path in self.paths.root.iterdir()}
+        assert left - {self.paths.usage_dir.name} == {self.paths.logs_dir.name}
 
 
 def parent_of(pid: int) -> int | None:

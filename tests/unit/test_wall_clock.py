@@ -9,6 +9,10 @@ ROOT = Path(__file__).parents[2]
 ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|\butcnow\(|CLOCK_REALTIME")
 
 KNOWN = {
+    "components/frontend/usage.py": "what usage is asked for: the time of the question",
+    "dynamo_local/cli/keys/key.py": "whether the end of a key that is created is still to come",
+    "dynamo_local/cli/server/usage.py": "what usage is asked for: the time of the question",
+    "state/limits_file.py": "a note that keys have changed, which differs from the last one",
     "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
     "dynamo_local/supervisor/endpoints/start.py": "when endpoints of a file were created or changed: shown",
     "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",

@@ -11,9 +11,9 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.endpoints import Board
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
-from state.board import decode_board
+from state.endpoints.board import decode_board
 
 _log = logging.getLogger(__name__)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.frontend.assigner import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
 from components.frontend.migration.rebalancer import Rebalancer
-from components.frontend.prefill_jobs import PrefillJobs
+from components.frontend.placing.assigner import Assigner, LocalAssigner, RouterAssigner
+from components.frontend.prefill.prefill_jobs import PrefillJobs
 from components.frontend.settings import FrontendSettings, limits_of
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.live_settings import LiveSettingsWatch
@@ -22,13 +22,14 @@ from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.live_settings import LiveSettings
+from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, MigrationCounts
 from dynamo_local.core.migration import rebalancing
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.core.request import disaggregation
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.metrics import FrontendState
 from dynamo_local.sdk.config.schema import build_settings
@@ -47,7 +48,7 @@ class Application(Protocol):
     async def close(self) -> None: ...
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
     async def cards(self) -> list[dict[str, Any]]: ...
-    async def serve_adapters(self, adapters: Mapping[str, str]) -> None: ...
+    async def serve_adapters(self, adapters: Collection[ServedAdapter]) -> None: ...
 
 
 MakeApplication = Callable[[Mapping[str, Any], Path, Dispatcher], Application]
@@ -111,7 +112,7 @@ class ServedModel:
         self.entry.limits, self.entry.on_change = limits_of(settings, plan.config), self._on_sequences
         self.dispatcher.admin.held = self.entry.held_rows
         self.dispatcher.table.placer.on_wait = self.entry.look
-        self.fleet.subscribe(lambda _: self.entry.look())
+        self.fleet.subscribe(lambda _: self._on_fleet())
         self.names = plan.names
         """Names of the model and its adapters, as the application has them."""
         self._migrations: MigrationCounts | None = None
@@ -133,6 +134,7 @@ class ServedModel:
             migrations.outcomes,
             migrations.pulled_tokens,
             migrations.pulled_bytes,
+            self.entry.conversations.cold,
         )
 
     async def start(self, progress: Progress) -> None:
@@ -155,8 +157,8 @@ class ServedModel:
         self.entry.paths = self._application.paths
         self._note()
 
-    async def serve_adapters(self, adapters: Mapping[str, str]) -> None:
-        """Serve these LoRA adapters, folders by name, beside those of the configuration."""
+    async def serve_adapters(self, adapters: Collection[ServedAdapter]) -> None:
+        """Serve these LoRA adapters beside those of the configuration."""
         await self._application.serve_adapters(adapters)
         await self._learn_names()
 
@@ -188,6 +190,12 @@ class ServedModel:
         view = self.fleet.view
         parked = any(each.state == "parked" and each.role in WORKER_ROLES for each in view.members())
         return WorkersHere(parked, bool(view.ready()), self.dispatcher.table.placer.waiting > 0)
+
+    def _on_fleet(self) -> None:
+        view = self.fleet.view
+        parked = {each.lease for each in view.members() if each.state == "parked"}
+        self.entry.conversations.follow({each.lease for each in view.ready()}, parked)
+        self.entry.look()
 
     async def _learn_names(self) -> None:
         self.names = tuple(card["id"] for card in await self._application.cards())

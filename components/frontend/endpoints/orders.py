@@ -11,13 +11,13 @@ from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.orders import order_of, rendered
 from dynamo_local.core.messages.endpoints import EndpointsAnswer, ListEndpoints
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 TIMEOUT_S = 30.0
 """Time for the server to take an order, in seconds. The order is carried out after that."""
 
 
-class EndpointOrders:
+class RestOrders:
     """Carries out requests of administrators."""
 
     def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -25,9 +25,9 @@ class EndpointOrders:
         self._subject = subjects.endpoints
         self._timeout_s = timeout_s
 
-    async def __call__(self, method: str, path: str, body: bytes) -> tuple[int, bytes] | Refusal:
-        """Return status and body of the answer, or why the order is not carried out."""
-        order = order_of(method, path, body)
+    async def __call__(self, method: str, path: str, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
+        """Return status and body of the answer, or why the order is not carried out. `by`: as in `order_of`."""
+        order = order_of(method, path, body, by)
         if isinstance(order, Refusal):
             return order
         try:

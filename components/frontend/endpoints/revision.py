@@ -19,9 +19,10 @@ from dynamo_local.core.endpoints.standing import Standing, is_coming
 from dynamo_local.core.errors import ConfigError, DynamoError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus
+from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
 from dynamo_local.core.messages.presence import Counts, Presence
-from dynamo_local.core.names import Subjects, Watcher, endpoint_of
+from dynamo_local.core.names import Watcher, endpoint_of
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.tasks import TaskGuard
 
@@ -61,7 +62,7 @@ class FrontendIdentity:
 
 
 class ServedRevision:
-    """One revision. `run` builds it, and ends when it has been given up.
+    """A revision's part in this frontend. `run` builds it, and ends when it has been given up.
 
     `entry` is the same object from the beginning to the end, so that what is in flight is counted in one place.
     """
@@ -83,6 +84,7 @@ class ServedRevision:
         self._graph = graph
         self._make = make
         self._scope = identity.scope(listed.revision)
+        self._served: frozenset[ServedAdapter] = frozenset()
         self._failure: str | None = None
         self._detail = ""
         self._given_up = asyncio.Event()
@@ -92,10 +94,14 @@ class ServedRevision:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which requests ask for the model and its adapters."""
-        built = () if self.model is None else self.model.names
+        """Names by which requests ask for the model and its adapters. Those of adapters that have been changed are not
+        among them, until the application has taken that over: nobody is answered by an earlier one."""
         adapters = tuple(adapter.name for adapter in self.listed.adapters)
-        return tuple(dict.fromkeys((*self.listed.served_names, *adapters, *built)))
+        if self.model is None:
+            return tuple(dict.fromkeys((*self.listed.served_names, *adapters)))
+        changed = {adapter.name for adapter in self._served ^ set(self.listed.adapters)}
+        names = (*self.listed.served_names, *(name for name in self.model.names if name not in changed))
+        return tuple(dict.fromkeys(names))
 
     @property
     def workers(self) -> WorkersHere:
@@ -128,6 +134,7 @@ class ServedRevision:
     def follow(self, listed: BoardRevision, standing: Standing, status: EndpointStatus | None) -> None:
         """Take over what the board says. The gate sends no new request from here on to a revision that ends."""
         self.listed, self.standing, self.status = listed, standing, status
+        self.entry.adapters = frozenset(adapter.name for adapter in listed.adapters)
         self._announce()
         self.entry.look()
         self._changed.set()
@@ -174,7 +181,9 @@ class ServedRevision:
 
     async def _serve_adapters(self) -> None:
         if self.model is not None:
-            await self.model.serve_adapters({adapter.name: adapter.path for adapter in self.listed.adapters})
+            adapters = self.listed.adapters
+            await self.model.serve_adapters(adapters)
+            self._served = frozenset(adapters)
             self._on_names()
 
     async def _close(self) -> None:

@@ -14,7 +14,8 @@ from components.frontend.http.waking import Waking
 from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
-from dynamo_local.core.names import Subjects, endpoint_of
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import StatePaths
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.http.waking import Idle, idle_as, is_waking, may_be_tried
 from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointsAnswer, EndpointView, WakeEndpoint
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 ANSWER_S = 2.0
 """Time for the server to answer. It answers before the endpoint is awake."""

@@ -19,7 +19,7 @@ async def answer(send: Send, status: int, body: bytes, headers: Sequence[tuple[b
 
 async def refuse(send: Send, refusal: Refusal) -> None:
     """Send a refusal, in OpenAI's error shape."""
-    headers = [JSON]
+    headers = [JSON, *refusal.headers]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
     if refusal.status == 401:

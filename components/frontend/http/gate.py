@@ -7,19 +7,30 @@ it asks for; those that generate by way of `generation.py`. Refusals have OpenAI
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from components.frontend.http.administration import NO_ADMINISTRATION, Administration
 from components.frontend.http.answers import JSON, answer, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
+from components.frontend.http.callers import (
+    ANYBODY,
+    Caller,
+    Callers,
+    asking,
+    better_than_allowed,
+    caller_of,
+    note_caller,
+)
 from components.frontend.http.generation import DRAINING, GenerationRequest, Generations, unavailable
 from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import with_setting_names
+from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.keys.known import KnownKeys
+from components.frontend.keys.ticket import Gatekeeper, charge_to
 from dynamo_local.core.http.admission import (
     AdmissionLimits,
     Refusal,
@@ -27,12 +38,9 @@ from dynamo_local.core.http.admission import (
     examine_text,
     read_fields,
 )
-from dynamo_local.core.http.asgi import App, Receive, Scope, Send, header, is_crowded
+from dynamo_local.core.http.asgi import App, Receive, Scope, Send, is_crowded
 from dynamo_local.core.http.json_text import as_utf8
-from dynamo_local.core.http.paths import Route, route_of, without_last_slash
-
-Orders = Callable[[str, str, bytes], Awaitable[tuple[int, bytes] | Refusal]]
-"""Carries out a request about endpoints: method, path, body. Returns status and body of the answer."""
+from dynamo_local.core.http.paths import USAGE, Route, route_of, without_last_slash
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,6 @@ class SettingNames:
 
     service: str = "Frontend"
     settings: Collection[str] = ()
-
-
-@dataclass(frozen=True)
-class Administration:
-    """The paths about endpoints, and the keys that open them. Without keys they stay closed."""
-
-    keys: Sequence[str] = ()
-    orders: Orders | None = None
 
 
 class HttpGate:
@@ -66,17 +66,25 @@ class HttpGate:
         is_draining: Callable[[], bool],
         api_keys: Sequence[str] = (),
         names: SettingNames = SettingNames(),  # frozen
-        administration: Administration = Administration(),  # frozen
+        administration: Administration = NO_ADMINISTRATION,
+        meter: UsageMeter | None = None,
+        known_keys: KnownKeys | None = None,
+        gatekeeper: Gatekeeper | None = None,
     ) -> None:
+        """`known_keys`: those of the registry; `gatekeeper`: keeps their limits."""
         self._app = app
         self._limits = limits
         self._models = models
         self._is_draining = is_draining
-        self._keys = [_digest(key.encode()) for key in api_keys]
+        self._callers = Callers(api_keys, administration.keys, known_keys)
+        self._gatekeeper = gatekeeper
         self._names = names
         self._administration = administration
-        self._admin_keys = [_digest(key.encode()) for key in administration.keys]
-        self._generations = Generations(models, is_draining)
+        self._generations = Generations(models, is_draining, meter=meter)
+
+    def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
+        """Ask for these keys from now on. Requests under way go on."""
+        self._callers.take(api_keys, admin_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -123,8 +131,27 @@ class HttpGate:
         if route.admin:
             return await self._order(scope, receive, send)
         if scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            with asking(caller_of(scope)):
+                await self._app(scope, receive, send)
             return None
+        key = caller_of(scope).key
+        if key is None or self._gatekeeper is None or not route.asks_model:
+            return await self._post(route, scope, receive, send)
+        ticket = self._gatekeeper.admit(key)
+        send = ticket.sending(send)
+        try:
+            refusal = ticket.refusal
+            if refusal is None:
+                charge_to(ticket)
+                refusal = await self._post(route, scope, receive, send)
+            if refusal is not None:
+                await refuse(send, refusal)
+        finally:
+            charge_to(None)
+            ticket.end(tally_of(scope).total)
+        return None
+
+    async def _post(self, route: Route, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         if (refusal := examine_headers(scope["headers"])) is not None:
             return refusal
         body = await read_body(scope, receive, self._limits)
@@ -140,7 +167,7 @@ class HttpGate:
 
     async def _call(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         """Have a model answer a request that generates nothing."""
-        entry = self._models.asked(fields, scope["path"])
+        entry = self._models.asked(fields, scope["path"], caller_of(scope).allows)
         if isinstance(entry, Refusal):
             return entry
         if entry.app is None:
@@ -160,6 +187,8 @@ class HttpGate:
         fields = read_fields(body)
         if isinstance(fields, Refusal):
             return fields
+        if (refusal := better_than_allowed(fields, caller_of(scope))) is not None:
+            return refusal
         request = GenerationRequest(scope, body, fields, route.streams and fields.get("stream") is True)
         return await self._generations.serve(request, receive, send, self._renamed)
 
@@ -167,15 +196,20 @@ class HttpGate:
         return with_setting_names(send, self._names.service, self._names.settings)
 
     async def _order(self, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
-        orders = self._administration.orders
-        assert orders is not None, "without orders there are no keys"
         body = await read_body(scope, receive, self._limits)
-        answered = await orders(scope["method"], scope["path"], body)
+        answered = await self._administered(scope, body)
         if isinstance(answered, Refusal):
             return answered
         status, content = answered
         await answer(send, status, content, [JSON])
         return None
+
+    async def _administered(self, scope: Scope, body: bytes) -> tuple[int, bytes] | Refusal:
+        """Have the part answer whose path it is."""
+        if scope["path"] == USAGE:
+            return await self._administration.tell_usage(scope.get("query_string", b""))
+        orders = self._administration.at(scope["path"])
+        return await orders(scope["method"], scope["path"], body, caller_of(scope).name or "")
 
     def _crowded(self, scope: Scope, route: Route | None) -> Refusal | None:
         """Refuse all but monitoring on connections beyond the limit."""
@@ -199,39 +233,32 @@ class HttpGate:
         return None if why is None else unavailable(why)
 
     def _unknown_client(self, scope: Scope, route: Route) -> Refusal | None:
+        """Find who asks, and note it in the scope. Refuse those who may not ask for this."""
+        caller = self._callers.find(scope)
+        if isinstance(caller, Refusal):
+            note_caller(scope, ANYBODY)
+            return None if route.keyless else caller
+        note_caller(scope, caller)
         if route.admin:
-            return self._no_admin(scope)
-        if route.keyless or not self._keys or _knows(self._keys, scope):
+            return self._no_admin(scope["path"], caller)
+        if route.keyless or not self._callers.needs_key or (caller.name is not None and caller.generates):
             return None
         return Refusal(401, "missing or wrong API key", "AuthenticationError")
 
-    def _no_admin(self, scope: Scope) -> Refusal | None:
-        if not self._admin_keys:
-            why = f"{scope['path']} is closed: set admin-key-file of {self._names.service} to open it to administrators"
+    def _no_admin(self, path: str, caller: Caller) -> Refusal | None:
+        if not self._callers.has_admins:
+            why = (
+                f"{path} is closed: set admin-key-file of {self._names.service} to open it to administrators, or "
+                "create a key of an administrator (dynamo key create NAME --admin)"
+            )
             return Refusal(403, why, "PermissionDeniedError")
-        if _knows(self._admin_keys, scope):
+        if caller.admin:
             return None
-        if self._keys and _knows(self._keys, scope):
-            return Refusal(403, "this needs the key of an administrator (admin-key-file)", "PermissionDeniedError")
-        return Refusal(401, "missing or wrong key of an administrator (admin-key-file)", "AuthenticationError")
-
-
-def _knows(keys: Sequence[bytes], scope: Scope) -> bool:
-    given = _digest(_bearer(scope))
-    # Every key is compared, so that the time taken reveals nothing about the keys.
-    return sum([hmac.compare_digest(given, key) for key in keys]) > 0
+        if caller.name is not None:
+            return Refusal(403, "this needs the key of an administrator", "PermissionDeniedError")
+        return Refusal(401, "missing or wrong key of an administrator", "AuthenticationError")
 
 
 def _head_bytes(scope: Scope) -> int:
     fields = sum(len(name) + len(value) for name, value in scope["headers"])
     return fields + len(scope["path"]) + len(scope.get("query_string", b""))
-
-
-def _bearer(scope: Scope) -> bytes:
-    """Return the key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
-    scheme, _, key = header(scope, b"authorization").partition(b" ")
-    return key if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

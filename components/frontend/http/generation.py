@@ -12,16 +12,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from components.frontend.http.body import ClientGoneError, replayed
+from components.frontend.http.callers import caller_of
 from components.frontend.http.calls import EarlyCall
 from components.frontend.http.early_errors import with_early_errors
 from components.frontend.http.held import EarlyAnswer, watched
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.outgoing import with_retry_after, with_stream_headers
+from components.frontend.http.usage import Metered, UsageMeter
+from components.frontend.keys.ticket import note_demand
 from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.conversations import conversation_of
 from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
 
 _log = logging.getLogger(__name__)
@@ -42,6 +47,22 @@ class GenerationRequest:
     body: bytes
     fields: dict[str, Any]
     streams: bool
+
+    @cached_property
+    def conversation(self) -> int | None:
+        """The conversation that it belongs to, as `core.http.conversations` recognises it."""
+        return conversation_of(self.fields)
+
+    @property
+    def model(self) -> str | None:
+        """The model that it names."""
+        name = self.fields.get("model")
+        return name if isinstance(name, str) else None
+
+    @property
+    def searches_beams(self) -> bool:
+        """Whether the answer is the best of many that engines begin, each token of them as a request of its own."""
+        return self.fields.get("use_beam_search") is True
 
 
 @dataclass(frozen=True)
@@ -84,9 +105,14 @@ class Generations:
     """Carries out requests that generate. `under_way`: their number, those that are held included."""
 
     def __init__(
-        self, models: ModelTable, is_draining: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        models: ModelTable,
+        is_draining: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        meter: UsageMeter | None = None,
     ) -> None:
         self._models = models
+        self._meter = meter or UsageMeter()
         self._is_draining = is_draining
         self._clock = clock
         self.under_way = 0
@@ -102,20 +128,31 @@ class Generations:
         if isinstance(admitted, Refusal):
             return admitted
         entry, demand = admitted
+        note_demand(request.fields, demand)
         unready = self._unready(entry)
         if unready is not None and (why := self._refused(entry, unready)) is not None:
             return unavailable(why)
-        exchange = Exchange(request, after_body, EarlyAnswer(send, request.scope["path"]), changed)
+        with self._meter.of(request.scope, entry, request.model, as_told=request.searches_beams) as metered:
+            exchange = Exchange(request, after_body, EarlyAnswer(metered.sending(send), request.scope["path"]), changed)
+            return await self._serve(exchange, entry, demand, unready, metered)
+
+    async def _serve(
+        self, exchange: Exchange, entry: ModelEntry, demand: Demand, unready: Unready | None, metered: Metered
+    ) -> Refusal | None:
         self.under_way += 1
         # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
         entry.enter(demand.sequences)
         try:
-            if unready is not None:
-                return await self._serve_later(exchange, entry, demand)
-            await self._run(exchange, _Entered(entry, demand.sequences))
+            if unready is None:
+                exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
+                await self._run(exchange, _Entered(entry, demand.sequences))
+                return None
+            refusal = await self._serve_later(exchange, entry, demand)
+            if refusal is not None:
+                metered.refused(refusal.status)
+            return refusal
         finally:
             self.under_way -= 1
-        return None
 
     async def _run(self, exchange: Exchange, entered: _Entered) -> None:
         """Pass on a request that has entered."""
@@ -206,12 +243,15 @@ class Generations:
             if isinstance(step, Go):
                 entry.enter(held.sequences)
                 exchange.early.note_hold(held.woken_from, self._clock() - held.since)
+                exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
                 return _Entered(entry, held.sequences)
             if isinstance(step, GiveUp):
                 return unavailable(step.why)
             if step.tell:
                 held.told_at = self._clock()
                 exchange.early.note_woken(held.woken_from)
+                is_known = entry.conversations.is_known(exchange.request.conversation)
+                exchange.early.note_cold(is_known and held.woken_from != "")
                 await exchange.early.tell(f"waiting for a worker of {_name(entry)}: {self._why(entry)}")
             else:
                 await entry.line.wait(held, ends, step.until - self._clock())
@@ -252,7 +292,7 @@ class Generations:
         self, request: GenerationRequest, holder: ModelEntry | None = None
     ) -> tuple[ModelEntry, Demand] | Refusal:
         """Find the model that a request asks for, and what it occupies there. `holder`: where it is held already."""
-        entry = self._models.asked(request.fields, request.scope["path"])
+        entry = self._models.asked(request.fields, request.scope["path"], caller_of(request.scope).allows)
         if isinstance(entry, Refusal):
             return entry
         if entry is holder:

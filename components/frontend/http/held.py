@@ -16,6 +16,9 @@ from dynamo_local.core.http.holding import COMMENT_EVERY_S, Held
 WOKEN, HELD_S = b"x-dynamo-woken", b"x-dynamo-held-s"
 """Headers of answers to requests that were held: how the model's endpoint was idle, and for how many seconds."""
 
+CACHE, DROPPED = b"x-dynamo-cache", b"dropped"
+"""Header of answers to conversations of which no worker has kept what was cached."""
+
 _DISCONNECT = "http.disconnect"
 
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -114,6 +117,7 @@ class EarlyAnswer:
         """Whether the application has begun the answer itself."""
         self._headers: list[tuple[bytes, bytes]] = []
         """Headers beside those of the application, as far as they are known when the answer begins."""
+        self._is_cold = False
         self._held = ""
         """What the client of an answer that has begun is told of the hold when that is over."""
 
@@ -124,7 +128,7 @@ class EarlyAnswer:
         if not self.has_begun:
             self.has_begun = True
             # As vLLM begins a stream.
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._headers]
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._all_headers()]
             await with_stream_headers(self._send)({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": comment(text), "more_body": True})
 
@@ -137,6 +141,10 @@ class EarlyAnswer:
         self.note_woken(woken_from)
         self._headers.append((HELD_S, f"{held_s:.3f}".encode()))
         self._held = f"held for {held_s:.1f} s" + (f"; its endpoint was {woken_from}" if woken_from else "")
+
+    def note_cold(self, is_cold: bool) -> None:
+        """Have the answer tell, if it has not begun, whether what was cached of the conversation was dropped."""
+        self._is_cold = is_cold
 
     @contextmanager
     def commented(self, text: Callable[[], str]) -> Iterator[None]:
@@ -159,8 +167,8 @@ class EarlyAnswer:
         """Send an event of the application."""
         if not self.has_begun:
             self._is_answered = True
-            if self._headers and event["type"] == "http.response.start":
-                event = {**event, "headers": [*event["headers"], *self._headers]}
+            if event["type"] == "http.response.start" and (more := self._all_headers()):
+                event = {**event, "headers": [*event["headers"], *more]}
             await self._send(event)
         elif event["type"] == "http.response.start":
             self._instead = None if event["status"] == 200 and begins_event_stream(event) else bytearray()
@@ -172,6 +180,9 @@ class EarlyAnswer:
             if event.get("body") or not event.get("more_body", False):
                 self._silence()
             await self._send(event)
+
+    def _all_headers(self) -> list[tuple[bytes, bytes]]:
+        return [*self._headers, (CACHE, DROPPED)] if self._is_cold else self._headers
 
     async def _end_with(self, body: bytes) -> None:
         self._silence()

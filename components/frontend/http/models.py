@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,9 @@ from components.frontend.http.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import App
+from dynamo_local.core.http.conversations import Conversations
 from dynamo_local.core.http.holding import Held, Unready
-from dynamo_local.core.http.models import Catalogue, asked_model, not_answered
+from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
 
@@ -33,7 +34,8 @@ class ModelEntry:
     `app`: None if it has no application here; then `why_not` tells why. `paths`: those at which it answers; None: not
     known. `why_not` returns why the model takes no requests now, or None; then `comes` returns whether it is to take
     some without another order. `cards` returns the model and its adapters as /v1/models shows them. `on_change` is
-    called whenever the number of sequences has changed.
+    called whenever the number of sequences has changed. `adapters`: those of `names` that are of adapters, which are
+    endpoints of their own.
     """
 
     names: Sequence[str]
@@ -44,6 +46,7 @@ class ModelEntry:
     cards: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_cards
     on_change: Callable[[], None] = lambda: None
     comes: Callable[[], bool] = lambda: True
+    adapters: Collection[str] = ()
     line: Line = field(default_factory=Line)
     """Requests that generate, and are held until the model takes requests."""
     sequences: int = 0
@@ -52,6 +55,8 @@ class ModelEntry:
     """Requests that generate, in flight."""
     calls: int = 0
     """Other requests in flight."""
+    conversations: Conversations = field(default_factory=Conversations)
+    """What the model has answered, and whether its workers still have it cached."""
     waking: Waking | None = None
     """Has the model's endpoint woken; None: the model belongs to none."""
 
@@ -64,6 +69,11 @@ class ModelEntry:
     def demand(self) -> int:
         """Sequences in flight, and those of requests that are held."""
         return self.sequences + self.line.sequences
+
+    def name_of(self, asked: str | None) -> str:
+        """Return the endpoint that a request is for, which asks for a model by this name; None: it names none. For the
+        graph's own model, its first name."""
+        return asked if asked in self.adapters and asked is not None else next(iter(self.names), "")
 
     def unready(self) -> Unready | None:
         """Return why the model takes no requests now, or None."""
@@ -161,11 +171,24 @@ class ModelTable:
         """Find the model that a request asks for by this name; None: it names none."""
         return self._catalogue.find(name)
 
-    def asked(self, fields: Mapping[str, Any], path: str) -> ModelEntry | Refusal:
-        """Find the model that a request asks for, and that can do what is asked at this path."""
+    def asked(
+        self, fields: Mapping[str, Any], path: str, allows: Callable[[str], bool] = lambda _: True
+    ) -> ModelEntry | Refusal:
+        """Find the model that a request asks for, and that can do what is asked at this path. One whose endpoint is not
+        allowed is as if it were not there."""
         name = asked_model(fields)
-        entry = name if isinstance(name, Refusal) else self.find(name)
+        entry = name if isinstance(name, Refusal) else self._found(name, allows)
         return entry if isinstance(entry, Refusal) else entry.refusal_at(path) or entry
+
+    def _found(self, name: str | None, allows: Callable[[str], bool]) -> ModelEntry | Refusal:
+        entry = self.find(name)
+        if name is not None:
+            is_hidden = isinstance(entry, ModelEntry) and not allows(entry.name_of(name))
+            return unknown_model(name) if is_hidden else entry
+        allowed = [each for each in self.entries if allows(each.name_of(None))]
+        if len(allowed) == len(self.entries):
+            return entry
+        return Catalogue((each.names, each) for each in allowed).find(None)
 
     def held(self) -> dict[str, int]:
         """Return how many requests are held for each model, by its first name."""
@@ -187,6 +210,6 @@ class ModelTable:
         more = "" if len(reasons) <= _SHOWN else f"; and {len(reasons) - _SHOWN} more"
         return "; ".join(reasons[:_SHOWN]) + more
 
-    async def cards(self) -> list[dict[str, Any]]:
-        """Return all models and their adapters as /v1/models shows them."""
-        return [card for entry in self.entries for card in await entry.cards()]
+    async def cards(self, allows: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
+        """Return all models and their adapters as /v1/models shows them, as far as their endpoints are allowed."""
+        return [card for entry in self.entries for card in await entry.cards() if allows(entry.name_of(card.get("id")))]

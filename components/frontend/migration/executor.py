@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from components.frontend.migration.state import MigrationState
 from components.frontend.migration.statistics import MigrationStatistics
-from components.frontend.request_table import RequestTable
-from components.frontend.requests import LiveRequest
+from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.requests.request_table import RequestTable
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.admin import MigrationResult

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from components.frontend.migration.scheduler import MigrationScheduler
-from components.frontend.requests import LiveRequest
+from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.messages.presence import Presence

@@ -17,8 +17,8 @@ from components.frontend.migration.events import migration_event
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.state import MigrationState
 from components.frontend.migration.statistics import MigrationStatistics
-from components.frontend.request_table import RequestTable
-from components.frontend.requests import LiveRequest, LiveRequests
+from components.frontend.requests.live_requests import LiveRequest, LiveRequests
+from components.frontend.requests.request_table import RequestTable
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.freeness import freest

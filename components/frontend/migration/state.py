@@ -11,7 +11,8 @@ from dynamo_local.core.migration.protocol import again_after_s
 
 @dataclass
 class MigrationState:
-    """One migration of one request. `destination` is a lease; times are CLOCK_MONOTONIC, in seconds."""
+    """A migration of a request, as its frontend knows it. `destination` is a lease; times are CLOCK_MONOTONIC, in
+    seconds."""
 
     destination: str
     reason: str

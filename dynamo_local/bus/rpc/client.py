@@ -33,7 +33,7 @@ from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DecodeError, RpcError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.client import Call, EndpointClient
 from dynamo_local.sdk.service import EndpointSpec, spec_of

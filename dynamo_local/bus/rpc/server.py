@@ -31,7 +31,7 @@ from dynamo_local.bus.rpc.messages import (
 from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import BusError, DynamoError, RpcError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.service import EndpointSpec, spec_of
 from dynamo_local.sdk.signatures import request_type
 from dynamo_local.tasks import TaskGuard
@@ -122,7 +122,8 @@ class CallServer:
         """
         self._stopping = True
         try:
-            await asyncio.wait_for(self._idle.wait(), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
         except TimeoutError:
             _log.warning("%d calls were still under way after %g s, and are cancelled", len(self._calls), deadline_s)
         tasks = [call.task for call in self._calls.values() if call.task is not None]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli import completion_values
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
 from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
+from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options, ways_options
+from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.server.logs import log_options, show_logs
 
 if TYPE_CHECKING:
@@ -40,12 +40,23 @@ def endpoint() -> None:
 @endpoint.command(context_settings=_TAKES_MORE)
 @order_options("NAME [VLLM_OPTION]...", completion_values.nothing)
 @spec_options
+@ways_options
 @wait_options
-def create(words: tuple[str, ...], namespace: str, wait: bool, timeout: float, as_json: bool, **given: Any) -> None:
+def create(
+    words: tuple[str, ...],
+    replace: bool,
+    roll: bool,
+    namespace: str,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Create endpoint NAME, and wait until it is ready.
 
     A VLLM_OPTION is an option of `vllm serve`, such as --max-model-len 4096; other settings of frontend and workers are
-    given by --arg. With --adapter-of, MODEL is the folder of a LoRA adapter, which the workers of that endpoint serve.
+    given by --arg. With --adapter-of, MODEL is the folder of a LoRA adapter, which the workers of that endpoint load
+    while they run; if they have no room for it, others start that have, and no request fails.
     With --min-workers 0 it costs nothing while nobody uses it: it starts with the first request, which waits meanwhile.
 
     \b
@@ -54,7 +65,7 @@ def create(words: tuple[str, ...], namespace: str, wait: bool, timeout: float, a
     dynamo endpoint create rare --model ./my-model --min-workers 0 --park-after 60 --sleep-after 900
     dynamo endpoint create french --model ./french-lora --adapter-of chat
     """
-    from dynamo_local.cli.endpoints.fields import fields_of, name_and_flags
+    from dynamo_local.cli.endpoints.fields import fields_of, name_and_flags, ways
     from dynamo_local.cli.endpoints.sending import send_and_wait
     from dynamo_local.cli.serving.endpoint_tools import check_settings
     from dynamo_local.core.endpoints.checks import read_spec
@@ -64,7 +75,8 @@ def create(words: tuple[str, ...], namespace: str, wait: bool, timeout: float, a
     fields = {"name": name, **fields_of(given, flags)}
     # Checked here as well: mistakes of the command line need no server to be found.
     check_settings(read_spec(fields))
-    order = CreateEndpoint({key: value for key, value in fields.items() if value is not None})
+    spec = {key: value for key, value in fields.items() if value is not None}
+    order = CreateEndpoint(spec | ways(replace=replace, roll=roll))
     send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
 
 
@@ -98,16 +110,15 @@ def list_(namespace: str, as_json: bool) -> None:
     "--set", "set_", multiple=True, metavar="FIELD=VALUE", help="Set a field, such as max_workers=4. May be repeated."
 )
 @click.option("--unset", multiple=True, metavar="FIELD", help="Give a field its default, such as gpu or args.seed.")
-@click.option(
-    "--replace", is_flag=True, help="End the old workers before the new ones are ready, if there is no device for both."
-)
 @spec_options
+@ways_options
 @wait_options
 def update(
     words: tuple[str, ...],
     set_: tuple[str, ...],
     unset: tuple[str, ...],
     replace: bool,
+    roll: bool,
     namespace: str,
     wait: bool,
     timeout: float,
@@ -124,13 +135,13 @@ def update(
     dynamo endpoint update chat --model Qwen/Qwen3-1.7B --max-model-len 8192
     dynamo endpoint update chat --unset args.max-model-len --label team=search
     """
-    from dynamo_local.cli.endpoints.fields import changes_of, fields_of, name_and_flags
+    from dynamo_local.cli.endpoints.fields import changes_of, fields_of, name_and_flags, ways
     from dynamo_local.cli.endpoints.sending import send_and_wait
     from dynamo_local.core.messages.endpoints import UpdateEndpoint
 
     name, flags = name_and_flags(words)
-    changes = changes_of(fields_of(given, flags), set_, unset, replace=replace)
-    order = UpdateEndpoint(name, changes)
+    changes = changes_of(fields_of(given, flags), set_, unset)
+    order = UpdateEndpoint(name, changes | ways(replace=replace, roll=roll))
     send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
 
 
@@ -201,7 +212,7 @@ def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_
 @log_options
 def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str | None, level: str | None) -> None:
     """Print the logs of the workers of endpoint NAME, of all its revisions."""
-    from dynamo_local.supervisor.server.logs import select_of_endpoint
+    from dynamo_local.supervisor.server.reports.logs import select_of_endpoint
 
     paths = paths_of_logs(namespace)
     show_logs(paths, lambda: select_of_endpoint(paths.logs_dir, name), follow, lines, since, level)

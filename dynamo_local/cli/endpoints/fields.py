@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dynamo_local.cli.serving.endpoints import with_local_model
-from dynamo_local.core.endpoints.checks import FIELDS, REPLACE
+from dynamo_local.core.endpoints.checks import FIELDS, REPLACE, ROLL
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.core.suggestions import suggest
@@ -49,9 +49,12 @@ def fields_of(given: Mapping[str, Any], flags: Sequence[Flag]) -> dict[str, Any]
     return with_local_model(fields | {name: value for name, value in (("args", args), ("labels", labels)) if value})
 
 
-def changes_of(
-    fields: Mapping[str, Any], settings: Iterable[str], unset: Iterable[str], *, replace: bool
-) -> dict[str, Any]:
+def ways(*, replace: bool, roll: bool) -> dict[str, bool]:
+    """What an order says beside its fields."""
+    return {name: True for name, given in ((REPLACE, replace), (ROLL, roll)) if given}
+
+
+def changes_of(fields: Mapping[str, Any], settings: Iterable[str], unset: Iterable[str]) -> dict[str, Any]:
     """The changes of an update: fields by their options, by --set and by --unset. Raises UsageError."""
     changes = dict(fields)
     for text in settings:
@@ -61,7 +64,7 @@ def changes_of(
         changes = merge(changes, _tree(_path(text), None))
     if not changes:
         raise UsageError("nothing is to be changed", "name a field: --set max_workers=4")
-    return with_local_model(changes) | ({REPLACE: True} if replace else {})
+    return with_local_model(changes)
 
 
 def _setting(text: str) -> tuple[tuple[str, ...], Any]:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dynamo_local.cli.numbers import FiniteRange
-from dynamo_local.cli.options import JSON_HELP, namespace_option
+from dynamo_local.cli.arguments.numbers import FiniteRange
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -79,6 +79,23 @@ def spec_options(function: _F) -> _F:
             help="Policy of scaling: concurrency, load or freeness.  [default: concurrency]",
         ),
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label. May be repeated."),
+    )
+    return reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+
+def ways_options(function: _F) -> _F:
+    """Add --replace and --roll, which say how an order may be carried out (core/endpoints/checks.py)."""
+    options = (
+        click.option(
+            "--replace",
+            is_flag=True,
+            help="End the old workers before the new ones are ready, if there is no device for both.",
+        ),
+        click.option(
+            "--roll",
+            is_flag=True,
+            help="With --adapter-of: raise max-loras and the like of that endpoint, if you have set them too low.",
+        ),
     )
     return reduce(lambda decorated, option: option(decorated), reversed(options), function)
 

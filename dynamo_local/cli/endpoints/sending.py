@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Collection
 
 import click
+import msgspec
 
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.endpoints.text import as_json_text
+from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
+from dynamo_local.cli.output.console import Console
 from dynamo_local.core.messages.endpoints import (
     CreateEndpoint,
     DeleteEndpoint,
@@ -18,8 +19,8 @@ from dynamo_local.core.messages.endpoints import (
     UpdateEndpoint,
     WakeEndpoint,
 )
-from dynamo_local.supervisor.admin.endpoints import ANSWERS, RESTS, client_of, progress_of
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.admin.endpoints import ANSWERS, RESTS, client_of
+from dynamo_local.supervisor.server.reports.report import Report
 from state.paths import StatePaths
 
 Order = CreateEndpoint | UpdateEndpoint | ParkEndpoint | WakeEndpoint
@@ -28,7 +29,7 @@ Order = CreateEndpoint | UpdateEndpoint | ParkEndpoint | WakeEndpoint
 def send_and_wait(paths: StatePaths, order: Order, *, wait: bool, timeout_s: float, as_json: bool) -> None:
     """Send the order, and print the endpoint as it is then. Raises DynamoError."""
     view = asyncio.run(_send(paths, order, timeout_s if wait else None, Console(err=as_json)))
-    click.echo(as_json_text(view) if as_json else progress_of(view))
+    click.echo(as_json_text(view) if as_json else ordered_text(view))
 
 
 async def delete(paths: StatePaths, name: str, timeout_s: float | None, report: Report) -> None:
@@ -41,8 +42,11 @@ async def delete(paths: StatePaths, name: str, timeout_s: float | None, report: 
 
 async def _send(paths: StatePaths, order: Order, timeout_s: float | None, report: Report) -> EndpointView:
     async with client_of(paths) as client:
-        view = await client.order(order)
-        return view if timeout_s is None else await client.wait_until_ready(view, timeout_s, report, _awaited(order))
+        ordered = await client.order(order)
+        if timeout_s is None:
+            return ordered
+        view = await client.wait_until_ready(ordered, timeout_s, report, _awaited(order))
+        return msgspec.structs.replace(view, adapter=ordered.adapter)
 
 
 def _awaited(order: Order) -> Collection[EndpointState]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.cli.console import date, facts, table
-from dynamo_local.core.endpoints.idling import in_words, times_of
+from dynamo_local.cli.output.console import date, facts, table
+from dynamo_local.core.endpoints.adapters import most_rank, room_of, takes_adapters
+from dynamo_local.core.endpoints.awake.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
 from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.supervisor.admin.endpoints import EndpointRow
+from dynamo_local.supervisor.admin.endpoints import EndpointRow, progress_of
 
 _HEADERS = ("NAME", "STATE", "READY", "WORKERS", "MODEL", "REASON")
 _UNKNOWN = "-"
@@ -41,6 +42,7 @@ def facts_of(of: EndpointRow | EndpointView) -> Iterator[tuple[str, str]]:
     spec, status = of.spec, of.status
     yield "endpoint", spec.name
     yield "state", _state(status)
+    yield "last", f"{of.history.last}, {date(of.history.last_at)}" if of.history.last else ""
     yield "model", model_of(spec)
     yield "names", ", ".join(of.served_names)
     if spec.adapter_of is None:
@@ -53,13 +55,21 @@ def facts_of(of: EndpointRow | EndpointView) -> Iterator[tuple[str, str]]:
 
 def _all_fields(shown: EndpointRow | EndpointView) -> dict[str, Any]:
     asdict = msgspec.structs.asdict
+    ordered = shown.adapter if isinstance(shown, EndpointView) else None
     return {
         "spec": asdict(shown.spec),
         "status": None if shown.status is None else asdict(shown.status),
         "created_at": shown.created_at,
         "updated_at": shown.updated_at,
         "served_names": shown.served_names,
+        **({} if ordered is None else {"adapter": asdict(ordered)}),
+        "history": asdict(shown.history),
     }
+
+
+def ordered_text(view: EndpointView) -> str:
+    """Return what has come of an order, a line for each fact."""
+    return "\n".join([*([] if view.adapter is None else [view.adapter.reason]), progress_of(view)])
 
 
 def _cells(row: EndpointRow) -> tuple[str, ...]:
@@ -110,6 +120,8 @@ def _of_workers(spec: EndpointSpec, status: EndpointStatus | None) -> Iterator[t
     yield "awake", ", ".join([*spec.awake, *(["when it was often used"] if spec.forecast else [])])
     yield "devices", "as its settings need" if spec.gpu is None else f"{spec.gpu:g} for each worker"
     yield "engine", spec.engine
+    room = f"{room_of(spec)} at a time, of rank {most_rank(spec)} at most"
+    yield "adapters", room if takes_adapters(spec) else ""
     aim = f", {spec.requests_per_worker:g} requests for each worker" if spec.policy == "concurrency" else ""
     yield "policy", f"{spec.policy}{aim}"
     yield "arguments", "\n".join(f"{key}: {shown(key, value)}" for key, value in sorted(spec.args.items()))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
 from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.output.console import table
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.queue import JobRow, QueueView

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.output.console import table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:

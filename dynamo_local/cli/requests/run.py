@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.numbers import FiniteRange
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
 

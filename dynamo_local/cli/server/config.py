@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli import completion_values
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import table
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.settings import SettingRow

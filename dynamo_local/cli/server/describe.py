@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 
 
 @click.command()
@@ -27,7 +27,7 @@ def describe(name: str, namespace: str, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.cli.description import text_of
+    from dynamo_local.cli.output.description import text_of
     from dynamo_local.supervisor.admin.describe import describe as describe_it
 
     found = asyncio.run(describe_it(paths_of(namespace), name))

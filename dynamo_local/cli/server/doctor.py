@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.options import JSON_HELP
+from dynamo_local.cli.arguments.options import JSON_HELP
 
 if TYPE_CHECKING:
     from dynamo_local.core.doctor.finding import Finding

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo_local.cli.console import table
+from dynamo_local.cli.output.console import table
 from dynamo_local.core.shares import shown_devices
 from dynamo_local.sdk.config.redaction import redact, shown
 
 if TYPE_CHECKING:
     from dynamo_local.core.endpoints.spec import EndpointSpec
     from dynamo_local.sdk.config.resolved import ResolvedService
-    from dynamo_local.supervisor.server.launch import Launch
-    from dynamo_local.supervisor.server.templates import WatcherPlan
+    from dynamo_local.supervisor.server.launch.prepare import Launch
+    from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 
 _OF_ENDPOINTS = ("ENDPOINT", "MODEL", "WORKERS", "DEVICES EACH", "ARGUMENTS")
 
@@ -56,7 +56,7 @@ def as_text(launch: Launch, endpoints: Sequence[EndpointSpec] = ()) -> str:
 
 
 def _bus(launch: Launch) -> str:
-    from dynamo_local.supervisor.server.launch import shown_url
+    from dynamo_local.supervisor.server.launch.prepare import shown_url
 
     return "started with the graph" if launch.bus is None else shown_url(launch.bus)
 

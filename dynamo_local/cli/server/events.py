@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.age import cutoff_of, since_option
-from dynamo_local.cli.options import namespace_option, paths_of_logs
+from dynamo_local.cli.arguments.age import cutoff_of, since_option
+from dynamo_local.cli.arguments.options import namespace_option, paths_of_logs
 
 if TYPE_CHECKING:
     from dynamo_local.core.messages.events import Event
@@ -24,10 +24,15 @@ _KINDS = (
     "planner",
     "role",
     "park",
+    "sleep",
+    "wake",
+    "swap",
     "drain",
     "migration",
     "device",
     "setting",
+    "secret",
+    "key",
     "endpoint",
 )
 
@@ -52,15 +57,15 @@ def events(
     """Show what has happened to a server, and why.
 
     Events are starts, deaths, scalings, role changes, drains, migrations, devices that are claimed and freed, changed
-    settings, and states of endpoints. They are kept after the server has ended.
+    settings and secrets, orders about API keys, and states of endpoints. They are kept after the server has ended.
 
     \b
     dynamo events -f
     dynamo events --since 10m --kind scale --kind migration
     """
-    from dynamo_local.cli.event_lines import chosen
+    from dynamo_local.cli.output.event_lines import chosen
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.server.event_log import EventReader
+    from dynamo_local.supervisor.server.reports.event_log import EventReader
     from state.locks import server_pid
 
     paths, cutoff = paths_of_logs(namespace), cutoff_of(since)
@@ -82,7 +87,7 @@ def _print(found: list[Event], as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.cli.event_lines import line_of
+    from dynamo_local.cli.output.event_lines import line_of
 
     today = datetime.fromtimestamp(time.time(), UTC).astimezone()
     for event in found:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.age import cutoff_of, since_option
-from dynamo_local.cli.log_lines import LEVELS, Repeats, Selection, level_of
-from dynamo_local.cli.options import namespace_option, paths_of_logs
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.age import cutoff_of, since_option
+from dynamo_local.cli.arguments.options import namespace_option, paths_of_logs
+from dynamo_local.cli.output.log_lines import LEVELS, Repeats, Selection, level_of
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.logs import Follower
+    from dynamo_local.supervisor.server.reports.logs import Follower
     from state.paths import StatePaths
 
 DEFAULT_LINES = 100
@@ -63,7 +63,7 @@ def logs(
     dynamo logs chat                the workers of endpoint chat; chat@2: of its second revision
     """
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.server.logs import select
+    from dynamo_local.supervisor.server.reports.logs import select
     from state.locks import server_pid
 
     paths = paths_of_logs(namespace)
@@ -85,7 +85,7 @@ def show_logs(
 ) -> None:
     """Print the logs that `choose` names, by the options of `dynamo logs`. `prefixed`: each line begins with the name
     of its log, as it does anyway if there are several."""
-    from dynamo_local.supervisor.server.logs import Follower
+    from dynamo_local.supervisor.server.reports.logs import Follower
 
     cutoff, names = cutoff_of(since), choose()
     prefixed = prefixed or len(names) > 1

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, state_folder
+from dynamo_local.cli.arguments.options import JSON_HELP, state_folder
+from dynamo_local.cli.output.console import table
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.servers import ServerRow
@@ -58,7 +58,7 @@ def _cells(row: ServerRow) -> tuple[str, ...]:
 
 
 def _devices(row: ServerRow) -> str:
-    from state.devices import noun
+    from state.devices.allocation import noun
 
     if not row.devices or row.device_kind is None:
         return _UNKNOWN

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.console import table
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import table
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.shares import shown_devices
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.numbers import FiniteRange
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.numbers import FiniteRange
+from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.server.dynamo_spelling import checked, join_values, port_in
-from dynamo_local.core.endpoints.turns import TURN_S
+from dynamo_local.core.endpoints.turns.contenders import TURN_S
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
+from dynamo_local.core.usage.retention import KEEP_DAYS
 
 if TYPE_CHECKING:
     from dynamo_local.cli.serving.serving import Mode
@@ -125,6 +126,14 @@ class _ServeCommand(click.Command):
     help="How long an endpoint with requests keeps its devices while other endpoints wait for them.",
 )
 @click.option(
+    "--usage-days",
+    type=click.IntRange(min=1),
+    default=KEEP_DAYS,
+    show_default=True,
+    metavar="DAYS",
+    help="How long to keep what requests have used, which `dynamo usage` shows.",
+)
+@click.option(
     "--restart-backoff-max",
     type=FiniteRange(min=0),
     default=DEFAULT_RESTART_DELAY_MAX_S,
@@ -208,6 +217,7 @@ def serve(
         drain_deadline_s=options["drain_timeout"],
         restart_delay_max_s=options["restart_backoff_max"],
         turn_s=options["turn_s"],
+        usage_days=options["usage_days"],
     )
     serving.run(host, port, settings, Console())
 

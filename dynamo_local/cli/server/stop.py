@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.numbers import FiniteRange
-from dynamo_local.cli.options import namespace_option, paths_to_stop
+from dynamo_local.cli.arguments.numbers import FiniteRange
+from dynamo_local.cli.arguments.options import namespace_option, paths_to_stop
+from dynamo_local.cli.output.console import Console
 
 
 @click.command()

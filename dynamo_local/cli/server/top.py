@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.options import namespace_option, paths_of
+from dynamo_local.cli.arguments.options import namespace_option, paths_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -90,8 +90,8 @@ async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
 
     from dynamo_local.monitor.top_session import TopSession
     from dynamo_local.supervisor.admin.connect import bus_of
-    from dynamo_local.supervisor.server.event_log import EventReader
-    from state.board import read_board
+    from dynamo_local.supervisor.server.reports.event_log import EventReader
+    from state.endpoints.board import read_board
 
     # Warnings of the bus would be printed into the screen, which shows a lost connection itself.
     logging.getLogger().addHandler(logging.NullHandler())

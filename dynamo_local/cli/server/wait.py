@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.numbers import FiniteRange
-from dynamo_local.cli.options import namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.numbers import FiniteRange
+from dynamo_local.cli.arguments.options import namespace_option, paths_of
+from dynamo_local.cli.output.console import Console
 
 DEFAULT_TIMEOUT_S = 600.0
 

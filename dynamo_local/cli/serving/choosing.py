@@ -23,10 +23,10 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph
 from dynamo_local.sdk.service import ServiceSpec
-from dynamo_local.supervisor.server.launch import Chosen
-from state.devices import Inventory
-from state.inventory import CPU_SLOTS_VARIABLE
-from state.memory import gpu_memories, machine_memory
+from dynamo_local.supervisor.server.launch.prepare import Chosen
+from state.devices.allocation import Inventory
+from state.devices.inventory import CPU_SLOTS_VARIABLE
+from state.machine.memory import gpu_memories, machine_memory
 
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -214,8 +214,8 @@ def _wanted(
 
 
 def machine_of(inventory: Inventory, slots: int | None) -> Machine:
-    """This machine with these devices, and the memory that is free now. `slots`: CPU slots, None if the number may be
-    chosen."""
+    """Returns the facts of this machine, with these devices and the memory that is free now. `slots`: CPU slots, None
+    if the number may be chosen."""
     memory = machine_memory()
     total, free = (None, None) if memory is None else (memory.total, memory.free)
     if inventory.kind == "gpu":

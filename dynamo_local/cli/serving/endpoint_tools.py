@@ -12,6 +12,7 @@ import msgspec
 from dynamo_local.cli.serving.choosing import ModelChooser, machine_of
 from dynamo_local.cli.serving.source import ModelSource
 from dynamo_local.cli.serving.wishes import Wishes
+from dynamo_local.core.endpoints.adapters import settings_of
 from dynamo_local.core.endpoints.served import SERVED_NAME, served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.sizing.machine import Machine
@@ -20,11 +21,11 @@ from dynamo_local.engine.vllm.command_line import flag_of
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.endpoints.launch import AGGREGATED, DISAGGREGATED, ModelTools
-from state.devices import Inventory
+from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED, DISAGGREGATED, ModelTools
+from state.devices.allocation import Inventory
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.report import Report
+    from dynamo_local.supervisor.server.reports.report import Report
 
 _WORKERS, _PREFILL_WORKERS = "VllmWorker", "PrefillWorker"
 _TENSOR_PARALLEL = "tensor-parallel-size"
@@ -32,14 +33,14 @@ _SIZES = (_TENSOR_PARALLEL, "pipeline-parallel-size", "prefill-context-parallel-
 
 
 @dataclass(frozen=True)
-class EndpointTools:
+class EndpointToolMaker:
     """Makes the tools for the endpoints of one server (launch.MakeTools). `machine`: as it was before the first of
     their workers: what each gets of its memory goes by devices, and does not depend on which others run."""
 
     machine: Machine
 
     @classmethod
-    def at_start(cls, inventory: Inventory) -> EndpointTools:
+    def at_start(cls, inventory: Inventory) -> EndpointToolMaker:
         """With the memory that is free now."""
         return cls(machine_of(inventory, len(inventory.devices)))
 
@@ -66,7 +67,7 @@ def check_settings(spec: EndpointSpec) -> None:
 def _flags(spec: EndpointSpec) -> Iterator[Flag]:
     """The arguments that name no service."""
     yield flag_of(SERVED_NAME, _text(list(served_names(spec))), "name")
-    for key, value in spec.args.items():
+    for key, value in settings_of(spec).items():
         if key in every_argument() and key != SERVED_NAME:
             yield flag_of(key, _text(value), f"args.{key}")
         elif key != SERVED_NAME and not _is_section(key, value):

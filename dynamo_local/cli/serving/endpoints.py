@@ -22,10 +22,10 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.config.yaml_source import read_yaml
 from dynamo_local.sdk.graph import Graph
-from dynamo_local.supervisor.server.launch import Chosen, registry_of
-from state.devices import Inventory
+from dynamo_local.supervisor.server.launch.prepare import Chosen, registry_of
+from state.devices.allocation import Inventory
+from state.endpoints.registry import read_registry
 from state.paths import StatePaths
-from state.registry import read_registry
 
 _EXAMPLE = "write `endpoints:` with `- {name: ..., model: ...}` lines under it"
 _MISSPELT = ("endpoint", "endpoints", "models")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.console import Console
+from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.serving.choosing import ModelChooser, parsers_line, summary
-from dynamo_local.cli.serving.endpoint_tools import EndpointTools, check_settings
+from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker, check_settings
 from dynamo_local.cli.serving.endpoints import EndpointsChooser, specs_of
 from dynamo_local.cli.serving.source import ModelSource
 from dynamo_local.cli.serving.target import Target, parse_target
@@ -25,17 +25,17 @@ from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
-from dynamo_local.supervisor.server.launch import Launch, ServeRequest, prepare, registry_of
-from dynamo_local.supervisor.server.listening import claim_address
-from dynamo_local.supervisor.server.machine_room import check_room
-from dynamo_local.supervisor.server.plan import HttpAddress
+from dynamo_local.supervisor.server.launch.listening import claim_address
+from dynamo_local.supervisor.server.launch.machine_room import check_room
+from dynamo_local.supervisor.server.launch.plan import HttpAddress
+from dynamo_local.supervisor.server.launch.prepare import Launch, ServeRequest, prepare, registry_of
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.upkeep.devices import beside
-from state.holding import held_elsewhere
+from state.devices.holding import held_elsewhere
 from state.paths import state_root
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.report import Report
+    from dynamo_local.supervisor.server.reports.report import Report
     from dynamo_local.supervisor.server.settings import ServerSettings
 
 _MODEL = "model"
@@ -135,7 +135,7 @@ class Serving:
         check_room(launch.paths.root, launch.templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
-        tools = EndpointTools.at_start(launch.inventory)
+        tools = EndpointToolMaker.at_start(launch.inventory)
         serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:

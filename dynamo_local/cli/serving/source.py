@@ -13,7 +13,7 @@ from dynamo_local.model.named.names import NAMES, NamedModel, named_model
 from dynamo_local.model.obtain import Obtained, Wish, obtain, wish_of
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.report import Report
+    from dynamo_local.supervisor.server.reports.report import Report
 
 
 class _KnownError(DynamoError):

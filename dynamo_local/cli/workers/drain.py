@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.workers.scale import FORCE_HELP, check_done, outcome_fields
 
 

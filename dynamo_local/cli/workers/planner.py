@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli.options import namespace_option, paths_of
+from dynamo_local.cli.arguments.options import namespace_option, paths_of
 
 if TYPE_CHECKING:
     from dynamo_local.planner.session import PlannerSession

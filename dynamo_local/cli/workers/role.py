@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.core.errors import UsageError
 
 

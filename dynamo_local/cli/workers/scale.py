@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli import completion_values
-from dynamo_local.cli.console import Console
-from dynamo_local.cli.numbers import FiniteRange
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.numbers import FiniteRange
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import Console
 from dynamo_local.core.errors import SupervisorError
 
 if TYPE_CHECKING:

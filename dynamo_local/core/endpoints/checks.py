@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from dynamo_local.core.endpoints.idling import SLEEP_AFTER_S
+from dynamo_local.core.endpoints.awake.idling import SLEEP_AFTER_S
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.values import CHECKS, RefusedValueError, arg_name, encoded, is_arg, shown
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.suggestions import suggest
 
 REPLACE = "replace"
-"""Beside the fields of an update: whether the old revision may end before the new one is ready."""
+"""Beside the fields of an order: whether the old revision may end before the new one is ready."""
 
-FIELDS: tuple[str, ...] = EndpointSpec.__struct_fields__
+ROLL = "roll"
+"""Beside the fields of an adapter: whether arguments of its base that leave no room for it may be changed."""
 
-_RUN_FIELDS = ("model", "engine", "args", "gpu", "disaggregated")
+FIELDS: tuple[str, ...] = tuple(name for name in EndpointSpec.__struct_fields__ if name != "adapter_room")
+"""What an order can give."""
+
+_RUN_FIELDS = ("model", "engine", "args", "gpu", "disaggregated", "adapter_room")
 """What the processes of an endpoint run. A change of these makes another revision, and no other change does."""
 
 _FIXED_FIELDS = ("name", "adapter_of")
@@ -56,12 +61,12 @@ def read_spec(fields: object) -> EndpointSpec:
 
 def changed_spec(spec: EndpointSpec, changes: Mapping[str, Any]) -> EndpointSpec:
     """The spec after an update. A field that is None gets its default; `args` and `labels` are merged by key, and lose
-    the keys whose value is None. `replace` (see `replaces`) is passed over.
+    the keys whose value is None. `replace` and `roll` (see `ways_of`) are passed over.
 
     Raises ConfigError as `read_spec`, and for fields that stay as long as the endpoint does.
     """
-    _check_names(changes, (*FIELDS, REPLACE))
-    before = {name: value for name, value in msgspec.structs.asdict(spec).items() if value != _DEFAULTS[name]}
+    _check_names(changes, (*FIELDS, REPLACE, ROLL))
+    before = {name: getattr(spec, name) for name in FIELDS if getattr(spec, name) != _DEFAULTS[name]}
     if "disaggregated" in changes and not changes["disaggregated"]:
         before = {name: value for name, value in before.items() if name not in _PREFILL_FIELDS}
     for name in _FIXED_FIELDS:
@@ -69,17 +74,31 @@ def changed_spec(spec: EndpointSpec, changes: Mapping[str, Any]) -> EndpointSpec
             raise ConfigError(
                 f"endpoint {spec.name}: {name} cannot be changed", "create another endpoint, and delete this one"
             )
-    after = before | {name: _merged(spec, name, value) for name, value in changes.items() if name != REPLACE}
-    return read_spec(after)
+    given = fields_alone(changes)
+    after = read_spec(before | {name: _merged(spec, name, value) for name, value in given.items()})
+    return msgspec.structs.replace(after, adapter_room=spec.adapter_room)
 
 
-def replaces(changes: Mapping[str, Any]) -> bool:
-    """Whether the changes of an update say that the old revision may end before the new one is ready. Raises
-    ConfigError."""
-    value = changes.get(REPLACE)
-    if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"{REPLACE} is {shown(value)}", "write true or false")
-    return bool(value)
+@dataclass(frozen=True)
+class Ways:
+    """How an order may be carried out. `replace`: the old revision may end before the new one is ready. `roll`: for an
+    adapter, arguments of its base may be changed."""
+
+    replace: bool = False
+    roll: bool = False
+
+
+def ways_of(fields: Mapping[str, Any]) -> Ways:
+    """The ways that are given beside the fields of an order. Raises ConfigError."""
+    for name in (REPLACE, ROLL):
+        if not isinstance(fields.get(name), bool | None):
+            raise ConfigError(f"{name} is {shown(fields[name])}", "write true or false")
+    return Ways(bool(fields.get(REPLACE)), bool(fields.get(ROLL)))
+
+
+def fields_alone(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an order, without the ways of carrying it out."""
+    return {name: value for name, value in fields.items() if name not in (REPLACE, ROLL)}
 
 
 def runs_differently(old: EndpointSpec, new: EndpointSpec) -> bool:

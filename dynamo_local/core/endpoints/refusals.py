@@ -6,6 +6,8 @@ from dynamo_local.core.errors import (
     DynamoError,
     EndpointAbsentError,
     EndpointConflictError,
+    KeyAbsentError,
+    KeyConflictError,
     SupervisorError,
     UsageError,
 )
@@ -30,8 +32,8 @@ def error_of(refusal: EndpointRefusal) -> DynamoError:
 
 
 def _status(error: DynamoError) -> int:
-    if isinstance(error, EndpointAbsentError):
+    if isinstance(error, EndpointAbsentError | KeyAbsentError):
         return _NOT_FOUND
-    if isinstance(error, EndpointConflictError):
+    if isinstance(error, EndpointConflictError | KeyConflictError):
         return _CONFLICT
     return _BAD_REQUEST if isinstance(error, UsageError) else _UNAVAILABLE

@@ -1,4 +1,5 @@
-"""The registry of endpoints: what was ordered, and which revisions came of it. Pure; `state.registry` keeps it on disk.
+"""The registry of endpoints: what was ordered, and which revisions came of it. Pure; on disk it is kept by
+`state.endpoints.registry`.
 
     create    (no entry)      -> revision 1
     update    only bounds     -> the same revision
@@ -12,28 +13,26 @@ An adapter has an entry like any other, and stays only as long as its base.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from dynamo_local.core.documents import Convert, NewerDocumentError, as_document, from_versions
 from dynamo_local.core.endpoints.checks import runs_differently, with_bounds_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.values import shown
 from dynamo_local.core.errors import ConfigError, EndpointAbsentError, EndpointConflictError, StateError
 from dynamo_local.core.suggestions import suggest
 
-SCHEMA_VERSION = 2
-"""1: before `park_after_s`, `sleep_after_s` and a minimum of no workers."""
+SCHEMA_VERSION = 3
+"""1: before `park_after_s`, `sleep_after_s` and a minimum of no workers. 2: before `adapter_room`."""
 
 MOST_ENDPOINTS = 1000
 
-Convert = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes a document of the next version of one of its own. It need not set `schema_version`."""
-
-CONVERSIONS: Mapping[int, Convert] = MappingProxyType({1: dict})
-"""By version, what makes the next one of it. What version 2 has more may be absent."""
+CONVERSIONS: Mapping[int, Convert] = MappingProxyType({1: dict, 2: dict})
+"""By version, what makes the next one of it. What versions 2 and 3 have more may be absent."""
 
 
 class Earlier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +130,17 @@ def update(registry: Registry, spec: EndpointSpec, now: float) -> Registry:
     return _with(registry, _updated(entry, spec))
 
 
+def renew(registry: Registry, name: str, revision: int, now: float) -> Registry:
+    """Give an endpoint another revision with the same spec, since its model's files are others. Changes nothing if the
+    revision is not the endpoint's any more. Raises EndpointAbsentError."""
+    entry = registry.entry(name)
+    if entry.revision != revision:
+        return registry
+    number, earlier = entry.last_revision + 1, entry.earlier or Earlier(entry.spec, revision)
+    changed = msgspec.structs.replace(entry, revision=number, last_revision=number, earlier=earlier, updated_at=now)
+    return _with(registry, changed)
+
+
 def settle(registry: Registry, name: str, revision: int) -> Registry:
     """Record that the revision of an update under way answers, and the earlier one is gone. Changes nothing if it is
     not the endpoint's revision any more. Raises EndpointAbsentError."""
@@ -163,7 +173,8 @@ def delete(registry: Registry, name: str) -> Registry:
 
 
 def ordered(registry: Registry, specs: Iterable[EndpointSpec], now: float) -> Registry:
-    """The registry with the endpoints of a file: created, or updated by name, bases before adapters. The others stay.
+    """The registry with the endpoints of a file: created, or updated by name, bases before adapters. The others stay,
+    and so does room for adapters that a spec does not name.
 
     Raises ConfigError for a name twice, and as `create` and `update`.
     """
@@ -173,14 +184,17 @@ def ordered(registry: Registry, specs: Iterable[EndpointSpec], now: float) -> Re
     if twice is not None:
         raise ConfigError(f"endpoint {twice} is given twice", "rename one of them")
     for spec in wanted:
-        registry = (update if spec.name in registry.entries else create)(registry, spec, now)
+        if (entry := registry.entries.get(spec.name)) is None:
+            registry = create(registry, spec, now)
+            continue
+        room = spec.adapter_room or entry.spec.adapter_room
+        registry = update(registry, msgspec.structs.replace(spec, adapter_room=room), now)
     return registry
 
 
 def to_document(registry: Registry) -> dict[str, Any]:
     """The registry as JSON has it, with its version."""
-    plain = msgspec.to_builtins(registry)
-    return {"schema_version": SCHEMA_VERSION, **plain}
+    return as_document(registry, SCHEMA_VERSION)
 
 
 def from_document(document: Any, conversions: Mapping[int, Convert] = CONVERSIONS) -> tuple[Registry, int]:
@@ -188,21 +202,10 @@ def from_document(document: Any, conversions: Mapping[int, Convert] = CONVERSION
 
     Raises StateError for anything else, and NewerRegistryError for what a later release has written.
     """
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise StateError("it has no version")
-    if version > SCHEMA_VERSION:
-        raise NewerRegistryError(version)
-    body = {key: value for key, value in document.items() if key != "schema_version"}
-    try:
-        for step in range(version, SCHEMA_VERSION):
-            body = conversions[step](body)
-        return msgspec.convert(body, Registry), version
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"it is no registry of version {version}: {error}") from error
+    return from_versions(document, Registry, SCHEMA_VERSION, conversions, NewerRegistryError)
 
 
-class NewerRegistryError(StateError):
+class NewerRegistryError(NewerDocumentError):
     """The registry was written by a later release."""
 
     def __init__(self, version: int) -> None:

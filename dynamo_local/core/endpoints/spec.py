@@ -10,6 +10,14 @@ Scaling = Literal["concurrency", "load", "freeness"]
 """Policies that decide the number of an endpoint's workers (core/planning/policies)."""
 
 
+class AdapterRoom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Room for LoRA adapters that the workers of an endpoint are started with where its `args` do not say: for so many
+    of the endpoints at a time, and of this rank at most (core/endpoints/adapters.py)."""
+
+    slots: int
+    rank: int
+
+
 class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """An endpoint as ordered, by command, REST or file.
 
@@ -21,8 +29,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     With `min_workers` 0 the endpoint has no workers until somebody asks for it. After `park_after_s` without a request
     the workers are parked; after `sleep_after_s` they end, if `min_workers` is 0 (None: as `idling.times_of` says).
-    `awake`: times at which it is awake without a request, such as "mon-fri 08:00-18:30" (core/endpoints/schedule.py).
-    `forecast`: whether it is awake at times at which it was often used (core/endpoints/forecast.py).
+    `awake`: times at which it is awake without a request, such as "mon-fri 08:00-18:30" (awake/schedule.py).
+    `forecast`: whether it is awake at times at which it was often used (awake/forecast.py).
+
+    `adapter_room` is the server's: nobody else gives it.
     """
 
     name: str
@@ -43,6 +53,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     requests_per_worker: float = 16.0
     policy: Scaling = "concurrency"
     labels: dict[str, str] = {}
+    adapter_room: AdapterRoom | None = None
 
     @property
     def most_workers(self) -> int:

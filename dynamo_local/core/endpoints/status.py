@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dynamo_local.core.endpoints.rollout import Ordered, Seen
+from dynamo_local.core.endpoints.rollout.observed import Ordered, Seen
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus
 
 
@@ -28,14 +28,24 @@ def status_of(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None, not
     )
 
 
-def status_of_adapter(base: str, status: EndpointStatus | None, *, taken: bool = True) -> EndpointStatus:
+def status_of_adapter(
+    base: str, status: EndpointStatus | None, *, lacks: str = "", comes: bool = False, wrong: str = ""
+) -> EndpointStatus:
     """The status of an adapter, which the endpoint `base` serves. `status`: that of the base; None if there is none.
 
-    `taken`: whether the base takes adapters. It may have gone back to a revision that does not."""
+    `lacks`: why workers of the revision that answers cannot serve it, as a clause; `comes`: whether those of the one
+    that is ordered can. If not, the base has gone back to a revision without room. `wrong`: what is wrong with the
+    adapter's own files."""
     if status is None:
         return EndpointStatus("failed", f"there is no endpoint {base}, which is to serve it")
-    if not taken:
-        return EndpointStatus("failed", f"endpoint {base}, which is to serve it, takes no adapters without enable-lora")
+    if wrong:
+        return EndpointStatus("failed", wrong)
+    if lacks and not comes:
+        why = f" ({status.reason})" if status.reason else ""
+        return EndpointStatus("failed", f"endpoint {base}, which is to serve it, has no room for it: {lacks}{why}")
+    if lacks:
+        why = f"; {status.reason}" if status.reason else ""
+        return EndpointStatus("starting", f"{base} is rolled: {lacks}{why}")
     if status.state in ("ready", "updating"):
         return EndpointStatus("ready", f"served by {base}")
     if status.state in ("parked", "asleep", "waking"):

@@ -98,10 +98,14 @@ class Refusal:
     retry_after_s: int | None = None
     allowed: Collection[str] = ()
     """The methods that the path takes, where another one was used."""
+    code: str | None = None
+    """The code in the body; None: the status."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further headers."""
 
     def body(self) -> bytes:
         """JSON: {"error": {message, type, param, code}}."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code or self.status}
         return msgspec.json.encode({"error": error})
 
 

@@ -38,19 +38,27 @@ class _Scale(msgspec.Struct, forbid_unknown_fields=True):
     prefill_workers: int | None = None
 
 
-def order_of(method: str, path: str, body: bytes) -> EndpointOrder | Refusal:
-    """Return the order that a request stands for. Method and path are open ones (paths.py)."""
+def order_of(method: str, path: str, body: bytes, by: str = "") -> EndpointOrder | Refusal:
+    """Return the order that a request stands for. Method and path are open ones (paths.py). `by`: name of the key of
+    who asks."""
+    order = _order_of(method, path, body)
+    if not by or isinstance(order, Refusal | ListEndpoints):
+        return order
+    return msgspec.structs.replace(order, by=by)
+
+
+def _order_of(method: str, path: str, body: bytes) -> EndpointOrder | Refusal:
     name, _, action = path.removeprefix(ENDPOINTS).removeprefix("/").partition("/")
     try:
         checked = check_endpoint(unquote(name)) if name else None
     except ConfigError as error:
-        return _bad(str(error), "name")
+        return bad_order(str(error), "name")
     if method == "GET":
         return ListEndpoints(checked)
     if method == "DELETE":
         return DeleteEndpoint(checked or "")
     is_rest = "/" + action in (PARK, WAKE)
-    fields = {} if is_rest and not body else _fields(body)
+    fields = {} if is_rest and not body else fields_of_order(body)
     if isinstance(fields, Refusal):
         return fields
     if checked is None:
@@ -63,13 +71,13 @@ def order_of(method: str, path: str, body: bytes) -> EndpointOrder | Refusal:
 def _rest(name: str, action: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
     if fields:
         field = next(iter(fields))
-        return _bad(f"{action[1:]} has no field {field[:60]!r}", field)
+        return bad_order(f"{action[1:]} has no field {field[:60]!r}", field)
     return ParkEndpoint(name) if action == PARK else WakeEndpoint(name)
 
 
 def _update(name: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
     if fields.pop("name", name) != name:
-        return _bad("the name of an endpoint cannot be changed", "name")
+        return bad_order("the name of an endpoint cannot be changed", "name")
     return UpdateEndpoint(name, fields)
 
 
@@ -77,17 +85,18 @@ def _scale(name: str, fields: dict[str, Any]) -> EndpointOrder | Refusal:
     try:
         wanted = msgspec.convert(fields, _Scale)
     except msgspec.ValidationError as error:
-        return _bad(str(error), None)
+        return bad_order(str(error), None)
     numbers = {"workers": wanted.workers, "prefill_workers": wanted.prefill_workers}
     if all(number is None for number in numbers.values()):
-        return _bad("workers or prefill_workers is needed", "workers")
+        return bad_order("workers or prefill_workers is needed", "workers")
     for field, number in numbers.items():
         if number is not None and not 0 <= number < 2**31:
-            return _bad(f"{field} must be a number from 0 on, got {number}", field)
+            return bad_order(f"{field} must be a number from 0 on, got {number}", field)
     return ScaleEndpoint(name, wanted.workers, wanted.prefill_workers)
 
 
-def _fields(body: bytes) -> dict[str, Any] | Refusal:
+def fields_of_order(body: bytes) -> dict[str, Any] | Refusal:
+    """Return the fields in the body of an order."""
     if len(body) > MOST_BYTES:
         return Refusal(413, f"the body is larger than {MOST_BYTES} bytes", "BadRequestError")
     text = body
@@ -95,13 +104,13 @@ def _fields(body: bytes) -> dict[str, Any] | Refusal:
         text = as_utf8(body)
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        return _bad(f"the body is not a JSON object: {why_not(text, error)}", None)
+        return bad_order(f"the body is not a JSON object: {why_not(text, error)}", None)
 
 
 def rendered(order: EndpointOrder, answer: EndpointsAnswer) -> tuple[int, dict[str, Any]] | Refusal:
     """Return status and content of the answer to an order."""
     if answer.refused is not None:
-        return _refused(answer.refused)
+        return refusal_from(answer.refused)
     if isinstance(order, ListEndpoints) and order.name is None:
         return 200, {"object": "list", "data": [shown(view) for view in answer.endpoints]}
     if not answer.endpoints:
@@ -121,11 +130,14 @@ def _status(order: EndpointOrder) -> int:
 
 def shown(view: EndpointView) -> dict[str, Any]:
     """Return an endpoint as REST shows it, fields with default values included."""
+    ordered = {} if view.adapter is None else {"adapter": _all_fields(view.adapter)}
     return {
         "object": "endpoint",
         **_all_fields(view.spec),
         "status": _all_fields(view.status),
+        **ordered,
         "served_names": list(view.served_names),
+        "history": _all_fields(view.history),
         "created_at": view.created_at,
         "updated_at": view.updated_at,
     }
@@ -135,12 +147,14 @@ def _all_fields(of: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(of, name) for name in of.__struct_fields__}
 
 
-def _refused(refused: EndpointRefusal) -> Refusal:
+def refusal_from(refused: EndpointRefusal) -> Refusal:
+    """Return the answer to an order that the server refuses."""
     status = refused.status if refused.status in _KINDS else 400
     message = f"{refused.cause}; {refused.remedy}" if refused.remedy else refused.cause
     retry = _RETRY_S if status == 503 else None
     return Refusal(status, message, _KINDS[status], retry_after_s=retry)  # type: ignore[arg-type]  # one of _KINDS
 
 
-def _bad(message: str, param: str | None) -> Refusal:
+def bad_order(message: str, param: str | None) -> Refusal:
+    """Return the answer to an order that cannot be understood."""
     return Refusal(400, message, "BadRequestError", param)

@@ -12,6 +12,13 @@ MODEL_PREFIX = "/v1/models/"
 ENDPOINTS = "/v1/endpoints"
 """Path of the endpoints; behind it, a slash and a name, and behind these perhaps the next."""
 
+KEYS = "/v1/keys"
+"""Path of the API keys; behind it, a slash and a name, and behind these perhaps the next."""
+
+USAGE = "/v1/usage"
+"""Path of what requests have used."""
+
+ROTATE = "/rotate"
 SCALE = "/scale"
 PARK = "/park"
 WAKE = "/wake"
@@ -43,7 +50,10 @@ _PAGE = Route(frozenset({"GET"}), keyless=True)
 
 _ENDPOINTS = Route(frozenset({"GET", "POST"}), admin=True)
 _ENDPOINT = Route(frozenset({"GET", "PUT", "PATCH", "DELETE"}), admin=True)
+_KEYS = Route(frozenset({"GET", "POST"}), admin=True)
+_KEY = Route(frozenset({"GET", "DELETE"}), admin=True)
 _ACTION = Route(frozenset({"POST"}), admin=True)
+_USAGE = Route(frozenset({"GET"}), admin=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -85,19 +95,24 @@ def route_of(path: str) -> Route | None:
     """Find what is open at exactly this path; None if nothing is."""
     if path.startswith(MODEL_PREFIX) and path != MODEL_PREFIX:
         return _LOOK
-    return _endpoint_route(path) if path.startswith(ENDPOINTS) else ROUTES.get(path)
+    if path == USAGE:
+        return _USAGE
+    if path.startswith(ENDPOINTS):
+        return _named_route(path.removeprefix(ENDPOINTS), _ENDPOINTS, _ENDPOINT, (SCALE, PARK, WAKE))
+    if path.startswith(KEYS):
+        return _named_route(path.removeprefix(KEYS), _KEYS, _KEY, (ROTATE,))
+    return ROUTES.get(path)
 
 
-def _endpoint_route(path: str) -> Route | None:
-    rest = path.removeprefix(ENDPOINTS)
+def _named_route(rest: str, of_all: Route, of_one: Route, actions: tuple[str, ...]) -> Route | None:
+    """Find what is open for all, for one by its name, or for an action on one."""
     if not rest:
-        return _ENDPOINTS
+        return of_all
     slash, _, rest = rest.partition("/")
     name, _, action = rest.partition("/")
     if slash or not name:
         return None
-    actions = dict.fromkeys((path[1:] for path in (SCALE, PARK, WAKE)), _ACTION)
-    return ({"": _ENDPOINT} | actions).get(action)
+    return ({"": of_one} | dict.fromkeys((action[1:] for action in actions), _ACTION)).get(action)
 
 
 def without_last_slash(path: str) -> str:

@@ -49,7 +49,7 @@ class Asking:
         return Asking("refused", now, "; ".join(filter(None, (refused.cause, refused.remedy))))
 
     def unanswered(self, why: str, now: float) -> Asking:
-        """There is no answer from the server."""
+        """Notes that the server has not answered."""
         return Asking("unanswered", now, why)
 
 

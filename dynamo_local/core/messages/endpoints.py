@@ -1,4 +1,7 @@
-"""Messages about endpoints: orders to the server and its answers, and the board that tells frontends what to serve."""
+"""Messages about endpoints: orders to the server and its answers, and the board that tells frontends what to serve.
+
+`by` in an order: name of the API key of who orders; empty: the owner of the server, or a part of it.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,31 @@ class EndpointStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     parked: int = 0
 
 
+class AdapterOrdered(msgspec.Struct, frozen=True):
+    """What the order of an adapter has come to. `loaded`: the workers of its base load it as they are. `rolled`: they
+    had no room for it, so others start, which have. `reason`: a line that says so."""
+
+    result: Literal["loaded", "rolled"]
+    reason: str
+
+
+class EndpointHistory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How often an endpoint was parked, fell asleep and was woken since the server started, by cause, and gave devices
+    to another endpoint (`swaps`). `last`: the last of this in words, at `last_at` (seconds since 1970)."""
+
+    parks: dict[str, int] = {}
+    sleeps: dict[str, int] = {}
+    wakes: dict[str, int] = {}
+    swaps: int = 0
+    last: str = ""
+    last_at: float = 0.0
+
+
 class EndpointView(msgspec.Struct, frozen=True, omit_defaults=True):
     """An endpoint as commands and REST show it. Times are of the wall clock, in seconds since 1970.
 
-    `served_names`: names by which requests ask for its model, the first of which the endpoint's own name is.
+    `served_names`: names by which requests ask for its model, the first of which the endpoint's own name is. `adapter`:
+    in the answer to the order of an adapter alone.
     """
 
     spec: EndpointSpec
@@ -47,6 +71,8 @@ class EndpointView(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at: float
     updated_at: float
     served_names: tuple[str, ...] = ()
+    adapter: AdapterOrdered | None = None
+    history: EndpointHistory = EndpointHistory()
 
 
 class ListEndpoints(msgspec.Struct, frozen=True, tag="list"):
@@ -56,25 +82,29 @@ class ListEndpoints(msgspec.Struct, frozen=True, tag="list"):
     v: int = VERSION
 
 
-class CreateEndpoint(msgspec.Struct, frozen=True, tag="create"):
-    """Order for one more endpoint. `spec` is as it came, and is checked by the server."""
+class CreateEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="create"):
+    """Order for one more endpoint. `spec` is as it came, and is checked by the server. For an adapter, it may say as
+    well how its base may be rolled (`checks.ways_of`)."""
 
     spec: dict[str, Any]
+    by: str = ""
     v: int = VERSION
 
 
-class UpdateEndpoint(msgspec.Struct, frozen=True, tag="update"):
+class UpdateEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="update"):
     """Order to change these fields of an endpoint; a field that is None gets its default."""
 
     name: str
     changes: dict[str, Any]
+    by: str = ""
     v: int = VERSION
 
 
-class DeleteEndpoint(msgspec.Struct, frozen=True, tag="delete"):
+class DeleteEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="delete"):
     """Order to end an endpoint: its requests under way may finish, then its workers end."""
 
     name: str
+    by: str = ""
     v: int = VERSION
 
 
@@ -84,13 +114,15 @@ class ScaleEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="scale"
     name: str
     workers: int | None = None
     prefill_workers: int | None = None
+    by: str = ""
     v: int = VERSION
 
 
-class ParkEndpoint(msgspec.Struct, frozen=True, tag="park"):
+class ParkEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="park"):
     """Order to park an endpoint's workers now, once its requests under way have finished."""
 
     name: str
+    by: str = ""
     v: int = VERSION
 
 
@@ -100,6 +132,7 @@ class WakeEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="wake"):
 
     name: str
     asked: bool = False
+    by: str = ""
     v: int = VERSION
 
 
@@ -125,10 +158,24 @@ class EndpointsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServedAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that a revision serves beside its model: its name in requests, and its folder."""
+    """A LoRA adapter that a revision serves beside its model: its name in requests, and its folder.
+
+    `version`: another one for each order of another adapter under that name. Empty: there are no versions.
+    """
 
     name: str
     path: str
+    version: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name between frontends and workers: none of another version is taken for it, nor its KV."""
+        return f"{self.name}@{self.version}" if self.version else self.name
+
+
+def adapter_name(key: str) -> str:
+    """The name of an adapter by its `ServedAdapter.key`."""
+    return key.partition("@")[0]
 
 
 class BoardRevision(msgspec.Struct, frozen=True, omit_defaults=True):

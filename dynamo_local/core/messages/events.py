@@ -16,11 +16,16 @@ EVENT_KINDS = {
     "scale": "workers are added, removed and restarted, by the planner or by hand",
     "planner": "an observing planner would change something",
     "role": "a worker has changed its role",
-    "park": "a worker has parked, or is awake again",
+    "park": "a worker or an endpoint has parked, or a worker is awake again",
+    "sleep": "an endpoint has no workers until it is asked for",
+    "wake": "an endpoint that was parked or asleep is woken, and then has a worker that is ready",
+    "swap": "an endpoint gives devices to another one that waits for them",
     "drain": "a process takes no more work",
     "migration": "the migration of a request has ended",
     "device": "devices are claimed and freed",
     "setting": "a live setting was changed",
+    "secret": "a token or a file of keys was replaced, or cannot be",
+    "key": "an API key is created, rotated or revoked",
     "endpoint": "an endpoint is created, changes its state, or is deleted",
 }
 """Kinds of events, each with its meaning."""
@@ -55,6 +60,15 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Watcher that the request was to migrate to."""
     endpoint: str = ""
     """The endpoint concerned, if no watcher is."""
+    cause: str = ""
+    """Why an endpoint was parked, fell asleep or was woken, in a word (core/endpoints/awake/idling.py)."""
+    to: str = ""
+    """Endpoint that the devices are given to."""
+    took_s: float | None = None
+    """Of an endpoint: from its being woken, or from the decision to give its devices away, to the worker that is ready,
+    in seconds."""
+    key: str = ""
+    """Name of the API key by which somebody has ordered what happened; empty: the owner of the server, or nobody."""
     gap_s: float | None = None
     """From the last token before the migration's cut to the first token after it, in seconds."""
     v: int = VERSION

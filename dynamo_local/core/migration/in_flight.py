@@ -20,7 +20,7 @@ FORGOTTEN_S = 10.0
 
 @dataclass
 class InFlightMigration:
-    """One migration of one request. `source` and `destination` are leases, `tokens` is the length of its context."""
+    """A migration under way. `source` and `destination` are leases, `tokens` is the length of its context."""
 
     source: str
     destination: str

@@ -129,8 +129,8 @@ Action = Reserve | Warm | Await | Cut | Finished
 
 
 class Migration:
-    """One migration of one request. Call `advance` again and again: each call returns the next action, and is told what
-    has become of the last one.
+    """The state machine of a request's migration. Call `advance` again and again: each call returns the next action,
+    and is told what has become of the last one.
 
     Invariants: there is at most one `Cut`, and only while the migration's epoch is current and its owner is the source;
     `advance` returns `Finished` in the end, whatever is seen, if time passes; room that may have been reserved is given

@@ -67,13 +67,15 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class ActionOutcome:
-    """The result of an action. Not done: nothing has changed, or the change is being undone; `note` says why."""
+    """The result of an action. Not done: nothing has changed, or the change is being undone; `note` says why.
+    `unexplained`: a process has ended without a word, as one that is killed does."""
 
     action: Action
     done: bool
     watcher: str | None
     note: str
     took_s: float
+    unexplained: bool = False
 
 
 class Actuator(Protocol):

@@ -1,4 +1,4 @@
-"""Computes how long threads ran and waited for a core. Pure; `state/threads.py` reads the kernel's counters.
+"""Computes how long threads ran and waited for a core. Pure; `state/machine/threads.py` reads the kernel's counters.
 
 The kernel counts a thread's waiting only when it ends. So a thread that is runnable, and has neither run nor waited
 since the last reading, has waited all the time.

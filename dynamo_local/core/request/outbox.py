@@ -16,7 +16,7 @@ from dynamo_local.core.messages.work import Progress, RequestEpoch
 
 @dataclass
 class Kept:
-    """One epoch of one request: its frontend, and the deltas that the frontend has not acknowledged."""
+    """An epoch of a request at its worker: its frontend, and the deltas that the frontend has not acknowledged."""
 
     frontend: str
     position: int

@@ -125,7 +125,8 @@ class VllmEngine:
             raise EngineError(f"vLLM cannot start: {one_line(error)}", "the worker's log has the details") from error
         self._processes = watch_processes(self._core)
         info = info_of(launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported))
-        await asyncio.to_thread(note_segments, self._private_dir, os.environ)
+        # Not awaited: for tens of milliseconds it reads what /proc tells of each process.
+        self._tasks.spawn("shared memory", asyncio.to_thread(note_segments, self._private_dir, os.environ))
         if launched.weights is not None:
             await asyncio.to_thread(order_prepared, launched.weights)
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
-from state.devices import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots
+from state.devices.allocation import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1",

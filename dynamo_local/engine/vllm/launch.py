@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dynamo_local.core.errors import EngineError
@@ -64,14 +65,13 @@ def launch(
     require("starting engines", "requests and outputs", "continuing requests")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor.abstract import Executor
 
     from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser = engine_parser()
     configured = build_settings(AdapterSettings, "the engine", config).adapters
 
     def arguments() -> Any:
@@ -118,6 +118,15 @@ def launch(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
     return Launched(core, vllm_config, adapters, identity, no_transfer, weights)
+
+
+@cache
+def engine_parser() -> Any:
+    """vLLM's parser of the engine's arguments. Forked processes have that of the fork server."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
 
 
 def _set_up_transfer(

@@ -15,7 +15,7 @@ from dynamo_local.engine.vllm.patches.processes.garbage import keep_frozen
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.process.ancestry import die_with_parent
-from state.holding import Bound, mark
+from state.devices.holding import Bound, mark
 
 _marks: list[Bound] = []
 """Marks of this process' devices. The kernel gives them back when the process ends."""

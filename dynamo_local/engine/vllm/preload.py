@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import register_kernels_once
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_early, register_kernels_once
+from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
 
 READ_LATER = (
     "CUDA_DEVICE_ORDER",
@@ -26,6 +27,13 @@ READ_LATER = (
 _MODULES = (
     # The worker's host.
     "vllm.engine.arg_utils",
+    "vllm.plugins.lora_resolvers.hf_hub_resolver",
+    "dynamo_local.engine.vllm.engine",
+    "dynamo_local.engine.vllm.kv.block_hashes",
+    "dynamo_local.engine.vllm.weights.key",
+    "dynamo_local.engine.vllm.requests.lora",
+    "dynamo_local.engine.vllm.requests.outputs",
+    "dynamo_local.engine.vllm.requests.wire",
     "vllm.v1.engine.core_client",
     # The engine's processes, which import these when they start.
     "vllm.v1.engine.core",
@@ -37,11 +45,30 @@ _MODULES = (
     "vllm.plugins.lora_resolvers.filesystem_resolver",
     "vllm.triton_utils.dispatcher",
     "vllm.v1.core.sched.scheduler",
+    "vllm.v1.pool.flash_maxsim.flash_maxsim_rerank",
+    "multiprocessing.popen_fork",
+    "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.model_executor.layers.fused_moe.eep_reconfigure",
+    "dynamo_local.engine.vllm.patches.requests.continued",
+    "dynamo_local.engine.vllm.patches.requests.grammar_deadline",
+    "dynamo_local.engine.vllm.patches.requests.token_logprobs",
     # The frontend.
     "vllm.v1.engine.async_llm",
     "vllm.entrypoints.launchers.api_server",
     "vllm.entrypoints.launchers.cli_args",
     "vllm.entrypoints.launchers.launcher",
+)
+
+_CPU_MODULES = (
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "dynamo_local.engine.vllm.kv.pull.connector",
+    "dynamo_local.engine.vllm.patches.tuning.compilation",
+    "dynamo_local.engine.vllm.patches.tuning.futex_wait",
+    "dynamo_local.engine.vllm.patches.tuning.kv_memory",
+    "dynamo_local.engine.vllm.patches.tuning.memory_binding",
+    "dynamo_local.engine.vllm.patches.tuning.rank_cores",
+    "dynamo_local.engine.vllm.patches.tuning.torch_groups",
 )
 
 
@@ -77,14 +104,19 @@ def _import() -> None:
     import setproctitle
     from vllm.platforms import current_platform
 
+    from dynamo_local.engine.vllm.launch import engine_parser
+
     # vLLM names its engine's processes with setproctitle, which looks for the place of command line and environment at
     # its first use, and does not find it in a process whose environment was replaced.
     setproctitle.getproctitle()
 
+    configure_logging_early()
+    list_plugins_once()
+    engine_parser()
     # The class of the worker depends on the platform.
     if current_platform.is_cpu():
-        importlib.import_module("vllm.v1.worker.cpu_worker")
-        importlib.import_module("vllm.v1.attention.backends.cpu_attn")
+        for module in _CPU_MODULES:
+            importlib.import_module(module)
         register_kernels_once()
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from state.processes import descendants
+from state.machine.processes import descendants
 from state.remains import SEGMENTS_ENV, record_segments
 
 

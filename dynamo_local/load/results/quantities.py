@@ -6,15 +6,15 @@ import math
 
 from dynamo_local.core.errors import UsageError
 
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration such as "90", "90s", "250ms", "5m" or "1h" into seconds. Raises UsageError."""
+    """Parse a duration such as "90", "90s", "250ms", "5m", "1h" or "30d" into seconds. Raises UsageError."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text.strip()[len(number) :] or "s"
     if unit not in _UNITS_S:
-        raise UsageError(f"{text!r} is not a duration", "write for example 90s, 250ms, 5m or 1h")
+        raise UsageError(f"{text!r} is not a duration", "write for example 90s, 250ms, 5m, 1h or 30d")
     return parse_number(number, "duration", above=0) * _UNITS_S[unit]
 
 

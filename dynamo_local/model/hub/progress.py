@@ -15,7 +15,7 @@ _ERASE = "\r\x1b[K"
 
 
 class Steps(Protocol):
-    """Shows lines. Part of `dynamo_local.supervisor.server.report.Report`."""
+    """Shows lines. Part of `dynamo_local.supervisor.server.reports.report.Report`."""
 
     def step(self, text: str) -> None: ...
 

@@ -12,7 +12,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, in_flight_of, ttl_s
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, revision_in
+from dynamo_local.core.subjects import Subjects, revision_in
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +35,22 @@ class FrontendsWatch:
     def in_flight(self, revision: str) -> int | None:
         """Requests of that revision that its frontends have admitted and not finished. None if there is no frontend, or
         one of them tells no number."""
-        now = self._clock()
-        living = [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
-        return in_flight_of(living)
+        return in_flight_of(self._living(revision))
+
+    def held(self, revision: str) -> int | None:
+        """Those of them that wait for a worker. None as in `in_flight`."""
+        counts = [presence.counts for presence in self._living(revision)]
+        known = [each.held for each in counts if each is not None and each.held is not None]
+        return sum(known) if counts and len(known) == len(counts) else None
 
     def forget_others(self, revisions: set[str]) -> None:
         """Forget the revisions that are not among these."""
         for revision in self._heard.keys() - revisions:
             del self._heard[revision]
+
+    def _living(self, revision: str) -> list[Presence]:
+        now = self._clock()
+        return [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
 
     async def _on_presence(self, message: Message) -> None:
         try:

@@ -15,13 +15,14 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, endpoint_of
+from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.planning.endpoints.observation import EndpointSeen, EndpointsObservation, roles_of
 from dynamo_local.core.planning.observation import QueueReading, observe
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.endpoints.frontends import FrontendsWatch
 from dynamo_local.planner.queue_reader import QueueReader
 from dynamo_local.planner.server_state import ServerState, StateReader
-from state.board import read_board
+from state.endpoints.board import read_board
 from state.paths import StatePaths
 
 
@@ -95,8 +96,10 @@ class EndpointMetrics:
             queue=queues.get(name),
             templates=dict.fromkeys(roles_of(view.spec), ""),
         )
-        in_flight = None if state is None or revision is None else self._sources.frontends.in_flight(revision)
-        return EndpointSeen(view, found, in_flight)
+        if state is None or revision is None:
+            return EndpointSeen(view, found, None)
+        frontends = self._sources.frontends
+        return EndpointSeen(view, found, frontends.in_flight(revision), frontends.held(revision))
 
     async def _queues(self, serving: dict[str, str]) -> dict[str, QueueReading]:
         """Return the lengths of the prefill queues that can be read, by endpoint."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.endpoints import EndpointsAnswer, EndpointStatus, ScaleEndpoint
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.endpoints.decision import OrderOutcome
+from dynamo_local.core.subjects import Subjects
 
 _TIMEOUT_S = 10.0
 """The server answers before workers start or end."""
 
 
 @dataclass(frozen=True)
-class EndpointOrders:
+class ScaleOrders:
     """Gives orders over the bus."""
 
     bus: Bus

@@ -40,6 +40,9 @@ def _of_endpoint(seen: EndpointSeen) -> dict[str, float]:
     if roles_of(seen.spec):
         found[f"endpoint_{seen.name}/parked"] = seen.status.parked
         found[f"endpoint_{seen.name}/asleep"] = float(seen.status.state == "asleep")
+        found |= {f"endpoint_{seen.name}/{name}": number for name, number in _history(seen).items()}
+        if seen.held is not None:
+            found[f"endpoint_{seen.name}/held"] = seen.held
     for role in roles_of(seen.spec):
         ready, demand = seen.ready(role), seen.demand(role)
         found[_name(seen.name, role, "ordered")] = seen.ordered(role)
@@ -48,6 +51,12 @@ def _of_endpoint(seen: EndpointSeen) -> dict[str, float]:
         if demand is not None:
             found[_name(seen.name, role, "in_flight")] = demand
     return found
+
+
+def _history(seen: EndpointSeen) -> dict[str, float]:
+    """How often it was parked and woken, and gave its devices to others, since the server started."""
+    history = seen.view.history
+    return {"parks": sum(history.parks.values()), "wakes": sum(history.wakes.values()), "swaps": history.swaps}
 
 
 def _figures(verdict: RoleVerdict) -> list[str]:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     service_main.configure_log(os.environ)
     # Before the import: launchers can connect from now on, and wait.
     paths = StatePaths.of(arguments.namespace, os.environ)
-    listener = protocol.listen(paths.forkserver_socket)
+    listener = protocol.listen(str(paths.forkserver_socket))
     preloaded = Preloaded.load(arguments.modules)
     # An import may overwrite the memory that /proc shows as this process's environment (setproctitle does), so it is
     # written again. Not earlier: setproctitle must find the environment in its original place.

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import select
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
 class ExitPipe:
     """The descriptors of both pipes. `for_child`: the ends of the child, which the launcher sends to it: that of the
     death pipe, and the one to write the exit code to."""
 
-    death_pipe: int
-    exit_code: int
-    for_child: tuple[int, int]
+    def __init__(self, death_pipe: int, exit_code: int, for_child: tuple[int, int]) -> None:
+        self.death_pipe = death_pipe
+        self.exit_code = exit_code
+        self.for_child = for_child
 
     @classmethod
     def make(cls) -> ExitPipe:

@@ -2,6 +2,8 @@
 
 ARG... are the arguments of `dynamo_local.process.main`. The launcher passes signals on to the forked process, and ends
 as it ends: with its exit code, or by its signal. If no fork server forks, the launcher becomes the service itself.
+
+A service starts no sooner than its launcher, which therefore imports little until it has sent its order.
 """
 
 from __future__ import annotations
@@ -11,19 +13,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import NoReturn
 
-from dynamo_local.core.errors import ConfigError, DecodeError, SupervisorError
-from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
+from dynamo_local.core.errors import DecodeError, SupervisorError
 from dynamo_local.process.ancestry import die_as_environment_says
-from dynamo_local.process.following import end_like, follow
 from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.exit_pipe import ExitPipe
-from dynamo_local.process.groups import kill_group
-from state.paths import StatePaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
 
 _CONNECT_DEADLINE_S = 5.0
 """For connecting. The fork server may be starting, or be restarted."""
@@ -55,6 +55,9 @@ class Fork:
 
     def follow(self) -> int:
         """Pass signals on until the fork has ended. Returns its exit code, negative for a signal."""
+        from dynamo_local.process.following import follow
+        from dynamo_local.process.groups import kill_group
+
         follow(self._pidfd)
         # Its children would keep its devices. The group is still the fork's: its number is free once it is empty only.
         kill_group(self._pid)
@@ -84,24 +87,26 @@ def main() -> NoReturn:
         command = (sys.executable, "-m", "dynamo_local.process.main", *arguments)
         # With the original environment: process.main ties this process to its server again.
         os.execve(command[0], command, environ)
+    from dynamo_local.process.following import end_like
+
     end_like(fork.follow())
 
 
 def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
     """Have a process forked for this launcher: from the one that has loaded its model's weights, if there is one, else
     from the fork server. Raises _NoForkServerError."""
-    paths = StatePaths.of(os.environ[NAMESPACE_ENV], os.environ)
-    return _ask_prepared(arguments, paths) or _ask(
-        arguments, lambda: _connect(paths.forkserver_socket), _FORK_DEADLINE_S
-    )
+    forkserver = os.environ.get(protocol.FORKSERVER_ENV)
+    if forkserver is None:
+        raise _NoForkServerError(f"{protocol.FORKSERVER_ENV} names no fork server")
+    return _ask_prepared(arguments) or _ask(arguments, lambda: _connect(forkserver), _FORK_DEADLINE_S)
 
 
-def _ask_prepared(arguments: tuple[str, ...], paths: StatePaths) -> Fork | None:
-    try:
-        path = paths.prepared_socket(str(parse_watcher(os.environ.get(WATCHER_ENV, "")).first))
-        return _ask(arguments, lambda: protocol.connect(path), _PREPARED_DEADLINE_S) if path.exists() else None
-    except ConfigError:
+def _ask_prepared(arguments: tuple[str, ...]) -> Fork | None:
+    path = os.environ.get(protocol.PREPARED_ENV, "")
+    if not os.path.exists(path):  # noqa: PTH110
         return None
+    try:
+        return _ask(arguments, lambda: protocol.connect(path), _PREPARED_DEADLINE_S)
     except _NoForkServerError as error:
         print(f"warning: no fork with loaded weights ({error}); this process loads them", file=sys.stderr, flush=True)
         return None
@@ -110,7 +115,7 @@ def _ask_prepared(arguments: tuple[str, ...], paths: StatePaths) -> Fork | None:
 def _ask(arguments: tuple[str, ...], connect: Callable[[], socket.socket], deadline_s: float) -> Fork:
     """Raises _NoForkServerError."""
     exit_pipe = ExitPipe.make()
-    order = protocol.Order(arguments, dict(os.environb), str(Path.cwd()))
+    order = protocol.Order(arguments, dict(os.environb), os.getcwd())  # noqa: PTH109
     with ExitStack() as failed:
         # A process that is forked nevertheless, later, is killed as it begins: its death pipe is closed.
         failed.callback(exit_pipe.close)
@@ -132,7 +137,7 @@ def _ask(arguments: tuple[str, ...], connect: Callable[[], socket.socket], deadl
     return Fork(answer.pid, received[0], connection, exit_pipe)
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: str) -> socket.socket:
     give_up_at = time.monotonic() + _CONNECT_DEADLINE_S
     while True:
         try:

@@ -4,62 +4,118 @@
     fork server → launcher   Answer, with a pidfd if it has forked; a refusal is the last message
     fork server → launcher   Ended
 
-A message is its length (4 bytes, big-endian) followed by msgpack. Both ends belong to one server, so they are of the
-same release.
+A message is its length (4 bytes, big-endian) followed by fields that a NUL separates. Both ends belong to one server,
+so they are of the same release.
+
+The launcher imports this, and a service starts no sooner than its launcher: it needs nothing that is slow to import,
+such as msgspec, dataclasses and pathlib.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TypeVar
-
-import msgspec
+from contextlib import suppress
 
 from dynamo_local.core.errors import DecodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Protocol, Self, TypeVar
+
+    class _Message(Protocol):
+        """A message as text: `fields` contain no NUL."""
+
+        def fields(self) -> Sequence[bytes]: ...
+
+        @classmethod
+        def of(cls, fields: Sequence[bytes]) -> Self:
+            """Raises ValueError for other fields."""
+
+    _T = TypeVar("_T", bound=_Message)
+
+FORKSERVER_ENV = "DYN_FORKSERVER"
+"""Set by the server in each process that is to be forked: the fork server's socket."""
+
+PREPARED_ENV = "DYN_PREPARED"
+"""Set by the server in each process that is to be forked: the socket of the process that has loaded the weights of its
+model, if there is one."""
 
 FORKED_DESCRIPTORS = 5
 MAX_BYTES = 4 * 1024 * 1024
 """The limit of a message: more than the kernel accepts as arguments and environment of a process."""
 
 _LENGTH = 4
-_T = TypeVar("_T")
+_NUL = b"\0"
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order:
     """The order to fork a service's process. `argv`: arguments of process/main.py. `environ`: its whole environment."""
 
-    argv: tuple[str, ...]
-    environ: dict[bytes, bytes]
-    cwd: str
+    def __init__(self, argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> None:
+        self.argv = tuple(argv)
+        self.environ = dict(environ)
+        self.cwd = cwd
+
+    def fields(self) -> Sequence[bytes]:
+        variables = (name + b"=" + value for name, value in self.environ.items())
+        arguments = map(os.fsencode, self.argv)
+        return (b"%d" % len(self.argv), *arguments, os.fsencode(self.cwd), *variables)
+
+    @classmethod
+    def of(cls, fields: Sequence[bytes]) -> Order:
+        end = 1 + int(fields[0])
+        if not 1 <= end < len(fields):
+            raise ValueError("an order has its arguments and a directory")
+        variables = (field.partition(b"=") for field in fields[end + 1 :])
+        environ = {name: value for name, _, value in variables}
+        return cls(tuple(map(os.fsdecode, fields[1:end])), environ, os.fsdecode(fields[end]))
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer:
     """The pid of the forked process; or None, and the reason why none is forked."""
 
-    pid: int | None = None
-    refusal: str = ""
+    def __init__(self, pid: int | None = None, refusal: str = "") -> None:
+        self.pid = pid
+        self.refusal = refusal
+
+    def fields(self) -> Sequence[bytes]:
+        return (b"" if self.pid is None else b"%d" % self.pid, self.refusal.encode(errors="replace"))
+
+    @classmethod
+    def of(cls, fields: Sequence[bytes]) -> Answer:
+        pid, refusal = fields
+        return cls(int(pid) if pid else None, refusal.decode())
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended:
     """The end of the forked process. `code` is its exit code, negative for a signal."""
 
-    code: int
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def fields(self) -> Sequence[bytes]:
+        return (b"%d" % self.code,)
+
+    @classmethod
+    def of(cls, fields: Sequence[bytes]) -> Ended:
+        (code,) = fields
+        return cls(int(code))
 
 
-def listen(path: Path) -> socket.socket:
+def listen(path: str) -> socket.socket:
     """Listen at the path, in place of any earlier socket. The directory's mode keeps other users out."""
     listener = socket.socket(socket.AF_UNIX)
-    path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108
     with _ShortPath(path) as short:
         listener.bind(short)
     listener.listen(128)
     return listener
 
 
-def connect(path: Path) -> socket.socket:
+def connect(path: str) -> socket.socket:
     """Connect to the path. Raises OSError if no process listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -71,9 +127,9 @@ def connect(path: Path) -> socket.socket:
     return connection
 
 
-def send(connection: socket.socket, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
+def send(connection: socket.socket, message: _Message, descriptors: Sequence[int] = ()) -> None:
     """Send a message with descriptors. Raises OSError when the other end is gone."""
-    data = msgspec.msgpack.encode(message)
+    data = _NUL.join(message.fields())
     # With the length, and not with the data: so short a message always fits into the socket's buffer in one piece.
     socket.send_fds(connection, [len(data).to_bytes(_LENGTH, "big")], descriptors)
     connection.sendall(data)
@@ -91,8 +147,8 @@ def receive(connection: socket.socket, kind: type[_T], descriptors: int = 0) -> 
         length = int.from_bytes(header, "big")
         if length > MAX_BYTES:
             raise DecodeError(f"a message of {length} bytes is too long")
-        message = msgspec.msgpack.decode(_read(connection, length), type=kind)
-    except msgspec.DecodeError as error:
+        message = kind.of(_read(connection, length).split(_NUL))
+    except ValueError as error:
         close(received)
         raise DecodeError(f"not a message between launcher and fork server: {error}") from error
     except BaseException:
@@ -121,13 +177,13 @@ def _read(connection: socket.socket, length: int) -> bytes:
 class _ShortPath:
     """A context manager that gives a name of a path, short enough for a unix socket, however long the path is."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: str) -> None:
+        self._folder, self._name = os.path.split(path)
         self._directory = -1
 
     def __enter__(self) -> str:
-        self._directory = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return f"/proc/self/fd/{self._directory}/{self._path.name}"
+        self._directory = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._directory}/{self._name}"
 
     def __exit__(self, *_: object) -> None:
         os.close(self._directory)

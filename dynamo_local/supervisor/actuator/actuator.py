@@ -15,7 +15,7 @@ Whoever holds the lock on changes is the only one to make any, so every mark tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import reduce
 
@@ -36,11 +36,11 @@ from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.templates import WatcherPlan
-from state.model import Phase, State
-from state.reconcile import reconcile, unclaimed
-from state.transitions import in_phase, remove_revision, retire
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from state.statefile.model import Component, Phase, State
+from state.statefile.reconcile import reconcile, unclaimed
+from state.statefile.transitions import in_phase, remove_revision, retire
 
 
 class LocalActuator:
@@ -102,30 +102,46 @@ class LocalActuator:
         Repeated after a crash or a cancellation at any step, it goes on. Raises SupervisorError if a process cannot be
         ended: its entry and its devices are kept.
         """
-        if not revision or endpoint_of(revision) != self._endpoint:
-            raise UsageError(f"{revision!r} is no revision of the endpoint {self._endpoint!r}")
+        self._check_revision(revision)
         async with self._changing():
-            self._ports.check_changeable()
-            state = await self._ports.read()
-            # After the state: a claim precedes its watcher.
-            statuses = await self._ports.watchers.statuses()
-            holding = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
-            strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
-            await self._ports.update(lambda state: reduce(retire, holding, state))
-            await side_by_side(
-                [
-                    *(self._removal.finish(n, UNDO_S if c.phase == "starting" else None) for n, c in holding.items()),
-                    *(self._removal.end_unclaimed(name) for name in strays),
-                ]
-            )
+            ended = await self._end_all(revision, lambda component: True)
             await self._ports.update(lambda state: remove_revision(state, revision))
-            return (*holding, *strays)
+            return ended
+
+    async def break_off(self, revision: str) -> tuple[str, ...]:
+        """End the processes of a revision of the endpoint that were left starting, and leave the others. Returns the
+        watchers that were ended. Repeated, and otherwise, as `end_revision`."""
+        self._check_revision(revision)
+        async with self._changing():
+            return await self._end_all(revision, lambda component: component.phase == "starting")
 
     async def reconcile(self) -> tuple[str, ...]:
         """Finish changes that were left half done, and return a note for each. Waits for the lock on changes, and for
         workers that were left starting."""
         async with self._changing():
             return await self._reconcile()
+
+    def _check_revision(self, revision: str) -> None:
+        if not revision or endpoint_of(revision) != self._endpoint:
+            raise UsageError(f"{revision!r} is no revision of the endpoint {self._endpoint!r}")
+
+    async def _end_all(self, revision: str, is_meant: Callable[[Component], bool]) -> tuple[str, ...]:
+        """End processes of a revision at the same time, those without a claim included."""
+        self._ports.check_changeable()
+        state = await self._ports.read()
+        # After the state: a claim precedes its watcher.
+        statuses = await self._ports.watchers.statuses()
+        mine = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
+        meant = {name: component for name, component in mine.items() if is_meant(component)}
+        strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
+        await self._ports.update(lambda state: reduce(retire, meant, state))
+        await side_by_side(
+            [
+                *(self._removal.finish(n, UNDO_S if c.phase == "starting" else None) for n, c in meant.items()),
+                *(self._removal.end_unclaimed(name) for name in strays),
+            ]
+        )
+        return (*meant, *strays)
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
@@ -174,7 +190,7 @@ class LocalActuator:
 
     def _outcome(self, change: Action, result: Result, started: float) -> ActionOutcome:
         took_s = self._ports.clock() - started
-        return ActionOutcome(change, result.done, result.watcher, result.note, took_s)
+        return ActionOutcome(change, result.done, result.watcher, result.note, took_s, result.unexplained)
 
     async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:

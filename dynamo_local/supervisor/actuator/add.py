@@ -12,14 +12,15 @@ from dynamo_local.core.shares import fits, shown_devices, summed
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.circus.client import STOPPED
-from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
-from dynamo_local.supervisor.server.logs import last_error, size, tail
-from dynamo_local.supervisor.server.plan import plan_watcher
-from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
-from state.devices import allocate, held_by, noun
-from state.model import State
-from state.transitions import claim, in_phase, next_watcher, settle, shares_taken
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.server.launch.plan import plan_watcher
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
+from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
+from state.devices.allocation import allocate, held_by, noun
+from state.statefile.model import State
+from state.statefile.transitions import claim, in_phase, next_watcher, settle, shares_taken
 
+_ENDED = "it ended"
 _POLL_S = 0.2
 _LINES_READ = 15
 
@@ -92,13 +93,14 @@ class WorkerAddition:
         if failure is None:
             return await self._settle(watcher)
         error = last_error(tail(self.ports.log_file(watcher), _LINES_READ, after=log_start))
-        return await self.undo(watcher, failure if error is None else f"{failure}: {error}")
+        unexplained = failure == _ENDED and error is None
+        return await self.undo(watcher, failure if error is None else f"{failure}: {error}", unexplained=unexplained)
 
-    async def undo(self, watcher: str, why: str) -> Result:
+    async def undo(self, watcher: str, why: str, *, unexplained: bool = False) -> Result:
         """End a process that did not become ready, and release its claim."""
         self.ports.report.step(f"{watcher}  {why}; undoing its start")
         await self.removal.undo(watcher)
-        return Result(False, watcher, f"{watcher} did not start: {why}")
+        return Result(False, watcher, f"{watcher} did not start: {why}", unexplained)
 
     async def claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
         """Claim name and devices of a worker, which `start` is then to start. Raises UsageError as `claim_worker`."""
@@ -176,4 +178,4 @@ def _ended(watcher: str, statuses: Mapping[str, str]) -> str | None:
     """The reason why the worker will not become ready, as far as circus knows; None if its process runs."""
     if watcher not in statuses:
         return "it was never started"
-    return "it ended" if statuses[watcher] == STOPPED else None
+    return _ENDED if statuses[watcher] == STOPPED else None

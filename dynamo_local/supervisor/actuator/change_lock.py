@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dynamo_local.supervisor.server.blueprint import why_absent
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.launch.blueprint import why_absent
+from dynamo_local.supervisor.server.reports.report import Report
 from state.locks import FileLock, LockTimeoutError
 from state.paths import StatePaths
 

@@ -10,10 +10,11 @@ from types import MappingProxyType
 from dynamo_local.bus.events import publish_event
 from dynamo_local.core.errors import DeviceError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
-from dynamo_local.core.names import Subjects, select_watcher, short_watcher
+from dynamo_local.core.names import select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.endpoint_commands import (
     check_not_of_endpoint,
     endpoint_named,
@@ -21,14 +22,14 @@ from dynamo_local.supervisor.actuator.endpoint_commands import (
 )
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.blueprint import Blueprint, worker_of
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, worker_of
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
-from state.devices import allocate, held_by, noun
-from state.model import State
+from state.devices.allocation import allocate, held_by, noun
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import entries, release, shares_taken
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import entries, release, shares_taken
 
 _OF_WATCHER = re.compile(
     r"(?:[A-Za-z0-9-]+_)?(?:(?P<endpoint>[a-z0-9-]+)@[0-9]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?"

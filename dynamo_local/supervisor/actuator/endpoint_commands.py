@@ -11,9 +11,9 @@ from dynamo_local.core.messages.endpoints import EndpointView, ScaleEndpoint
 from dynamo_local.core.names import endpoint_of, parse_revision
 from dynamo_local.core.planning.actions import Action, Restart
 from dynamo_local.supervisor.admin.endpoints import client_of
-from dynamo_local.supervisor.server.blueprint import is_worker
-from state.model import Component, State
+from dynamo_local.supervisor.server.launch.blueprint import is_worker
 from state.paths import StatePaths
+from state.statefile.model import Component, State
 
 _OF_WORKER = re.compile(r"(?:[A-Za-z0-9-]+_)?(?P<endpoint>[a-z0-9-]+)@[0-9]+_.*")
 _NAME = re.compile(r"[a-z0-9-]+")

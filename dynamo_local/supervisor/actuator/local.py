@@ -15,7 +15,7 @@ from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import LeaseRevoked
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.change_lock import change_lock, check_changeable
 from dynamo_local.supervisor.actuator.ports import Ports
@@ -26,15 +26,15 @@ from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.server.blueprint import Blueprint, check_reachable
-from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, check_reachable
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.devices import ask_to_hold
 from dynamo_local.tasks import TaskGuard
-from state.devices import Inventory
-from state.holding import held_elsewhere
+from state.devices.allocation import Inventory
+from state.devices.holding import held_elsewhere
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.store import StateStore
 
 _CIRCUS_DEADLINE_S = 30.0
 """Long enough for a circusd that other programs starve, or that is being replaced."""
@@ -171,4 +171,5 @@ class BusFleet:
     async def changed(self, within_s: float) -> None:
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()

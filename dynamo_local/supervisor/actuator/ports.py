@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from dynamo_local.core.messages.admin import RoleAnswer
-from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import finish_in_thread
-from state.model import State
+from state.statefile.model import State
 
 
 class Watchers(Protocol):
@@ -67,7 +67,7 @@ class Devices(Protocol):
 
 
 class Statefile(Protocol):
-    """The statefile (state.store.StateStore). Calls block for milliseconds."""
+    """The statefile (state.statefile.store.StateStore). Calls block for milliseconds."""
 
     def read(self) -> State: ...
     def update(self, change: Callable[[State], State]) -> State: ...
@@ -111,3 +111,4 @@ class Result:
     done: bool
     watcher: str | None
     note: str
+    unexplained: bool = False

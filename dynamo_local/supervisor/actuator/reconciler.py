@@ -11,12 +11,12 @@ from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.locks import LockTimeoutError, is_locked
-from state.model import State
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 _EVERY_S = 1.0
 

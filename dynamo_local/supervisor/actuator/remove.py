@@ -12,9 +12,9 @@ from dynamo_local.core.errors import BusError, DecodeError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.planning.actions import RemoveWorker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
-from dynamo_local.supervisor.server.blueprint import worker_of
-from state.model import Component, State
-from state.transitions import clear_lease, release, retire
+from dynamo_local.supervisor.server.launch.blueprint import worker_of
+from state.statefile.model import Component, State
+from state.statefile.transitions import clear_lease, release, retire
 
 UNDO_S = 5.0
 """The time that a process has to end by itself if it never became ready: it has no requests to finish."""

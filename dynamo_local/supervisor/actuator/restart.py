@@ -19,12 +19,12 @@ from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.actuator.add import WorkerAddition, plan_new_worker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
-from dynamo_local.supervisor.server.blueprint import Blueprint, is_worker
-from dynamo_local.supervisor.server.logs import size
-from dynamo_local.supervisor.server.plan import plan_watcher
-from dynamo_local.supervisor.server.templates import WatcherPlan
-from state.model import Component, State
-from state.transitions import claim, restart
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
+from dynamo_local.supervisor.server.launch.plan import plan_watcher
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.server.reports.logs import size
+from state.statefile.model import Component, State
+from state.statefile.transitions import claim, restart
 
 _HEARD_WITHIN_S = 1.5
 """Three heartbeats: every worker that runs has been heard on the bus by then."""

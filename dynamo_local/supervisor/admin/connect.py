@@ -13,11 +13,12 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import BusError, NotRunningError
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.server_choice import START_REMEDY
-from dynamo_local.supervisor.server.blueprint import check_reachable, why_absent
-from state.model import State
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.server.launch.blueprint import check_reachable, why_absent
 from state.namespaces import Found, find_servers, is_running
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 if TYPE_CHECKING:
     from dynamo_local.bus.nats import Bus
@@ -36,10 +37,12 @@ async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
     """
     # Here, since commands that ask no process are faster without the NATS client.
     from dynamo_local.bus.nats import Bus
+    from dynamo_local.bus.renewal import follow_address
 
     address = await address_of(paths)
-    bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S)
+    bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S, file=paths.bus_file)
     try:
+        await follow_address(bus, Subjects(paths.namespace))
         yield bus
     finally:
         await bus.close()

@@ -18,11 +18,11 @@ from dynamo_local.core.names import MACHINERY, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.requests import RequestLine, list_requests
 from dynamo_local.supervisor.admin.status import Row, list_watchers, presences
-from dynamo_local.supervisor.server.event_log import EventReader
-from dynamo_local.supervisor.server.logs import tail
-from state.board import read_board
+from dynamo_local.supervisor.server.reports.event_log import EventReader
+from dynamo_local.supervisor.server.reports.logs import tail
+from state.endpoints.board import read_board
+from state.machine.processes import command_name, descendants
 from state.paths import StatePaths
-from state.processes import command_name, descendants
 
 _ALL = 2**31
 _LOG_LINES = 2000

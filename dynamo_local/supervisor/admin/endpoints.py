@@ -13,6 +13,7 @@ from dynamo_local.core.endpoints.refusals import error_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import BusError, EndpointAbsentError, EndpointFailedError, SupervisorError
 from dynamo_local.core.messages.endpoints import (
+    EndpointHistory,
     EndpointOrder,
     EndpointsAnswer,
     EndpointState,
@@ -20,11 +21,11 @@ from dynamo_local.core.messages.endpoints import (
     EndpointView,
     ListEndpoints,
 )
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from state.endpoints.registry import read_registry
 from state.paths import StatePaths
-from state.registry import read_registry
 
 if TYPE_CHECKING:
     from dynamo_local.bus.nats import Bus
@@ -45,6 +46,7 @@ class EndpointRow(msgspec.Struct, frozen=True):
     created_at: float
     updated_at: float
     served_names: tuple[str, ...] = ()
+    history: EndpointHistory = EndpointHistory()
 
 
 class EndpointClient:
@@ -128,7 +130,10 @@ async def list_endpoints(paths: StatePaths, name: str | None = None) -> list[End
     """All endpoints of a running server, or the one of that name. Raises EndpointAbsentError, and as `client_of`."""
     async with client_of(paths) as client:
         views = await client.send(ListEndpoints(name))
-    return [EndpointRow(view.spec, view.status, view.created_at, view.updated_at, view.served_names) for view in views]
+    return [
+        EndpointRow(view.spec, view.status, view.created_at, view.updated_at, view.served_names, view.history)
+        for view in views
+    ]
 
 
 def ordered_endpoints(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:

@@ -19,11 +19,11 @@ from dynamo_local.core.messages.admin import (
     RequestsAnswer,
     RequestsQuestion,
 )
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import ask, unanswered
 from dynamo_local.supervisor.admin.scopes import known_revisions
 from dynamo_local.supervisor.admin.status import Row, list_watchers
-from state.board import read_board
+from state.endpoints.board import read_board
 from state.paths import StatePaths
 
 _ANSWER_WITHIN_S = 5.0
@@ -39,7 +39,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Frontends:
+class AskedFrontends:
     """The frontends of a running server: its bus, its watchers, and the revisions whose requests are meant (`OWN` is
     one)."""
 

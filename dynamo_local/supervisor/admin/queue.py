@@ -12,10 +12,11 @@ import msgspec
 
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueuedJob
 from dynamo_local.core.errors import NotRunningError, QueueAbsentError
-from dynamo_local.core.names import Subjects, endpoint_of
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.admin.scopes import known_revisions
-from state.board import read_board
+from state.endpoints.board import read_board
 from state.paths import StatePaths
 
 

@@ -21,7 +21,7 @@ from dynamo_local.core.messages.admin import (
 )
 from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.frontends import Frontends, Scope, look
+from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope, look
 from dynamo_local.supervisor.admin.scopes import shown_model
 from dynamo_local.supervisor.admin.status import Row
 from state.paths import StatePaths
@@ -97,7 +97,7 @@ async def list_requests(
     if only is not None:
         revisions = [revision for revision in revisions if revision == only.revision]
     async with bus_of(paths, "requests") as bus:
-        server = Frontends(bus, paths.namespace, found, revisions)
+        server = AskedFrontends(bus, paths.namespace, found, revisions)
         answers = await server.requests(limit if only is None else _ALL)
     views = (_of_frontend(lease, server.names, answers, only, limit) for lease in server.frontends)
     lines, left_out = zip(*views, strict=True) if server.frontends else ((), ())
@@ -137,7 +137,7 @@ async def migrate(
     of = None if source is None else worker_of(found, source, ready=False)
     lease_to = None if to is None else to.lease
     async with bus_of(paths, "migrate") as bus:
-        server = Frontends(bus, paths.namespace, found, revisions)
+        server = AskedFrontends(bus, paths.namespace, found, revisions)
         orders: dict[Scope, MigrationOrder] = {}
         if of is not None:
             order = MigrationOrder((), of.lease, lease_to, cold)

@@ -10,7 +10,8 @@ from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects, select_watcher
+from dynamo_local.core.names import select_watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.status import Row, list_watchers
 from state.paths import StatePaths

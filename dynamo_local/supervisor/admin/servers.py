@@ -13,16 +13,16 @@ import msgspec
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board
-from state.board import read_board
-from state.devices import DeviceKind
+from state.devices.allocation import DeviceKind
+from state.endpoints.board import read_board
 from state.files import system_errors
 from state.locks import server_pid
-from state.model import State
+from state.machine.processes import start_time
 from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
-from state.processes import start_time
 from state.record import ServerRecord, read_record
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 CRASHED = "crashed"
 _BOOT_TIME = "btime "

@@ -12,7 +12,7 @@ from dynamo_local.bus.live_settings import read_settings, write_setting
 from dynamo_local.core.errors import DecodeError, NotRunningError
 from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.connect import bus_of
 from state.paths import StatePaths

@@ -16,20 +16,20 @@ from dynamo_local.core.names import (
     BUS_SERVICE,
     FORKSERVER_SERVICE,
     MACHINERY,
-    Subjects,
     endpoint_of,
     parse_revision,
     parse_watcher,
 )
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import address_of, bus_of, state_of
 from dynamo_local.supervisor.circus.client import ACTIVE, CircusClient
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.progress import described
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.reports.progress import described
 from dynamo_local.supervisor.upkeep.holders import held_by_others
-from state.devices import holder_lines
-from state.model import Component
+from state.devices.allocation import holder_lines
 from state.paths import StatePaths
-from state.store import StateStore
+from state.statefile.model import Component
+from state.statefile.store import StateStore
 
 _ANSWER_WITHIN_S = TTL_S
 """A process that is silent for longer counts as gone for routers and planner as well."""

@@ -8,15 +8,15 @@ import time
 from contextlib import suppress
 
 from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.report import Report
+from state.endpoints.registry import forget, has_registry
 from state.locks import ServerLock, server_pid
+from state.machine.processes import ProcFs, alive
 from state.namespaces import find_servers
 from state.paths import StatePaths
-from state.processes import ProcFs, alive
-from state.reconcile import clear_leftovers, leftovers
-from state.registry import forget, has_registry
 from state.remains import has_segments
-from state.store import StateStore
+from state.statefile.reconcile import clear_leftovers, leftovers
+from state.statefile.store import StateStore
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 5.0

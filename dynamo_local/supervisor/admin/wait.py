@@ -15,8 +15,8 @@ from dynamo_local.core.server_choice import START_REMEDY
 from dynamo_local.supervisor.admin.connect import state_of
 from dynamo_local.supervisor.admin.endpoints import ANSWERS
 from dynamo_local.supervisor.admin.status import Row, list_watchers
-from dynamo_local.supervisor.server.report import Report, ReportOnce
-from state.board import read_board
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from state.endpoints.board import read_board
 from state.namespaces import is_running
 from state.paths import StatePaths
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from dynamo_local.process.ancestry import PARENT_PID_ENV, die_with_parent
 from dynamo_local.process.following import end_like, follow
 from dynamo_local.process.groups import kill_group
-from state.processes import alive, exit_code
+from state.machine.processes import alive, exit_code
 
 _MODULE = "dynamo_local.supervisor.circus.adopted"
 _STANDING = "adopted"

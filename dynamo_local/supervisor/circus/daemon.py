@@ -110,7 +110,8 @@ class CircusDaemon:
     async def end(self, deadline_s: float) -> None:
         """Wait for circusd to end; kill it at the deadline."""
         try:
-            await asyncio.wait_for(self._process.wait(), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

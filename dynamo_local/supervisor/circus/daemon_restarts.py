@@ -20,8 +20,8 @@ from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.drain import Drain, Watched
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
-from dynamo_local.supervisor.server.logs import CIRCUSD_LOG
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.logs import CIRCUSD_LOG
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.orphans import Orphans
 from state.files import system_errors
 from state.paths import Sockets, StatePaths

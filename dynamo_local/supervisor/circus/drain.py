@@ -17,9 +17,9 @@ from typing import Protocol
 
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.process.groups import kill_group, members
-from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.server.templates import ENDPOINT_WORKERS
-from state.processes import start_time
+from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS
+from dynamo_local.supervisor.server.reports.report import Report
+from state.machine.processes import start_time
 
 _LOOK_EVERY_S = 0.05
 _KILL_DEADLINE_S = 10.0
@@ -87,7 +87,8 @@ class Drain:
             if self.hurry.is_set() or time.monotonic() >= give_up_at:
                 return False
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.hurry.wait(), _LOOK_EVERY_S)
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self.hurry.wait()
         return True
 
 

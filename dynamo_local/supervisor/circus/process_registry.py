@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.process.groups import kill_group
 from dynamo_local.supervisor.upkeep.restarter import RegisteredProcess
-from state.model import Component
-from state.store import StateStore
-from state.transitions import clear_lease
+from state.statefile.model import Component
+from state.statefile.store import StateStore
+from state.statefile.transitions import clear_lease
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.report import Report
 
 
 @dataclass

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from dynamo_local.supervisor.circus.adopted import stands_in
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.plan import plan_watcher
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.plan import plan_watcher
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.upkeep.orphans import Orphans
-from state.model import Component, State
-from state.processes import Process, ProcFs, alive
-from state.store import StateStore
+from state.machine.processes import Process, ProcFs, alive
+from state.statefile.model import Component, State
+from state.statefile.store import StateStore
 
 _KILL_S = 10.0
 _LOOK_EVERY_S = 0.02

@@ -10,9 +10,9 @@ from typing import Any
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.death_pipe import DEATH_PIPE_ENV
 from dynamo_local.supervisor.circus.adopted import adoption
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from state.machine.processes import Process
 from state.paths import StatePaths
-from state.processes import Process
 
 _GRACEFUL_TIMEOUT_S = 5.0
 """For a process that circusd stops itself. Normally the supervisor has ended the process before."""

@@ -12,8 +12,8 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, StateError
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
-from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.files import make_private_directory, replace_file
 
 _VIEWS_EVERY_S = 0.5

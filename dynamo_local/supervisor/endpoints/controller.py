@@ -5,55 +5,57 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.endpoints.adapters import takes_adapters
 from dynamo_local.core.endpoints.devices import check_devices, devices_of_worker
 from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.endpoints.served import served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.endpoints.status import status_of_adapter
-from dynamo_local.core.endpoints.turns import Limits
+from dynamo_local.core.endpoints.turns.contenders import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
 from dynamo_local.core.messages.endpoints import (
     BoardRevision,
+    CreateEndpoint,
     EndpointOrder,
     EndpointView,
     ListEndpoints,
     ParkEndpoint,
-    ServedAdapter,
     WakeEndpoint,
 )
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects, endpoint_of
+from dynamo_local.core.names import Revision, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import devices_of, share_of
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
+from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
-from dynamo_local.supervisor.endpoints.endpoint import EndpointRun, EndpointTools
-from dynamo_local.supervisor.endpoints.files import RevisionFiles
-from dynamo_local.supervisor.endpoints.keeping import KeptUsage
+from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.launch import EndpointLauncher
-from dynamo_local.supervisor.endpoints.observing import RevisionWatch, Room, amounts_of, room_for
 from dynamo_local.supervisor.endpoints.orders import Orders
-from dynamo_local.supervisor.endpoints.parking import Parking
-from dynamo_local.supervisor.endpoints.revision import RevisionTools
-from dynamo_local.supervisor.endpoints.turning import TurnKeeper, TurnPorts
+from dynamo_local.supervisor.endpoints.record import EndpointRecord
+from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
+from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
+from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch, Room, amounts_of, room_for
+from dynamo_local.supervisor.endpoints.revisions.parking import Parking
+from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
+from dynamo_local.supervisor.server.adapter_rooms import on_cpu
 from dynamo_local.supervisor.server.controlled import ControlledServer
-from dynamo_local.supervisor.server.launch import check_adapter_on
 from dynamo_local.tasks import TaskGuard
-from state.devices import Inventory, allocate, noun
-from state.holding import held_elsewhere
-from state.model import State
+from state.devices.allocation import Inventory, allocate, noun
+from state.devices.holding import held_elsewhere
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import shares_taken
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import shares_taken
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class EndpointController:
         self._store = StateStore(ports.paths)
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report)
+        self._adapters = AdapterFolders(ports.kept, self._happened, on_cpu=on_cpu(ports.inventory))
+        self._record = EndpointRecord(server.record, server.report, server.bus, self._subjects)
         self._usage = KeptUsage(ports.paths.endpoint_use_file, server.report, time.time)
         self._turns = TurnKeeper(
             TurnPorts(
@@ -97,7 +101,7 @@ class EndpointController:
                 read_state=self._store.read,
                 free=self._free,
                 publish=self._board.publish,
-                happened=self._happened,
+                record=self._note,
                 limits=Limits(server.settings.turn_s),
             )
         )
@@ -108,6 +112,7 @@ class EndpointController:
             publish=self._board.publish,
             touch=self._board.touch,
             happened=self._happened,
+            record=self._note,
             looked=self._turns.looked,
             usage=self._usage,
             report=server.report,
@@ -116,6 +121,7 @@ class EndpointController:
         self._orders = Orders(
             ports.kept,
             self,
+            self._adapters,
             check_machine=self._check_machine,
             check_update=self._check_update,
             check_wake=self._check_wake,
@@ -128,21 +134,33 @@ class EndpointController:
         """Bring up what is ordered, and carry out orders, until cancelled."""
         await asyncio.to_thread(self._usage.load)
         self._ports.tasks.spawn("use of endpoints", self._usage.run())
+        self._ports.tasks.spawn("record of endpoints", self._record.run())
         for entry in self._ports.kept.current.entries.values():
             self.begin(entry)
         await self._board.publish()
         await self._server.bus.serve(self._subjects.endpoints, EndpointOrder, self._on_order)
         self._ports.tasks.spawn("turns of endpoints", self._turns.run())
+        self._ports.tasks.spawn("folders of adapters", self._adapters.run())
         await self._board.run()
 
     async def _on_order(self, order: EndpointOrder, answer: Answer) -> None:
         answered = await self._orders.answer(order)
+        if answered.refused is None:
+            self._note_order(order)
         if not isinstance(order, ListEndpoints | ParkEndpoint | WakeEndpoint):
             # Workers look at the board for each request of an adapter: what is answered from here on holds for them.
             with suppress(StateError):
                 await self._board.publish()
         await answer.send(answered)
         self._board.touch()
+
+    def _note_order(self, order: EndpointOrder) -> None:
+        """Note who has ordered this, if that was not the server's owner or a part of it."""
+        if isinstance(order, ListEndpoints) or not order.by:
+            return
+        name = str(order.spec["name"]) if isinstance(order, CreateEndpoint) else order.name
+        what = f"{type(order).__name__.removesuffix('Endpoint').lower()} ordered"
+        self._server.record(Event("endpoint", what, f"by key {order.by}", endpoint=name, key=order.by))
 
     # What orders need (orders.Endpoints).
 
@@ -160,12 +178,17 @@ class EndpointController:
     def view(self, name: str) -> EndpointView | None:
         run = self._runs.get(name)
         entry = self._ports.kept.current.entries.get(name) or (None if run is None else run.entry)
-        return None if entry is None else self._view(entry)
+        base = None if entry is None else self._runs.get(entry.spec.adapter_of or "")
+        return (
+            None if entry is None else self._view(entry, {} if base is None else {base.name: self._adapters.of(base)})
+        )
 
     def views(self) -> tuple[EndpointView, ...]:
         entries = self._ports.kept.current.entries
         ending = [run.entry for name, run in self._runs.items() if name not in entries]
-        return tuple(self._view(entry) for entry in (*entries.values(), *ending))
+        bases = {entry.spec.adapter_of for entry in entries.values()}
+        adapters = {name: self._adapters.of(run) for name, run in self._runs.items() if name in bases}
+        return tuple(self._view(entry, adapters) for entry in (*entries.values(), *ending))
 
     async def _look_after(self, run: EndpointRun) -> None:
         await run.run()
@@ -173,27 +196,24 @@ class EndpointController:
         self._usage.forget(run.name)
         # Written soon, and again and again if the disk is full: that must not end the server.
         self._happened(run.name, "deleted", "")
+        self._record.forget(run.name)
 
-    def _view(self, entry: Entry) -> EndpointView:
+    def _view(self, entry: Entry, adapters: Mapping[str, AdaptersOfBase]) -> EndpointView:
+        """`adapters`: by base."""
         spec = entry.spec
         run = self._runs.get(spec.name)
         if spec.adapter_of is not None:
             base = self._runs.get(spec.adapter_of)
-            taken = base is not None and takes_adapters(base.entry.spec)
-            status = status_of_adapter(spec.adapter_of, None if base is None else base.status(), taken=taken)
+            of = adapters.get(spec.adapter_of)
+            status = self._adapters.status(spec, of, None if base is None else base.status())
         else:
             assert run is not None, "every endpoint with workers is looked after"
             status = run.status()
-        return EndpointView(spec, status, entry.created_at, entry.updated_at, served_names(spec))
+        history = self._record.of(spec.name)
+        return EndpointView(spec, status, entry.created_at, entry.updated_at, served_names(spec), history=history)
 
     def _contents(self) -> tuple[tuple[BoardRevision, ...], tuple[EndpointView, ...]]:
-        registry = self._ports.kept.current
-        revisions: list[BoardRevision] = []
-        for name, run in self._runs.items():
-            adapters = registry.adapters_of(name)
-            revisions += run.board(
-                [ServedAdapter(one.spec.name, str(Path(one.spec.model).expanduser())) for one in adapters]
-            )
+        revisions = (each for run in self._runs.values() for each in run.board(self._adapters.listed(run)))
         return tuple(revisions), self.views()
 
     # What endpoints need.
@@ -202,6 +222,7 @@ class EndpointController:
         ports = self._ports
         return RevisionTools(
             launcher=ports.launcher,
+            memory=MemoryRoom(ports.paths, self._store.read),
             files=self._files,
             watch=lambda subjects, on_change: RevisionWatch(ports.server.bus, subjects, on_change, ports.tasks.spawn),
             given_up=ports.server.given_up,
@@ -211,11 +232,17 @@ class EndpointController:
             on_failure=lambda revision, error: self._happened(
                 revision.endpoint, f"revision {revision.number} cannot start", error
             ),
+            renew=self._renew,
             spawn=ports.tasks.spawn,
             namespace=ports.paths.namespace,
             frontend_deadline_s=ports.server.settings.ready_deadline_s,
             drain_s=ports.server.settings.drain_deadline_s,
         )
+
+    async def _renew(self, revision: Revision) -> None:
+        run = self._runs.get(revision.endpoint)
+        if run is not None:
+            await run.renew(revision.number)
 
     def _open_actuator(self, endpoint: str) -> AbstractAsyncContextManager[LocalActuator]:
         return open_actuator(self._ports.paths, self._server.report, endpoint=endpoint, bus=self._server.bus)
@@ -238,7 +265,6 @@ class EndpointController:
     async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
         inventory = self._ports.inventory
         check_devices(spec, others, len(inventory.devices) - self._ports.own_devices, noun(inventory.kind, 2))
-        await asyncio.to_thread(check_adapter_on, spec, others, inventory)
 
     async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
         """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision
@@ -283,6 +309,8 @@ class EndpointController:
         return {device: max(0.0, 1 - taken.get(device, 0.0)) for device in self._ports.inventory.ids}
 
     def _happened(self, endpoint: str, what: str, why: str) -> None:
-        self._server.record(Event("endpoint", what, why, endpoint=endpoint))
-        self._server.report.step(f"endpoint {endpoint}  {what}" + (f": {why}" if why else ""))
+        self._note(Event("endpoint", what, why, endpoint=endpoint))
+
+    def _note(self, event: Event) -> None:
+        self._record.note(event)
         self._board.touch()

@@ -1,42 +1,33 @@
-"""Brings one endpoint to what is ordered of it: observes its revisions, asks core/endpoints/rollout.py for the next
+"""Brings one endpoint to what is ordered of it: observes its revisions, asks core/endpoints/rollout for the next
 steps, and has its revisions carry them out."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from dynamo_local.core.endpoints import registry as registries
-from dynamo_local.core.endpoints.idling import Activity, Rest
+from dynamo_local.core.endpoints.awake.idling import Activity, Rest
 from dynamo_local.core.endpoints.registry import Entry, Registry
-from dynamo_local.core.endpoints.rollout import (
-    GIVEN_UP_AFTER,
-    Forget,
-    Ordered,
-    Plan,
-    Revert,
-    Seen,
-    Settle,
-    Workers,
-    next_steps,
-)
+from dynamo_local.core.endpoints.rollout.next_steps import next_steps
+from dynamo_local.core.endpoints.rollout.observed import GIVEN_UP_AFTER, Ordered, Seen, Workers
+from dynamo_local.core.endpoints.rollout.steps import Forget, Plan, Revert, Settle
 from dynamo_local.core.endpoints.served import served_names
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.status import status_of
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Revision
-from dynamo_local.core.planning.actions import AddWorker
-from dynamo_local.supervisor.endpoints.idleness import Idleness
-from dynamo_local.supervisor.endpoints.keeping import Keeping, KeptUsage
-from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.observing import Room, revisions_of
-from dynamo_local.supervisor.endpoints.revision import RevisionRun, RevisionTools
-from dynamo_local.supervisor.endpoints.turn import Turn, may_start, running
-from dynamo_local.supervisor.server.report import Report, ReportOnce
-from state.model import State
+from dynamo_local.supervisor.endpoints.awake.idleness import Idleness
+from dynamo_local.supervisor.endpoints.awake.keeping import Keeping, Kept
+from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
+from dynamo_local.supervisor.endpoints.revisions.observing import Room, revisions_of
+from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
+from dynamo_local.supervisor.endpoints.turns.turn import Turn, may_start, running
+from dynamo_local.supervisor.server.reports.report import ReportOnce
+from state.statefile.model import State
 
 _EVERY_S = 1.0
 """Time between two looks at an endpoint of which nothing is heard."""
@@ -44,30 +35,8 @@ _ASLEEP_EVERY_S = 5.0
 """The same for one that is asleep."""
 _AT_LEAST_S = 0.01
 
-_TOLD = frozenset({"failed", "waiting", "parked", "asleep"})
-"""States that are noted in the event log."""
-
-
-@dataclass(frozen=True)
-class EndpointTools:
-    """What the endpoints of one server have in common.
-
-    `room(endpoint, state, wanted)`: for how many of these workers there are devices. `publish`: write the board now.
-    `touch`: write it soon. `happened(endpoint, what, why)`: for the event log and the terminal. `looked(run)` is told
-    of every look. `usage`: when endpoints were used.
-    """
-
-    kept: KeptRegistry
-    revisions: RevisionTools
-    room: Callable[[str, State, Sequence[AddWorker]], Awaitable[Room]]
-    publish: Callable[[], Awaitable[None]]
-    touch: Callable[[], None]
-    happened: Callable[[str, str, str], None]
-    looked: Callable[[EndpointRun], None]
-    usage: KeptUsage
-    report: Report
-    wall_clock: Callable[[], float]
-    clock: Callable[[], float] = time.monotonic
+_TOLD = {"failed": "endpoint", "waiting": "endpoint", "parked": "park", "asleep": "sleep"}
+"""States that are noted in the event log, as events of these kinds."""
 
 
 class EndpointRun:
@@ -88,7 +57,7 @@ class EndpointRun:
         self._revisions: dict[int, RevisionRun] = {}
         self._listed: tuple[int, ...] = ()
         self._seen: Mapping[int, Seen] = {}
-        self.idleness = Idleness(entry.spec, tools.clock, lambda what, why: tools.happened(entry.spec.name, what, why))
+        self.idleness = Idleness(entry.spec, tools.clock, tools.record)
         self._to_look = asyncio.Event()
         self._note = ""
         self._began_at = tools.clock()
@@ -110,6 +79,15 @@ class EndpointRun:
         for run in self._revisions.values():
             run.try_again()
         self.look()
+
+    async def renew(self, revision: int) -> None:
+        """Order another revision in place of that one, with the same spec: its model's files are others."""
+        now = self._tools.wall_clock()
+        await self._change(lambda registry: registries.renew(registry, self.name, revision, now))
+        if self.entry.revision > revision:
+            self.replace, self._note, self._began_at = False, "", self._tools.clock()
+            what = f"its model's files have changed: revision {self.entry.revision} is to load them"
+            self._tools.happened(self.name, what, "")
 
     def wake(self, *, asked: bool) -> None:
         """Have a worker ready, at once. `asked`: by a frontend that holds a request, otherwise by the owner.
@@ -177,11 +155,11 @@ class EndpointRun:
     def may_start(self, *, freely: bool) -> None:
         """Look at once: what it waits for has changed. `freely`: devices are free for it."""
         if freely and self.kept and self.idleness.rest == "asleep":
-            self._wake_for(self.idleness.kept.awake)
+            self._wake_for(self.idleness.kept)
         self.look()
 
-    def _wake_for(self, why: str) -> None:
-        if self.idleness.wake(asked=False, why=why):
+    def _wake_for(self, kept: Kept) -> None:
+        if self.idleness.wake(asked=False, kept=kept):
             for run in self._revisions.values():
                 run.try_again()
 
@@ -237,23 +215,27 @@ class EndpointRun:
         """State and reason now."""
         return status_of(self.ordered, self._seen, self.takes, self._note)
 
-    def board(self, adapters: Sequence[ServedAdapter]) -> tuple[BoardRevision, ...]:
-        """The revisions that frontends are to serve."""
+    def board(self, adapters: Callable[[EndpointSpec], Sequence[ServedAdapter]]) -> tuple[BoardRevision, ...]:
+        """The revisions that frontends are to serve. `adapters`: those that a revision with this spec serves."""
         return tuple(
             BoardRevision(
                 str(Revision(self.name, number)),
                 number == self.takes,
-                self._names(number),
-                tuple(adapters),
+                served_names(self._spec_of(number)),
+                tuple(adapters(self._spec_of(number))),
                 self.turn.yields if number == self.takes else "",
             )
             for number in self._listed
         )
 
-    def _names(self, number: int) -> tuple[str, ...]:
+    @property
+    def spec_that_takes(self) -> EndpointSpec:
+        """What the revision runs that takes requests; what is ordered, if none does."""
+        return self.entry.spec if self.takes is None else self._spec_of(self.takes)
+
+    def _spec_of(self, number: int) -> EndpointSpec:
         run = self._revisions.get(number)
-        spec = self.entry.spec if run is None or run.spec is None else run.spec
-        return served_names(spec)
+        return self.entry.spec if run is None or run.spec is None else run.spec
 
     # The loop.
 
@@ -274,8 +256,9 @@ class EndpointRun:
 
     async def _round(self) -> bool:
         """Returns whether nothing is left."""
-        self._know_revisions()
         state = await asyncio.to_thread(self._tools.revisions.read_state)
+        # From here on nothing is awaited until `ordered` is taken: orders come in between, with revisions of their own.
+        self._know_revisions()
         self._look_at_use(state)
         ordered = self.ordered
         for number in revisions_of(state, self.name) - self._revisions.keys():
@@ -328,6 +311,7 @@ class EndpointRun:
             0 if run is None else run.served,
             0 if workers is None else len(workers.ready),
             run is not None and workers is not None and (run.is_busy or workers.present > 0),
+            run is not None and run.is_nearly_ready,
         )
         requests = max(0, seen.served - self.idleness.state.served)
         self._tools.usage.note(self.entry.spec, requests or int(bool(seen.busy)))
@@ -342,9 +326,9 @@ class EndpointRun:
         kept, before = self._keeping.look(self.entry.spec, self._tools.usage.of(self.name)), self.kept
         self.idleness.kept = kept
         if kept.due:
-            self._wake_for("by its schedule")
+            self._wake_for(Kept())
         elif kept.awake and not before and self.idleness.rest == "parked":
-            self._wake_for(kept.awake)
+            self._wake_for(kept)
 
     def _busy(self) -> bool | None:
         """Whether requests are under way or held; None if that is not known."""
@@ -361,7 +345,7 @@ class EndpointRun:
         if self.entry.spec.min_workers > 0 or ordered.rest != "awake" or not current.launched or current.under_way:
             return False
         most = 1 if ordered.waking else GIVEN_UP_AFTER
-        if current.failures < most or current.is_hopeless or current.workers.ready or current.workers.parked:
+        if current.failures < most or current.is_hopeless or current.workers.present:
             return False
         self.idleness.fail(current.error)
         self.look()
@@ -407,7 +391,8 @@ class EndpointRun:
             what = "is ready" if status.ready else "is checked"
             self._tools.happened(self.name, f"revision {self.takes} {what} after {after_s:.1f} s", "")
         if status.state != self._state and status.state in _TOLD:
-            self._tools.happened(self.name, status.state, status.reason)
+            kind, cause = _TOLD[status.state], self.idleness.state.cause
+            self._tools.record(Event(kind, status.state, status.reason, endpoint=self.name, cause=cause))
         self._state = status.state
 
     async def _settle(self, revision: int) -> None:

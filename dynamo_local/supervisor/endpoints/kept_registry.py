@@ -1,26 +1,29 @@
-"""The registry of a running server: what is ordered, in memory and on disk."""
+"""The registries of a running server: what is ordered, in memory and on disk."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.tasks import finish_in_thread
-from state.registry import RegistryStore
+from state.documents import DocumentStore
+
+_T = TypeVar("_T")
 
 
 @dataclass
-class KeptRegistry:
-    """The registry of one server. `current`: everything that is ordered. One change at a time; what is not on disk is
-    not ordered."""
+class KeptDocument(Generic[_T]):
+    """A registry of one server. `current`: everything that is ordered. One change at a time; what is not on disk is not
+    ordered."""
 
-    store: RegistryStore
-    current: Registry
+    store: DocumentStore[_T]
+    current: _T
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def change(self, change: Callable[[Registry], Registry]) -> Registry:
+    async def change(self, change: Callable[[_T], _T]) -> _T:
         """Replace the registry by `change(registry)`, on disk first. Raises what `change` raises, and DiskError."""
         async with self._lock:
             after = change(self.current)
@@ -29,3 +32,7 @@ class KeptRegistry:
                 await finish_in_thread(lambda: self.store.write(after))
                 self.current = after
             return after
+
+
+class KeptRegistry(KeptDocument[Registry]):
+    """The registry of endpoints of one server."""

@@ -6,14 +6,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dynamo_local.core.endpoints import registry as registries
-from dynamo_local.core.endpoints.checks import changed_spec, read_spec, replaces, runs_differently
+from dynamo_local.core.endpoints.checks import (
+    REPLACE,
+    ROLL,
+    changed_spec,
+    fields_alone,
+    read_spec,
+    runs_differently,
+    ways_of,
+)
 from dynamo_local.core.endpoints.refusals import refusal_of
 from dynamo_local.core.endpoints.registry import Entry, Registry
 from dynamo_local.core.endpoints.served import check_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, EndpointConflictError, UsageError
 from dynamo_local.core.messages.endpoints import (
+    AdapterOrdered,
     CreateEndpoint,
     DeleteEndpoint,
     EndpointOrder,
@@ -25,8 +36,10 @@ from dynamo_local.core.messages.endpoints import (
     UpdateEndpoint,
     WakeEndpoint,
 )
+from dynamo_local.supervisor.endpoints.adapters import AdapterFolders
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.rolled_bases import Base, RolledBases
 
 
 class Endpoints(Protocol):
@@ -49,14 +62,15 @@ class Endpoints(Protocol):
 class Orders:
     """Carries out orders, one at a time.
 
-    `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint, or if it is an
-    adapter that its base cannot serve. `check_update(run, spec)` raises UsageError if no worker of another revision can
-    be started beside the present one, and `check_wake(run)` if an endpoint has no device to wake on. `own_names`: names
-    of models that the graph itself serves. `happened(endpoint, what, why)`: for the event log and the terminal.
+    `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint,
+    `check_update(run, spec)` if no worker of another revision can be started beside the present one, and
+    `check_wake(run)` if an endpoint has no device to wake on. `own_names`: names of models that the graph itself
+    serves. `happened(endpoint, what, why)`: for the event log and the terminal.
     """
 
     kept: KeptRegistry
     endpoints: Endpoints
+    adapters: AdapterFolders
     check_machine: Callable[[EndpointSpec, Sequence[EndpointSpec]], Awaitable[None]]
     check_update: Callable[[EndpointRun, EndpointSpec], Awaitable[None]]
     check_wake: Callable[[EndpointRun], Awaitable[None]]
@@ -64,16 +78,21 @@ class Orders:
     happened: Callable[[str, str, str], None]
     wall_clock: Callable[[], float]
 
+    @property
+    def _bases(self) -> RolledBases:
+        return RolledBases(self.kept, self.adapters, self.endpoints.run_of, self.check_update, self.happened)
+
     async def answer(self, order: EndpointOrder) -> EndpointsAnswer:
         """Carry out an order. One that cannot be is refused, and has changed nothing."""
+        ordered: AdapterOrdered | None = None
         try:
             match order:
                 case ListEndpoints():
                     return self._list(order.name)
                 case CreateEndpoint():
-                    name = await self._create(order)
+                    name, ordered = await self._create(order)
                 case UpdateEndpoint():
-                    name = await self._update(order)
+                    name, ordered = await self._update(order)
                 case ScaleEndpoint():
                     name = self._scale(order)
                 case ParkEndpoint():
@@ -84,7 +103,11 @@ class Orders:
                     return await self._delete(order)
         except DynamoError as error:
             return EndpointsAnswer(refused=refusal_of(error))
-        return self._list(name)
+        return self._list(name) if ordered is None else self._told(name, ordered)
+
+    def _told(self, name: str, ordered: AdapterOrdered) -> EndpointsAnswer:
+        (view,) = self._list(name).endpoints
+        return EndpointsAnswer((msgspec.structs.replace(view, adapter=ordered),))
 
     def _list(self, name: str | None) -> EndpointsAnswer:
         if name is None:
@@ -94,32 +117,46 @@ class Orders:
             self.kept.current.entry(name)  # raises, with names that are similar
         return EndpointsAnswer(() if found is None else (found,))
 
-    async def _create(self, order: CreateEndpoint) -> str:
-        spec = read_spec(order.spec)
+    async def _create(self, order: CreateEndpoint) -> tuple[str, AdapterOrdered | None]:
+        spec, ways = read_spec(fields_alone(order.spec)), ways_of(order.spec)
+        if spec.adapter_of is None:
+            _check_no_ways(spec, replace=ways.replace, roll=ways.roll)
         run = self.endpoints.run_of(spec.name)
         if run is not None and run.deleting:
             raise EndpointConflictError(f"endpoint {spec.name} is still being deleted", "try again in a moment")
         if spec.name not in self.kept.current.entries:
             await self._check(spec)
-        registry = await self.kept.change(lambda registry: registries.create(registry, spec, self.wall_clock()))
+        registries.create(self.kept.current, spec, self.wall_clock())  # raises
+        base = await self._bases.find(spec, ways)
+        registry = await self._change(lambda registry: registries.create(registry, spec, self.wall_clock()), base)
         self.endpoints.begin(registry.entry(spec.name))
         self.happened(spec.name, f"created: model {spec.model}", "")
-        return spec.name
+        return spec.name, None if base is None else self._bases.roll(base, registry, ways)
 
-    async def _update(self, order: UpdateEndpoint) -> str:
+    async def _update(self, order: UpdateEndpoint) -> tuple[str, AdapterOrdered | None]:
         before = self.kept.current.entry(order.name)
-        spec, replace = changed_spec(before.spec, order.changes), replaces(order.changes)
+        spec, ways = changed_spec(before.spec, order.changes), ways_of(order.changes)
         await self._check(spec)
         run = self.endpoints.run_of(order.name)
-        if run is not None and runs_differently(before.spec, spec) and run.answers and not replace:
+        if run is not None:
+            _check_no_ways(spec, roll=ways.roll)
+            spec = self.adapters.with_room(spec, self.adapters.ranks(self.kept.current, spec.name))
+        if run is not None and runs_differently(before.spec, spec) and run.answers and not ways.replace:
             await self.check_update(run, spec)
-        registry = await self.kept.change(lambda registry: self._updated(registry, spec, run))
+        base = await self._bases.find(spec, ways)
+        registry = await self._change(lambda registry: self._updated(registry, spec, run), base)
         entry = registry.entry(order.name)
         if run is not None:
-            run.order(entry, replace=replace)
+            run.order(entry, replace=ways.replace)
         if entry.revision != before.revision:
             self.happened(order.name, f"update to revision {entry.revision} began", "")
-        return order.name
+        return order.name, None if base is None else self._bases.roll(base, registry, ways)
+
+    async def _change(self, change: Callable[[Registry], Registry], base: Base | None) -> Registry:
+        """Change the registry, and give the base of an adapter its room, in one."""
+        if base is None or not base.lacks:
+            return await self.kept.change(change)
+        return await self.kept.change(lambda registry: self._updated(change(registry), base.spec, base.run))
 
     def _updated(self, registry: Registry, spec: EndpointSpec, run: EndpointRun | None) -> Registry:
         name = spec.name
@@ -185,6 +222,13 @@ class Orders:
         others = [entry.spec for name, entry in self.kept.current.entries.items() if name != spec.name]
         check_names(spec, others, self.own_names)
         await self.check_machine(spec, others)
+
+
+def _check_no_ways(spec: EndpointSpec, *, replace: bool = False, roll: bool = False) -> None:
+    """Raise UsageError for ways of carrying out an order that mean nothing for it."""
+    given = REPLACE if replace else ROLL if roll else None
+    if given is not None:
+        raise UsageError(f"endpoint {spec.name} is no adapter, and {given} is given", "leave it out")
 
 
 def _check_bounds(name: str, what: str, wanted: int | None, least: int, most: int) -> None:

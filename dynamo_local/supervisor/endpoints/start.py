@@ -8,11 +8,12 @@ import time
 from dynamo_local.core.endpoints.registry import ordered
 from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.launch import EndpointLauncher, MakeTools
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, MakeTools
+from dynamo_local.supervisor.keys.start import take_key_orders
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
-from dynamo_local.supervisor.server.launch import own_devices, own_names
+from dynamo_local.supervisor.server.launch.prepare import own_devices, own_names
 from dynamo_local.tasks import TaskGuard
-from state.registry import RegistryStore
+from state.endpoints.registry import RegistryStore
 
 _END_S = 4.0
 """The time that tasks of endpoints have to end when the server does. What they leave undone goes with the server."""
@@ -23,6 +24,7 @@ def endpoint_controller(make_tools: MakeTools, *, forks: bool = True) -> Control
 
     async def run(server: ControlledServer) -> None:
         kept = await _open(server)
+        await take_key_orders(server)
         tasks = TaskGuard()
         try:
             tasks.spawn("endpoints", EndpointController(_ports(server, kept, tasks, make_tools, forks=forks)).run())

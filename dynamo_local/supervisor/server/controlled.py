@@ -8,9 +8,9 @@ from typing import Any
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
-from dynamo_local.supervisor.server.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.supervisor.server.streams import ServerStreams
 from state.locks import ServerLock

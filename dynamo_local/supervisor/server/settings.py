@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from dynamo_local.core.endpoints.turns import TURN_S
+from dynamo_local.core.endpoints.turns.contenders import TURN_S
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.core.process.restarts import RestartLimits
+from dynamo_local.core.usage.retention import KEEP_DAYS
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class ServerSettings:
 
     `bus_deadline_s`: for NATS to come up. `ready_deadline_s`: for all services to be ready (a large model loads for
     minutes). `drain_deadline_s`: for each service to end by itself. `quit_deadline_s`: for circusd to end. `turn_s`:
-    how long an endpoint with requests keeps its devices while others wait for them. `restart_delay_max_s`: the longest
+    how long an endpoint with requests keeps its devices while others wait for them. `usage_days`: for which it is kept
+    what requests have used. `restart_delay_max_s`: the longest
     wait before a service that keeps dying is started again. `circus_deadlines`: for a circusd that does not answer.
     """
 
@@ -25,6 +27,7 @@ class ServerSettings:
     drain_deadline_s: float = 30.0
     quit_deadline_s: float = 10.0
     turn_s: float = TURN_S
+    usage_days: int = KEEP_DAYS
     restart_delay_max_s: float = RestartLimits.max_delay_s
     circus_deadlines: CircusDeadlines = field(default_factory=CircusDeadlines)
 

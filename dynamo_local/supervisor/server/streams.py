@@ -9,9 +9,9 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue, delete_prefill_queue
 from dynamo_local.core.errors import BusError, SupervisorError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.server.report import Report
+from dynamo_local.supervisor.server.reports.report import Report
 
 _CONNECT_WITHIN_S = 2.0
 _POLL_S = 0.5

@@ -17,11 +17,11 @@ from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet.view import WORKER_ROLES, Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.process.soft_binding import Binding, rebind
-from state.cores import cores_beside
-from state.devices import Inventory
-from state.model import State
-from state.store import StateStore
-from state.threads import CoreWatch, bind_thread, family_of, threads_of, times_of_all
+from state.devices.allocation import Inventory
+from state.machine.cores import cores_beside
+from state.machine.threads import CoreWatch, bind_thread, family_of, threads_of, times_of_all
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 _log = logging.getLogger(__name__)
 

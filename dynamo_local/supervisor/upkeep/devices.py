@@ -1,4 +1,4 @@
-"""Holds a server's devices on the machine (state.holding).
+"""Holds a server's devices on the machine (state.devices.holding).
 
 A device is taken before a process starts on it, held while the statefile claims it, and let go of once no process of
 the server is on it.
@@ -20,17 +20,28 @@ from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DeviceError, NotRunningError, StateError
 from dynamo_local.core.messages.admin import HoldQuestion, Holds
-from dynamo_local.core.names import Subjects
-from dynamo_local.supervisor.server.plan import plan_services
-from dynamo_local.supervisor.server.templates import ServiceTemplate
-from state.devices import Inventory
-from state.holding import NAMES, Bound, HeldError, Holder, Names, held_elsewhere, holder_of, introduce, on_device, take
-from state.model import State
-from state.store import StateStore
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.server.launch.plan import plan_services
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
+from state.devices.allocation import Inventory
+from state.devices.holding import (
+    NAMES,
+    Bound,
+    HeldError,
+    Holder,
+    Names,
+    held_elsewhere,
+    holder_of,
+    introduce,
+    on_device,
+    take,
+)
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 if TYPE_CHECKING:
     # For types alone: commands such as `dynamo ps` import this module, and need none of what a start imports.
-    from dynamo_local.supervisor.server.launch import Launch
+    from dynamo_local.supervisor.server.launch.prepare import Launch
 
 _EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import StateError
-from dynamo_local.supervisor.server import logs
-from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.supervisor.server.reports import logs
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.files import free_bytes
 from state.paths import StatePaths
 

@@ -15,14 +15,14 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.server.report import Report, ReportOnce
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.tasks import finish_in_thread
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
-from state.model import State
 from state.paths import Sockets, StatePaths
 from state.remains import reap
-from state.store import StateStore
+from state.statefile.model import State
+from state.statefile.store import StateStore
 
 _EVERY_S = 1.0
 

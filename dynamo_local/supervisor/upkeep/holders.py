@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from state.holding import held_elsewhere
-from state.model import State
-from state.transitions import taken
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from state.devices.holding import held_elsewhere
+from state.statefile.model import State
+from state.statefile.transitions import taken
 
 
 def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:

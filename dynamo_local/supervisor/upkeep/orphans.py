@@ -13,9 +13,9 @@ from pathlib import Path
 from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.supervisor.circus.adopted import command_line, parse_adoption
 from dynamo_local.supervisor.circus.client import ACTIVE
+from state.machine.processes import Kin, Process, ProcFs, kin
 from state.paths import StatePaths
-from state.processes import Kin, Process, ProcFs, kin
-from state.reconcile import leftovers
+from state.statefile.reconcile import leftovers
 
 _KILL_S = 10.0
 _KEEP_S = 1.0

@@ -22,8 +22,8 @@ from dynamo_local.core.process.restarts import GiveUp, LifeRecord, Restart, Rest
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.circus.daemon import describe_exit
 from dynamo_local.supervisor.circus.events import ProcessBegan, ProcessEnded
-from dynamo_local.supervisor.server.logs import last_error, size, tail
-from dynamo_local.supervisor.server.report import Report, ReportOnce, quote
+from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce, quote
 
 _BUSY_INTERVAL_S = 0.25
 """Interval of looks while processes begin, end, or wait to be started again."""

@@ -16,15 +16,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from components.frontend.deferral import submit_in_turn
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.http.usage import UsageMeter
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
+from dynamo_local.core.usage.records import UsageRecord
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -199,13 +203,17 @@ async def test_tool_calls_are_counted_for_the_model_that_answers(start: Start) -
 
 async def test_adapters_come_and_go_while_the_model_answers(start: Start) -> None:
     model = await start("base", "A", **{"enable-lora": True})
-    await model.application.serve_adapters({"pirate": "/adapters/pirate", "poet": "/adapters/poet"})
+    pirate, poet = ServedAdapter("pirate", "/adapters/pirate", "1.1"), ServedAdapter("poet", "/adapters/poet")
+    await model.application.serve_adapters([pirate, poet])
     cards = {card["id"]: card for card in await model.application.cards()}
     assert list(cards) == ["base", "pirate", "poet"]
     assert (cards["pirate"]["parent"], cards["pirate"]["root"]) == ("base", "/adapters/pirate")
     assert await model.says(2, "pirate") == "AA"
-    assert model.dispatcher.adapters == ["pirate"]
-    await model.application.serve_adapters({"poet": "/elsewhere/poet"})
+    await model.application.serve_adapters([msgspec.structs.replace(pirate, version="2.1"), poet])
+    assert await model.says(2, "pirate") == "AA"
+    assert await model.says(2, "poet") == "AA"
+    assert model.dispatcher.adapters == ["pirate@1.1", "pirate@2.1", "poet"]
+    await model.application.serve_adapters([ServedAdapter("poet", "/elsewhere/poet", "3.1")])
     assert {card["id"]: card["root"] for card in await model.application.cards()}["poet"] == "/elsewhere/poet"
     gone = await model.client.post("/v1/completions", json={"model": "pirate", "prompt": "x"})
     assert gone.status_code == 404
@@ -335,3 +343,69 @@ async def test_requests_are_examined_before_they_wait_and_go_on_as_they_are(star
     assert json.loads(whole.body)["choices"][0]["message"]["content"] == "AAA"
     assert (stream.status, stream.body.count(b'"content":"A"')) == (200, 3)
     assert house.known_to_vllm == 0
+
+
+class Metering:
+    """A gate before a model, which notes what each request has used."""
+
+    def __init__(self, model: Model) -> None:
+        self.records: list[UsageRecord] = []
+        application = model.application
+        limits = AdmissionLimits()
+        entry = ModelEntry([model.name], lambda: None, limits, application, application.paths)
+        meter = UsageMeter(self.records.append)
+        table = ModelTable([entry])
+        self.gate = HttpGate(application, limits=limits, models=table, is_draining=lambda: False, meter=meter)
+
+    async def ask(self, path: str, leaves: asyncio.Event | None = None, **body: Any) -> tuple[Answer, tuple[int, int]]:
+        """Ask, and return the answer with the tokens of prompts and outputs that it was counted as."""
+        asked = scope(path, headers=[("content-type", "application/json")], query_string=b"")
+        answer = await call(self.gate, asked, [json.dumps(body).encode()], leaves=leaves)
+        (record,) = self.records
+        self.records.clear()
+        return answer, (record.prompt, record.output)
+
+
+def told_in(answer: Answer) -> tuple[int, int]:
+    """The tokens of prompts and outputs that an answer tells, of whichever API: the last that it says of them."""
+    parts = [line.removeprefix(b"data: ") for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    found: dict[str, int] = {}
+    for each in map(json.loads, parts or [answer.body]):
+        found |= (each.get("response") or each).get("usage") or {}
+    prompt = found.get("prompt_tokens", found.get("input_tokens", 0))
+    return prompt, found.get("completion_tokens", found.get("output_tokens", 0))
+
+
+async def test_what_answers_tell_of_their_use_is_counted(start: Start) -> None:
+    metering = Metering(await start("m", "A"))
+    chat, completions, turn = "/v1/chat/completions", "/v1/completions", [{"role": "user", "content": "hello"}]
+    streams = {"stream": True, "stream_options": {"include_usage": True}}
+    always = {"continuous_usage_stats": True, "include_usage": True}
+    for path, asked in (
+        (completions, {"prompt": "x"}),
+        (completions, {"prompt": ["x", "two words"], "n": 3, "max_tokens": 5}),
+        (completions, {"prompt": ["x", "two words"], "n": 3, "max_tokens": 5, **streams}),
+        (completions, {"prompt": "x", "stop": "AAA", "max_tokens": 9}),
+        (completions, {"prompt": "x", "stop": "AAA", "max_tokens": 9, **streams}),
+        (completions, {"prompt": "x", "echo": True, "max_tokens": 2}),
+        (completions, {"prompt": "x", "max_tokens": 1, "stream": True, "stream_options": always}),
+        (chat, {"messages": turn, "max_tokens": 4, "n": 2}),
+        (chat, {"messages": turn, "max_tokens": 4, "n": 2, **streams}),
+        ("/v1/chat/completions/batch", {"messages": [turn, turn], "max_tokens": 4}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}),
+        ("/v1/messages", {"messages": turn, "max_tokens": 4}),
+        ("/v1/messages", {"messages": turn, "max_tokens": 4, "stream": True}),
+    ):  # fmt: skip
+        answer, counted = await metering.ask(path, model="m", ignore_eos=True, **asked)
+        assert answer.status == 200, answer.body
+        assert (counted, min(counted) > 0) == (told_in(answer), True), asked
+
+    answer, counted = await metering.ask(completions, model="m", prompt="x", max_tokens=3, ignore_eos=True, stream=True)
+    assert (answer.body.count(b'"text":"A"'), counted) == (3, (2, 3))
+    refused, counted = await metering.ask(completions, model="m", prompt="x", temperature=-1)
+    assert (refused.status, counted) == (400, (0, 0))
+    leaves = asyncio.Event()
+    leaves.set()
+    _, (prompt, output) = await metering.ask(completions, leaves, model="m", prompt="x", max_tokens=2000, stream=True)
+    assert (prompt in (0, 2), output < 2000) == (True, True)

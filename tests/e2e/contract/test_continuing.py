@@ -32,8 +32,8 @@ from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
-from state.devices import DEVICES_VARIABLE
-from state.holding import NAMES, on_device
+from state.devices.allocation import DEVICES_VARIABLE
+from state.devices.holding import NAMES, on_device
 from tests.e2e.llm_server import PATIENCE_S
 
 PROMPT, OUTPUT = [1, 2, 3, 4, 5], [6, 7, 8, 9, 8, 7]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +162,52 @@ async def test_one_that_cannot_be_loaded_is_tried_again_when_it_has_changed(tmp_
     assert await worker.ask("pirate") is not None
 
 
+async def test_what_is_loaded_goes_on_without_its_folder_and_for_requests_of_before(tmp_path: Path) -> None:
+    worker = Worker(room=2)
+    pirate, robot = folder(tmp_path, "pirate", b"1"), folder(tmp_path, "robot", b"2")
+    worker.listed.change(**{"pirate@1.1": pirate, "robot@2.1": robot})
+    first = await worker.ask("pirate@1.1")
+    assert first is not None
+    shutil.rmtree(pirate)
+    worker.listed.change()
+    assert await worker.ask("pirate@1.1") == first
+    assert await worker.ask("robot@2.1") is not None
+    # Deleted: a request that was made before still gets it, until it is freed.
+    worker.listed.change(**{"pirate@1.1": None})
+    assert await worker.ask("pirate@1.1") == first
+    # Its successor is never answered by it.
+    worker.listed.change(**{"pirate@3.1": pirate})
+    with pytest.raises(RequestError, match="the adapter pirate cannot be read"):
+        await worker.ask("pirate@3.1")
+    folder(tmp_path, "pirate", b"1")
+    second = await worker.ask("pirate@3.1")
+    assert second is not None
+    assert second.lora_name != first.lora_name
+    assert await worker.ask("pirate@1.1") is None
+    adapters = Adapters(enabled=True, listed=worker.listed)
+    with pytest.raises(RequestError, match="the adapter pirate was deleted or replaced after the request began"):
+        adapters.request("pirate@1.1")
+
+
+async def test_files_that_change_while_they_are_loaded_are_not_taken(tmp_path: Path) -> None:
+    worker = Worker()
+    pirate = folder(tmp_path, "pirate", b"1")
+    status = (pirate / "weights").stat()
+    worker.listed.change(pirate=pirate)
+
+    async def load(request: LoRARequest) -> bool:
+        # Of the same size, and with the time of the former.
+        (pirate / "weights").write_bytes(b"2")
+        os.utime(pirate / "weights", ns=(status.st_atime_ns, status.st_mtime_ns))
+        return await Core.add_lora_async(worker.core, request)
+
+    changing = SimpleNamespace(add_lora_async=load, remove_lora_async=worker.core.remove_lora_async)
+    with pytest.raises(RequestError, match="the adapter pirate was changed while it was loaded; send"):
+        await worker.adapters.obtain("pirate", changing, lambda: [])
+    assert worker.core.loaded == {}
+    assert await worker.ask("pirate") is not None
+
+
 async def test_a_dead_engine_is_no_fault_of_the_adapter(tmp_path: Path) -> None:
     async def die(_: object) -> bool:
         raise EngineDeadError
@@ -202,9 +250,8 @@ def test_each_request_gets_what_is_listed_and_the_room_is_kept(
     def check(worker: Worker, name: str, request: Any) -> None:
         if isinstance(request, RequestError):
             assert "max-loras" in str(request)
-        elif request is None:
-            assert name not in worker.listed.folders
-        else:
+        elif name in worker.listed.folders:
+            assert request is not None
             assert request.lora_path == worker.listed.folders[name]
 
     asyncio.run(run())

@@ -11,15 +11,23 @@ import pytest
 import torch
 from vllm import logger
 from vllm.config.logging import LoggingConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm.triton_utils import dispatcher
 from vllm.v1.engine import core
 from vllm.v1.executor import multiproc_executor
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 from vllm.v1.worker import utils
 
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_once, register_kernels_once
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+    configure_logging_early,
+    configure_logging_once,
+    register_kernels_once,
+)
+from dynamo_local.engine.vllm.patches.processes.plugins import GROUPS
 from dynamo_local.engine.vllm.patches.tuning.kv_memory import zero_kv_at_first_use
 
 _KV_BYTES = 64 * 2**20
@@ -108,3 +116,15 @@ def test_logging_is_configured_where_it_differs(monkeypatch: pytest.MonkeyPatch)
         module.configure_logging(config)
         module.configure_logging(other)
     assert configured == [other, other]
+
+
+def test_logging_is_configured_early_as_an_engine_without_settings_of_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured: list[LoggingConfig] = []
+    monkeypatch.setattr(logger, "configure_logging", configured.append)
+    monkeypatch.setattr(logger, "_last_configured_logging_config", None)
+    configure_logging_early()
+    assert configured == [EngineArgs(model="none").create_logging_config()]
+
+
+def test_the_plugins_that_are_listed_early_are_those_that_an_engine_looks_for() -> None:
+    assert set(GROUPS) == {DEFAULT_PLUGINS_GROUP, LOGITSPROCS_GROUP}

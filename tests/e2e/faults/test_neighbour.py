@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from dynamo_local.core.process.soft_binding import BindingLimits
-from state.threads import CoreWatch, cores_of, family_of, threads_of, times_of_all
+from state.machine.threads import CoreWatch, cores_of, family_of, threads_of, times_of_all
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 from tests.unit.state.builders import spinning
 

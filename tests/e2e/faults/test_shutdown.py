@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from state.files import sockets_of
-from state.processes import descendants
+from state.machine.processes import descendants
 from state.remains import SHARED_MEMORY, segments_of
 from tests.e2e.llm_server import PATIENCE_S, READY_WITHIN_S, LlmServer, none_of
 from tests.integration.server_process import eventually

@@ -25,7 +25,7 @@ from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
 from dynamo_local.model.named.random_model import random_model
-from state.processes import descendants
+from state.machine.processes import descendants
 from tests.integration.server_process import parent_of
 
 BLOCK = 32

@@ -77,7 +77,7 @@ async def test_adapters_come_and_go_while_the_engine_runs(own_servers: None, tmp
         asking = Asking(engine)
         base, _ = await asking.ask(None)
         of_one, _ = await asking.ask("static")
-        with pytest.raises(RequestError, match="no adapter 'pirate'"):
+        with pytest.raises(RequestError, match="adapter pirate was deleted or replaced"):
             await asking.ask("pirate")
 
         listed.change(pirate=one)

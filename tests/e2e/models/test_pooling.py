@@ -16,7 +16,9 @@ import httpx
 import openai
 import pytest
 
-from state.processes import alive, start_time
+from dynamo_local.core.usage.report import report
+from state.machine.processes import alive, start_time
+from state.usage.totals import read_usage
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, child
 from tests.e2e.models.pooling_models import LABELS, make_classifier, make_embedder
 from tests.e2e.streams import requests
@@ -83,12 +85,15 @@ def same(found: Any, expected: torch.Tensor) -> bool:
 
 def test_embeddings_are_those_of_the_model(embedder: tuple[LlmServer, Path]) -> None:
     server, folder = embedder
+    before = report(read_usage(server.paths)).total.prompt
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
         # In base64, which this client asks for by itself, and as numbers.
         found = client.embeddings.create(model="tiny", input=TEXTS)
         plain = client.embeddings.create(model="tiny", input=TEXTS[0], encoding_format="float")
     assert [each.index for each in found.data] == list(range(len(TEXTS)))
     assert found.usage.prompt_tokens > 0
+    told = found.usage.prompt_tokens + plain.usage.prompt_tokens
+    assert report(read_usage(server.paths)).total.prompt - before == told
     for each, text in zip(found.data, TEXTS, strict=True):
         assert same(each.embedding, embedding(folder, text))
     assert plain.data[0].embedding == pytest.approx(found.data[0].embedding)

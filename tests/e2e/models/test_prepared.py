@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, command_of
 from tests.integration.server_process import eventually, parent_of

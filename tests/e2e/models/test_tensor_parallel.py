@@ -11,8 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from state.machine.threads import cores_of, family_of, threads_of
 from state.remains import SHARED_MEMORY, segments_of
-from state.threads import cores_of, family_of, threads_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import Stream, begin, migrate, prompt, requests
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 
 from dynamo_local.core.names import WATCHER_ENV
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.chaos.processes import command_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
 from tests.integration.server_process import eventually, parent_of

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
 from tests.e2e.streams import TAIL, WORKERS, Stream, begin, migrate, prompt, requests, samples
 from tests.integration.server_process import eventually

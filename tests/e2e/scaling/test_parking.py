@@ -11,8 +11,8 @@ import openai
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
-from dynamo_local.core.names import Subjects
-from state.processes import descendants
+from dynamo_local.core.subjects import Subjects
+from state.machine.processes import descendants
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import prompt
 

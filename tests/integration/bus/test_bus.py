@@ -19,7 +19,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.presence import LeaseRevoked
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.nats_process import NatsProcess

@@ -19,7 +19,7 @@ from dynamo_local.bus.live_settings import (
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, UsageError
 from dynamo_local.core.live_settings import LiveSettings
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.integration.fleet_of_fakes import until
 from tests.integration.nats_process import NatsProcess

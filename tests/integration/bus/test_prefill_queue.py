@@ -11,7 +11,7 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, taken, waiting
 from tests.integration.fleet_of_fakes import until

@@ -15,7 +15,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened
 from dynamo_local.core.messages.presence import LeaseRevoked, Load, Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import NO_PROCESS, until

@@ -19,7 +19,7 @@ from dynamo_local.bus.rpc.server import CallServer
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import ConfigError, RpcError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk import endpoint, service
 from dynamo_local.tasks import TaskGuard
 from tests.integration.nats_process import running_nats

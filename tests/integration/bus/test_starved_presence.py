@@ -16,7 +16,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.nats_process import NatsProcess

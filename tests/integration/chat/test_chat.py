@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
+from state.machine.processes import ProcFs
 from state.paths import StatePaths
-from state.processes import ProcFs
-from state.reconcile import leftovers
 from state.remains import has_segments
+from state.statefile.reconcile import leftovers
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.terminal import Terminal
 

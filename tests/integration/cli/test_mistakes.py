@@ -63,7 +63,7 @@ FILES = {
 NO_SERVER: list[tuple[str, str, int]] = [
     # Commands and options
     ("frobnicate", r"no command dynamo frobnicate; see `dynamo --help`", 2),
-    ("scael VllmWorker=2", r"no command dynamo scael; did you mean scale\?", 2),
+    ("scael VllmWorker=2", r"no command dynamo scael; did you mean scale", 2),
     ("queue lss", r"no command dynamo queue lss; did you mean ls\?", 2),
     ("--frob", r"no option --frob; see `dynamo --help`", 2),
     ("ps --jsn", r"no option --jsn; did you mean --json\?", 2),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from components.frontend.prefill_jobs import PrefillDeadlines, PrefillJobs
+from components.frontend.prefill.prefill_jobs import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength
@@ -16,10 +16,10 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorker, request, until
 
 LONG = tuple(range(20))

@@ -10,7 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.prefill_queue import CONSUMER, PrefillQueue, QueueLength
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 DEADLINE_S = 60.0
 

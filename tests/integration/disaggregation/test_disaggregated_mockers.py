@@ -16,10 +16,10 @@ from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_pre
 from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import PulledPrefix, Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_fakes import ENDLESS, remote_prefill

@@ -17,8 +17,8 @@ from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, Prefi
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Step
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_fakes import HASTY_QUEUE
 from tests.integration.fleet_of_fakes import DEADLINE_S

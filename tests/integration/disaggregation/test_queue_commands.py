@@ -19,7 +19,7 @@ from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_pre
 from dynamo_local.cli.main import run
 from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from state.files import make_run_directory
 from state.locks import ServerLock
 from state.paths import StatePaths

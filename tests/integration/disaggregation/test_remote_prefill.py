@@ -11,8 +11,8 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import LIMITS, delete_prefill_queue
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Disaggregate
 from tests.integration.disaggregation.prefill_fakes import (
     LONG,

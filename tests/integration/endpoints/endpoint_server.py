@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from dynamo_local.core.messages.endpoints import (
     EndpointStatus,
     ListEndpoints,
 )
-from dynamo_local.core.names import Subjects
-from state.registry import read_registry
+from dynamo_local.core.subjects import Subjects
+from state.endpoints.registry import read_registry
 from tests.integration.server_process import ServerProcess, eventually
 
 NAMESPACE = "many"
@@ -92,6 +93,24 @@ class EndpointServer(ServerProcess):
         eventually(is_so, f"{name} is not {' or '.join(states)}: {seen[-1]}")
         assert seen[-1] is not None
         return seen[-1]
+
+    def await_reason(self, name: str, *parts: str) -> EndpointStatus:
+        """Wait until the reason for the endpoint's state has these parts."""
+        seen: list[EndpointStatus | None] = []
+
+        def is_so() -> bool:
+            seen.append(self.status(name))
+            return seen[-1] is not None and all(part in seen[-1].reason for part in parts)
+
+        eventually(is_so, f"{name} does not say {parts}")
+        assert seen[-1] is not None
+        return seen[-1]
+
+    def hold(self, requests: Mapping[str, int]) -> None:
+        """Have the frontend say that it holds so many requests for these endpoints, and none for others."""
+        whole = self.in_flight.with_suffix(".new")
+        whole.write_bytes(msgspec.json.encode({name: (held, held) for name, held in requests.items()}))
+        whole.rename(self.in_flight.with_suffix(".json"))
 
     def use(self, requests: int) -> None:
         """Have the frontend say that so many requests are under way in each revision."""

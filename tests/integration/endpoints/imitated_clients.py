@@ -12,7 +12,8 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.endpoints import Board, EndpointsAnswer, ListEndpoints, WakeEndpoint
-from dynamo_local.core.names import Subjects, endpoint_of
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
 _EVERY_S = 0.05

@@ -20,11 +20,12 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.messages.presence import Counts, Presence, ProcessState
-from dynamo_local.core.names import Subjects, Watcher, endpoint_of, parse_watcher
+from dynamo_local.core.names import Watcher, endpoint_of, parse_watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_as_environment_says
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import set_lease
+from state.statefile.store import StateStore
+from state.statefile.transitions import set_lease
 
 _EVERY_S = 0.05
 

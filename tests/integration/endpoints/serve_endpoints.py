@@ -9,14 +9,14 @@ import sys
 
 import msgspec
 
-from dynamo_local.cli.serving.endpoint_tools import EndpointTools
+from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.settings import ServerSettings
-from state.devices import cpu_slots
-from state.inventory import usable_cores
+from state.devices.allocation import cpu_slots
+from state.devices.inventory import usable_cores
 from state.paths import StatePaths
 from tests.integration.supervisor.exit_code import exit_code_of_serving
 
@@ -49,7 +49,7 @@ def main() -> int:
         ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
     )
     launched = launch(namespace, int(slots))
-    controller = endpoint_controller(EndpointTools.at_start(launched.inventory), forks=False)
+    controller = endpoint_controller(EndpointToolMaker.at_start(launched.inventory), forks=False)
     return exit_code_of_serving(launched, settings, controller)
 
 

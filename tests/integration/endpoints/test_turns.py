@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import WakeEndpoint
+from dynamo_local.core.messages.endpoints import ListEndpoints, WakeEndpoint
+from dynamo_local.supervisor.server.reports.event_log import EventReader
 from tests.integration.endpoints.endpoint_server import EndpointServer
 from tests.integration.endpoints.imitated_clients import Clients, Request
 from tests.integration.server_process import eventually
@@ -55,6 +56,11 @@ def test_a_queue_of_mixed_requests_takes_few_starts_and_a_running_request_is_nev
     assert starts(server) - before <= 2
     log = server.paths.events_file.read_text()
     assert "yields its device to" in log
+    ended = [event for event in EventReader(server.paths.events_file).all() if event.kind == "swap" and event.took_s]
+    assert {(event.endpoint, event.to) for event in ended} <= {(a, b) for a in "abc" for b in "abc" if a != b}
+    assert len(ended) >= 2
+    views = server.order(ListEndpoints()).endpoints
+    assert sum(view.history.swaps for view in views) == len(ended)
     assert "asked for" in log
 
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import ParkEndpoint, ScaleEndpoint, UpdateEndpoint, WakeEndpoint
+from dynamo_local.core.messages.endpoints import (
+    ListEndpoints,
+    ParkEndpoint,
+    ScaleEndpoint,
+    UpdateEndpoint,
+    WakeEndpoint,
+)
 from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
 from tests.integration.server_process import eventually
 
@@ -56,6 +62,9 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
 
     server.use(0)
     server.await_state("chat", "asleep")
+    (chat,) = server.order(ListEndpoints("chat")).endpoints
+    assert (chat.history.wakes, chat.history.sleeps) == ({"request": 1}, {"idle": 1})
+    assert chat.history.last.startswith("asleep: no request for 1.5 s")
     eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
     assert server.board() == {"chat@1": True}
 
@@ -75,6 +84,28 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
         again.await_state("chat", "asleep")
         again.order(ASKED)
         again.await_ready("chat", revision=2)
+
+
+def test_a_start_is_broken_off_once_nobody_waits_for_it(server: EndpointServer) -> None:
+    server.create("chat", min_workers=0, args={"mocker-start-s": 1000})
+    eventually(lambda: server.board() == {"chat@1": True}, "it takes no requests")
+    for _ in range(2):
+        server.hold({"chat": 1})
+        server.order(ASKED)
+        server.await_reason("chat", "1 request waits")
+        eventually(lambda: len(server.workers("chat@1")) == 1, "no worker starts")
+        server.hold({})
+        assert "nobody waits" in server.await_state("chat", "asleep").reason
+        eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
+    assert happened(server, "cannot start") == 0
+    # Its owner has it start, whoever waits.
+    server.order(WakeEndpoint("chat"))
+    eventually(lambda: len(server.workers("chat@1")) == 1, "no worker starts")
+    server.hold({"chat": 1})
+    server.order(ASKED)
+    server.await_reason("chat", "1 request waits")
+    server.hold({})
+    server.await_reason("chat", "its workers start")
 
 
 def test_what_cannot_be_done_is_said(server: EndpointServer) -> None:
@@ -139,3 +170,37 @@ def test_a_start_that_fails_is_told_and_repeated_only_for_a_request_after_a_paus
             assert "the last start failed" in server.await_state("chat", "asleep").reason
             assert happened(server, "cannot start") == times
         eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
+
+
+def test_a_model_that_changed_meanwhile_is_loaded_as_another_revision(server: EndpointServer, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_text("old")
+    server.create("chat", model=str(model), min_workers=0, max_workers=2)
+    eventually(lambda: server.board() == {"chat@1": True}, "it takes no requests")
+    (model / "weights").write_text("newer")
+    server.hold({"chat": 1})
+    server.order(ASKED)
+    server.await_ready("chat", revision=2)
+    assert happened(server, "its model's files have changed") == 1
+
+    server.hold({})
+    # A further worker would load others than the one that there is.
+    (model / "weights").write_text("newest")
+    server.order(ScaleEndpoint("chat", 2))
+    server.await_ready("chat", workers=2, revision=3)
+    assert server.workers("chat@2") == []
+
+    server.order(ScaleEndpoint("chat", 0))
+    eventually(lambda: server.workers("chat@3") == [], "its workers do not end")
+    (model / "weights").unlink()
+    model.rmdir()
+    server.hold({"chat": 1})
+    server.order(ASKED)
+    failed = server.await_state("chat", "failed")
+    assert f"the model's folder {model} cannot be read" in failed.reason
+    assert "\n" not in failed.reason
+    refused = server.order(ASKED).refused
+    assert refused is not None
+    assert (refused.status, "cannot be read" in refused.cause) == (503, True)
+    assert server.workers("chat@3") == []

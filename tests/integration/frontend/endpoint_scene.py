@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,9 +39,10 @@ from dynamo_local.core.messages.endpoints import (
     ServedAdapter,
 )
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, Watcher, parse_revision
+from dynamo_local.core.names import Watcher, parse_revision
 from dynamo_local.core.ports import Dispatcher, Progress, Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
@@ -59,7 +60,8 @@ _numbers = itertools.count(1)
 
 @dataclass
 class EchoApplication:
-    """An application whose prompts and answers are lists of token ids. `may_start`: until then it is being built."""
+    """An application whose prompts and answers are lists of token ids. `may_start`: until then it is being built;
+    `may_serve`: until then it takes over no adapters."""
 
     config: Mapping[str, Any]
     dispatcher: Dispatcher
@@ -67,10 +69,12 @@ class EchoApplication:
     closed: bool = False
     paths: frozenset[str] = frozenset({"/v1/completions"})
     adapters: Mapping[str, str] = field(default_factory=dict)
+    may_serve: asyncio.Event = field(default_factory=asyncio.Event)
     _answers: dict[str, asyncio.Queue[Any]] = field(default_factory=dict)
     _reading: asyncio.Task[None] | None = None
 
     async def start(self, progress: Progress) -> None:
+        self.may_serve.set()
         progress("loading the tokenizer")
         await self.may_start.wait()
         if self.config.get("model") == "broken":
@@ -85,8 +89,9 @@ class EchoApplication:
     async def cards(self) -> list[dict[str, Any]]:
         return [{"id": name} for name in (*self.config["served-model-name"], *self.adapters)]
 
-    async def serve_adapters(self, adapters: Mapping[str, str]) -> None:
-        self.adapters = dict(adapters)
+    async def serve_adapters(self, adapters: Collection[ServedAdapter]) -> None:
+        await self.may_serve.wait()
+        self.adapters = {adapter.name: adapter.path for adapter in adapters}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = json.loads((await receive())["body"])

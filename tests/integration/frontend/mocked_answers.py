@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request, Sampling
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation

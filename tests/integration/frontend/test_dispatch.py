@@ -11,7 +11,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Progress, RequestEpoch
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import StartWorker
 from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker, request, until
 

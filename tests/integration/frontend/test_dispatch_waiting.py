@@ -12,8 +12,8 @@ from dynamo_local.core import codec
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect, StartWorker
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorker, request, until
 

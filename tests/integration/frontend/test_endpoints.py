@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.frontend.endpoint_scene import (

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.messages.endpoints import BoardRevision, ServedAdapter
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.frontend.endpoint_scene import (
@@ -49,6 +51,44 @@ async def test_requests_from_before_the_first_worker_are_all_answered(scene: End
     await scene.mocker("a@1", "w", 300)
     assert await asyncio.gather(*asked) == [right(prompt, 8, 300) for prompt in prompts]
     await until(lambda: state_of(fleet) == ("ready", 0))
+
+
+async def test_requests_for_an_adapter_wait_until_its_base_has_room(scene: EndpointScene) -> None:
+    for revision, vocabulary in (("a@1", 300), ("a@2", 400)):
+        scene.write_graph(revision)
+        await scene.mocker(revision, f"w-{revision}", vocabulary)
+    ready = view("a", "ready")
+    # Another one, since a single model is asked for every name.
+    other = view("b", "asleep")
+    await scene.show(listed("a@1", takes=True), endpoints=[ready, other])
+    assert (await scene.ask("pirate")).status == 404
+    rolled = view("pirate", "starting", "a is rolled", adapter_of="a")
+    second = BoardRevision("a@2", False, ("a",), (ServedAdapter("pirate", "/p", "7.1"),))
+    await scene.show(listed("a@1", takes=True), second, endpoints=[ready, other, rolled])
+    prompts = [(1, 2, number) for number in range(5)]
+    asked = [asyncio.create_task(scene.tokens("pirate", prompt)) for prompt in prompts]
+    await scene.held("pirate", 5)
+    assert await scene.tokens("a", (1,)) == right((1,), 8, 300)
+    await until(lambda: "a@2" in scene.applications and scene.applications["a@2"].adapters == {"pirate": "/p"})
+    served = view("pirate", "ready", adapter_of="a")
+    await scene.show(
+        listed("a@1", takes=False),
+        msgspec.structs.replace(second, takes_requests=True),
+        endpoints=[ready, other, served],
+    )
+    assert await asyncio.gather(*asked) == [right(prompt, 8, 400) for prompt in prompts]
+
+    # Another version of it is asked for by nobody before the application has it.
+    scene.applications["a@2"].may_serve.clear()
+    third = BoardRevision("a@2", True, ("a",), (ServedAdapter("pirate", "/p", "8.1"),))
+    await scene.show(third, endpoints=[ready, other, served])
+    waits = asyncio.create_task(scene.tokens("pirate", (1,)))
+    await scene.held("pirate", 1)
+    scene.applications["a@2"].may_serve.set()
+    assert await waits == right((1,), 8, 400)
+    await scene.show(listed("a@2", takes=True), endpoints=[ready, other])
+    await until(lambda: scene.applications["a@2"].adapters == {})
+    assert (await scene.ask("pirate")).status == 404
 
 
 async def test_new_requests_outlast_the_death_of_the_only_worker(scene: EndpointScene) -> None:

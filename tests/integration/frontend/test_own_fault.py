@@ -8,7 +8,7 @@ import pytest
 
 from components.workers.engine_service import EngineService
 from dynamo_local.core.errors import BadRequestError, RequestError
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_fakes import Disaggregated, FakePrefillWorker
 from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker, request, until

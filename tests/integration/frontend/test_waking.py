@@ -12,7 +12,7 @@ import pytest
 
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.endpoints import EndpointRefusal, WakeEndpoint
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.frontend.endpoint_scene import (
@@ -185,6 +185,33 @@ async def test_a_worker_that_has_just_been_parked_is_woken_though_the_board_lags
     await worker.announce("ready")
     answer = await asked
     assert (answer.status, answer.headers["x-dynamo-woken"]) == (200, "parked")
+
+
+async def test_a_conversation_is_told_once_that_its_cache_was_dropped(scene: EndpointScene) -> None:
+    server = await asleep(scene, "ready")
+    worker = await scene.mocker("a@1", "w", 300)
+    model = next(iter(scene.served.models))
+    await until(lambda: bool(model.fleet.view.ready()))
+    prompt = tuple(range(70))
+    assert "x-dynamo-cache" not in (await scene.ask("a", prompt)).headers
+    await worker.announce("parked")
+    await until(lambda: not model.fleet.view.ready())
+    streamed = Answer()
+    asked = [
+        asyncio.create_task(scene.ask("a", (*prompt, 7))),
+        asyncio.create_task(scene.ask("a", (1, 2, 3))),
+        asyncio.create_task(scene.ask("a", (*prompt, 8), stream=True, answer=streamed)),
+    ]
+    # The answer to a stream begins before a worker is ready.
+    await until(lambda: streamed.status == 200)
+    assert streamed.headers["x-dynamo-cache"] == "dropped"
+    await until(lambda: WAKE_A in server.orders)
+    await worker.announce("ready")
+    again, other, _ = await asyncio.gather(*asked)
+    assert again.headers["x-dynamo-cache"] == "dropped"
+    assert "x-dynamo-cache" not in other.headers
+    assert "x-dynamo-cache" not in (await scene.ask("a", (*prompt, 9))).headers
+    assert model.entry.conversations.cold == 1
 
 
 async def test_a_request_that_loses_the_last_worker_wakes_its_endpoint(scene: EndpointScene) -> None:

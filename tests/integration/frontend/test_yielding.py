@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.frontend.endpoint_scene import EndpointScene, endpoint_scene, listed, right, view

@@ -12,7 +12,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.messages.migration import MigrationRequest, Warm
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.migration.protocol import MigrationLimits
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 PATIENT_MIGRATIONS = MigrationLimits(reserve_s=10.0, room_s=15.0, warm_s=10.0, missing_tokens=0, rounds=2)
 """For migrations that are stopped: they have the time, and each has its second round."""

@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from components.frontend.assigner import LocalAssigner, RouterAssigner
 from components.frontend.migration.scheduler import AtOnce
+from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
 from tests.chaos.answers import Answer, Outcome
 from tests.chaos.settings import VOCAB_SIZE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.frontend.requests import LiveRequest
+from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.migration import Reserve, Warm
@@ -18,8 +18,8 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.migration.protocol import MigrationLimits
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
 from tests.integration.migration.migration_fakes import FakeMigrationTarget
 

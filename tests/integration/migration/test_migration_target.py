@@ -17,8 +17,8 @@ from dynamo_local.core.messages.migration import CancelReservation, MigrationAns
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Prefix, Step
+from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
 from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, Worker, context_of

@@ -19,7 +19,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Outcome
 from tests.integration.fleet_of_fakes import DEADLINE_S, until

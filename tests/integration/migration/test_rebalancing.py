@@ -10,9 +10,9 @@ import pytest
 
 from components.frontend.migration.rebalancer import Rebalancer
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.settings import MockerSettings
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import FakeFrontend, request, until

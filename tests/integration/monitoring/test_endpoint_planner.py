@@ -29,21 +29,22 @@ from dynamo_local.core.messages.endpoints import (
     EndpointView,
     ScaleEndpoint,
 )
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Counts, Load, Presence
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog
 from dynamo_local.planner.session import PlannerSession
-from dynamo_local.supervisor.server.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard
-from state.devices import Device, Inventory
+from state.devices.allocation import Device, Inventory
 from state.files import replace_file
-from state.model import Owner
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import claim, new_state
+from state.statefile.model import Owner
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state
 
 pytestmark = pytest.mark.integration
 
@@ -221,6 +222,21 @@ async def test_a_refused_order_is_on_record_and_tried_again(server: FakeServer, 
     assert refused["outcome"] == {"done": False, "note": "endpoint chat is being updated"}
     server.refuses = ""
     await until_beating(server, 22, lambda: server.statuses["chat"].wanted == 6)
+
+
+async def test_what_the_server_does_by_itself_is_on_record(server: FakeServer, planning: Planning) -> None:
+    parked = Event("park", "parked", "no request for 60 s", endpoint="chat", cause="idle", time=1.0)
+
+    def recorded() -> list[dict[str, object]]:
+        return [line for line in planning.lines if "change" in line]
+
+    async with asyncio.timeout(60):
+        # Until the planner has its lock, it does not listen.
+        while not recorded():
+            await server.bus.send(server.subjects.endpoint_changes, parked)
+            await asyncio.sleep(0.02)
+    line = recorded()[0]
+    assert (line["endpoint"], line["change"], line["cause"]) == ("chat", "park", "idle")
 
 
 async def test_an_observer_reports_what_it_would_order(server: FakeServer) -> None:

@@ -20,9 +20,10 @@ from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, Reque
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
-from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.core.names import Watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.top_session import TopSession
-from dynamo_local.supervisor.admin.frontends import Frontends, Scope
+from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope
 from dynamo_local.supervisor.admin.status import Row
 from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
@@ -112,7 +113,7 @@ async def test_frontends_are_asked_for_each_revision_that_they_serve(
     for scope, lease in (("chat@2", first), ("", second), ("chat@2", second)):
         await serving.serve(Subjects(subjects.namespace, scope).requests(lease), AdminRequest, on_question)
     await serving.flush()
-    asked = Frontends(bus, subjects.namespace, [row(first), row(second)], ["", "chat@1", "chat@2"])
+    asked = AskedFrontends(bus, subjects.namespace, [row(first), row(second)], ["", "chat@1", "chat@2"])
     found = await asyncio.wait_for(asked.requests(10), DEADLINE_S)
     assert found.keys() == {Scope(first, "chat@2"), Scope(second, ""), Scope(second, "chat@2")}
     assert all(answer == RequestsAnswer((request,), 4) for answer in found.values())
@@ -121,6 +122,6 @@ async def test_frontends_are_asked_for_each_revision_that_they_serve(
 async def test_a_frontend_that_is_not_ready_and_answers_nowhere_is_an_error(bus: Bus, subjects: Subjects) -> None:
     name = f"{subjects.namespace}_Frontend"
     with pytest.raises(BusError, match="Frontend does not answer"):
-        await Frontends(bus, subjects.namespace, [row(name, "silent")], ["", "chat@1"]).requests(10)
+        await AskedFrontends(bus, subjects.namespace, [row(name, "silent")], ["", "chat@1"]).requests(10)
     # One that is ready may serve nothing yet.
-    assert await Frontends(bus, subjects.namespace, [row(name)], ["", "chat@1"]).requests(10) == {}
+    assert await AskedFrontends(bus, subjects.namespace, [row(name)], ["", "chat@1"]).requests(10) == {}

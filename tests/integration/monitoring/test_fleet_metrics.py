@@ -14,14 +14,14 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, NotRunningError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.observation import QueueReading
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.server_state import StateReader
-from state.model import Owner
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import claim, new_state, retire
+from state.statefile.model import Owner
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state, retire
 from tests.integration.fleet_of_fakes import until
 
 pytestmark = pytest.mark.integration

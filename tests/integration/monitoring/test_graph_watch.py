@@ -14,7 +14,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import REPORT_TTL_S, GraphWatch
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until

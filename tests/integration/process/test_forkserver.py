@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.names import WATCHER_ENV
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.chaos.processes import command_of
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually, parent_of
 

@@ -21,14 +21,15 @@ import pytest
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence, ProcessState
-from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.core.names import Watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk import load_graph, resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from examples.hello_world.hello_world import Frontend
-from state.model import Owner, State
 from state.paths import STATE_DIR_VARIABLE, StatePaths
-from state.store import StateStore
-from state.transitions import claim, new_state, release
+from state.statefile.model import Owner, State
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state, release
 from tests.integration.hosted_services import Moody, Plain
 from tests.integration.nats_process import running_nats
 

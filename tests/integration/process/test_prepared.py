@@ -11,7 +11,7 @@ import pytest
 
 from dynamo_local.core.names import Watcher
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, withdraw, write_order
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.chaos.processes import command_of
 from tests.integration.process.test_forkserver import FORKSERVER, ForkingServer, ended, started
 from tests.integration.server_process import eventually, parent_of

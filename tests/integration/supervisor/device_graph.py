@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV
 from dynamo_local.sdk import Service, async_on_start, depends, service
-from state.devices import DEVICES_VARIABLE
+from state.devices.allocation import DEVICES_VARIABLE
 
 LINGERS_S = 0.5
 

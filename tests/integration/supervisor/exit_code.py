@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from dynamo_local.cli.console import Console
 from dynamo_local.cli.main import INTERRUPTED
+from dynamo_local.cli.output.console import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch import Launch
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.settings import ServerSettings
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from state.model import Component
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from state.statefile.model import Component
 from tests.integration.server_process import PATIENCE_S, ServerProcess
 
 NAMESPACE = "scaled"

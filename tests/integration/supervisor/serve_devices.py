@@ -10,10 +10,10 @@ import os
 import sys
 
 from dynamo_local.sdk import load_graph, resolve
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.settings import ServerSettings
-from state.devices import Device, Inventory
+from state.devices.allocation import Device, Inventory
 from state.paths import StatePaths
 from tests.integration.supervisor.exit_code import exit_code_of_serving
 

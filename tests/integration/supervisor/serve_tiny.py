@@ -13,10 +13,10 @@ import msgspec
 
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.settings import ServerSettings
-from state.devices import cpu_slots
+from state.devices.allocation import cpu_slots
 from state.paths import StatePaths
 from tests.integration.supervisor.exit_code import exit_code_of_serving
 

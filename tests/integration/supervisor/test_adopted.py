@@ -15,7 +15,7 @@ import pytest
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.death_pipe import DEATH_PIPE_ENV, DeathPipe
 from dynamo_local.supervisor.circus.adopted import adoption, command_line, living_process, stands_in
-from state.processes import alive, start_time
+from state.machine.processes import alive, start_time
 from tests.integration.server_process import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.integration
@@ -133,7 +133,7 @@ import asyncio, os, signal, subprocess, sys
 from pathlib import Path
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.supervisor.upkeep.orphans import Reaper
-from state.processes import exit_code
+from state.machine.processes import exit_code
 
 async def main():
     adopt_orphans()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
 from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 from tests.integration.supervisor.test_restart import TWO_DECODERS, streams

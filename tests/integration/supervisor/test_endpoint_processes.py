@@ -12,8 +12,8 @@ import pytest
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import load_graph
@@ -21,11 +21,11 @@ from dynamo_local.supervisor.actuator.commands import drain, restart
 from dynamo_local.supervisor.actuator.endpoint_commands import scale_endpoints
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.plan import revision_templates
+from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch.plan import revision_templates
 from state.files import make_private_directory
-from state.store import StateStore
-from state.transitions import claim
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
 from tests.unit.supervisor.recording import RecordingReport
 

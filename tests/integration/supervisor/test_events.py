@@ -15,7 +15,7 @@ from components.frontend.migration.events import WHY
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE
 from tests.integration.server_process import PATIENCE_S, eventually

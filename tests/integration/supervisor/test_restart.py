@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE

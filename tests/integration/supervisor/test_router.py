@@ -12,7 +12,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Released
-from dynamo_local.core.names import Subjects, revision_in
+from dynamo_local.core.subjects import Subjects, revision_in
 from tests.integration.conftest import Connect
 from tests.integration.server_process import PATIENCE_S
 from tests.integration.workers.worker_parts import context_of, start_router

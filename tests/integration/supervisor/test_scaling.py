@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from state.locks import FileLock
-from state.processes import start_time
-from state.store import StateStore
-from state.transitions import retire
+from state.machine.processes import start_time
+from state.statefile.store import StateStore
+from state.statefile.transitions import retire
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE

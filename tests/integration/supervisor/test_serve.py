@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.bus.nats import BusAddress
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.integration
@@ -362,7 +362,7 @@ def test_a_nats_server_of_somebody_else_is_used_and_left_alone(root: Path, tmp_p
     with Hello(tmp_path / "other") as other:
         other.await_api()
         address = BusAddress.load(other.paths.bus_file)
-        secret_url = address.url.replace("nats://", f"nats://{address.token}@")
+        secret_url = address.url.replace("nats://", f"nats://{address.user}:{address.token}@")
         with Hello(root, f"--nats-url={secret_url}", "--namespace=hello") as server:
             url = server.await_api()
             assert generate(url)[0] == "Frontend: Middle: Backend: good"

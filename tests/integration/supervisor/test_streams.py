@@ -18,7 +18,7 @@ from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core.errors import QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.nats_server import find_binary
 from dynamo_local.supervisor.server.streams import ServerStreams
@@ -190,7 +190,7 @@ def test_a_server_has_a_queue_before_it_is_ready_and_leaves_none(
     tmp_path: Path, nats_address: BusAddress, subjects: Subjects
 ) -> None:
     namespace = subjects.namespace
-    url = nats_address.url.replace("nats://", f"nats://{nats_address.token}@")
+    url = nats_address.url.replace("nats://", f"nats://{nats_address.user}:{nats_address.token}@")
     with Prefilling(tmp_path / "state", namespace, url) as server:
         server.line("Prefill  ready")
         assert length_of(nats_address, namespace) == QueueLength(0, 0)

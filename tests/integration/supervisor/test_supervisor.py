@@ -25,7 +25,7 @@ from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.events import EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up
-from state.processes import start_time
+from state.machine.processes import start_time
 from tests.integration.sockets import LISTENS, LOOPBACK, kernel_sockets, socket_inodes
 
 pytestmark = pytest.mark.integration
@@ -282,7 +282,8 @@ async def test_nats_wants_its_token_and_comes_back_on_its_port(box: Box) -> None
     server = NatsServer.at(box.directory / "nats")
     server.write_files()
     spec = box.spec("ns_Nats", *server.argv, DYN_PARENT_PID=str(box.circusd.pid))
-    address, pid = await bring_up(server, spec, box.circus, 60)
+    started, pid = await bring_up(server, spec, box.circus, 60)
+    address = started.address
     with pytest.raises(BusError):
         await Bus.connect(BusAddress(address.url, "wrong"), name="stranger", deadline_s=1)
     bus = await Bus.connect(address, name="friend")
@@ -304,8 +305,8 @@ async def test_nats_listens_on_loopback_only(box: Box) -> None:
     server = NatsServer.at(box.directory / "nats")
     server.write_files()
     spec = box.spec("ns_Nats", *server.argv, DYN_PARENT_PID=str(box.circusd.pid))
-    address, _ = await bring_up(server, spec, box.circus, 60)
-    port = int(address.url.rsplit(":", 1)[1])
+    started, _ = await bring_up(server, spec, box.circus, 60)
+    port = int(started.address.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), 5):
         pass
     listening = [row[1] for protocol in ("tcp", "tcp6") for row in kernel_sockets(protocol) if row[3] == LISTENS]

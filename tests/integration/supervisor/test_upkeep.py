@@ -14,7 +14,7 @@ import pytest
 from dynamo_local.core.errors import NotRunningError, StateError
 from state.files import sockets_of
 from state.locks import ServerLock
-from state.store import StateStore
+from state.statefile.store import StateStore
 from tests.integration.server_process import eventually
 from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 

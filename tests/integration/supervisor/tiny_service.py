@@ -14,11 +14,12 @@ import sys
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects, parse_watcher
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_as_environment_says
 from state.paths import StatePaths
-from state.store import StateStore
-from state.transitions import set_lease
+from state.statefile.store import StateStore
+from state.statefile.transitions import set_lease
 
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 

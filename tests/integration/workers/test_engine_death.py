@@ -23,11 +23,11 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.fidelity import Survival
-from state.processes import alive, start_time
+from dynamo_local.core.subjects import Subjects
+from state.machine.processes import alive, start_time
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_fakes import ENDLESS, remote_prefill
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until

@@ -16,9 +16,9 @@ from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Engine, Sampling, Step
 from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation

@@ -28,8 +28,8 @@ from dynamo_local.core.messages.migration import CancelReservation, MigrationAns
 from dynamo_local.core.messages.presence import Exclusive, Load, Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import AskExclusive, Cancel, RequestEpoch, Submit
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Engine, Prefix, Step
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation

@@ -23,10 +23,10 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedService
-from state.devices import cpu_slots
-from state.model import Component
+from state.devices.allocation import cpu_slots
+from state.statefile.model import Component
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
 from tests.integration.server_process import ServerProcess, eventually

@@ -19,8 +19,9 @@ from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Presence
 from dynamo_local.core.messages.work import RequestEpoch, Submit
-from dynamo_local.core.names import Subjects, Watcher
+from dynamo_local.core.names import Watcher
 from dynamo_local.core.ports import Engine, Prefix, Progress, PulledPrefix, Step
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.tasks import TaskGuard

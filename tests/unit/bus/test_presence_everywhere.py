@@ -11,7 +11,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 
 class Subscriptions:

@@ -14,7 +14,7 @@ from dynamo_local.bus.probing import probe, speaks_plainly
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 
 SUBJECTS = Subjects("ns")
 ONE = Presence("ns_One", "One", "service", "lease-1", 11, "ready")

@@ -69,7 +69,8 @@ print(sorted({name for name in sys.modules if name.startswith("dynamo_local.cli.
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     listed, used = result.stdout.splitlines()[-2:]
     assert listed == str([f"dynamo_local.cli.{name}" for name in ("command_group", "commands", "main", "usage_errors")])
-    expected = ("completion_values", "console", "numbers", "options", "server", "server.stop")
+    shared = ("arguments", *(f"arguments.{name}" for name in ("completion_values", "numbers", "options")))
+    expected = (*shared, "output", "output.console", "server", "server.stop")
     assert used == str([f"dynamo_local.cli.{name}" for name in expected])
 
 

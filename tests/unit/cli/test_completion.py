@@ -17,13 +17,13 @@ from dynamo_local.cli.main import dynamo
 from dynamo_local.core.endpoints.registry import Registry, create
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
+from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
+from state.machine.processes import this_process
 from state.paths import StatePaths
-from state.processes import this_process
 from state.record import ServerRecord, write_record
-from state.registry import RegistryStore
-from state.store import StateStore
-from state.transitions import claim, new_state
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state
 
 PROGRAM = [sys.executable, "-c", "from dynamo_local.cli.main import main; main()"]
 

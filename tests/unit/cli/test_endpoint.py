@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 
 from dynamo_local.cli.endpoints import sending
+from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
 from dynamo_local.cli.main import run
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, create
 from dynamo_local.core.messages.endpoints import (
+    AdapterOrdered,
     CreateEndpoint,
     EndpointOrder,
     EndpointStatus,
     EndpointView,
     UpdateEndpoint,
 )
+from state.endpoints.registry import RegistryStore, read_registry
 from state.locks import ServerLock
 from state.paths import StatePaths
-from state.registry import RegistryStore, read_registry
 
 Typed = Callable[..., EndpointOrder]
 
@@ -104,6 +106,26 @@ class TestOrders:
     def test_adapters(self, ordered: Typed) -> None:
         order = ordered("create", "fr", "--model", "/lora", "--adapter-of", "chat")
         assert order == CreateEndpoint({"name": "fr", "model": "/lora", "adapter_of": "chat"})
+        order = ordered("create", "fr", "--model", "/lora", "--adapter-of", "chat", "--roll", "--replace")
+        assert order == CreateEndpoint(
+            {"name": "fr", "model": "/lora", "adapter_of": "chat", "replace": True, "roll": True}
+        )
+        assert ordered("update", "fr", "--model", "/other", "--roll") == UpdateEndpoint(
+            "fr", {"model": "/other", "roll": True}
+        )
+
+    def test_what_has_come_of_it_is_said_first(self) -> None:
+        view = EndpointView(
+            read_spec({"name": "fr", "model": "/lora", "adapter_of": "chat"}),
+            EndpointStatus("ready", "served by chat"),
+            *(0.0, 0.0),
+            adapter=AdapterOrdered("rolled", "chat is rolled: its workers were started without room for adapters"),
+        )
+        assert ordered_text(view).splitlines() == [
+            "chat is rolled: its workers were started without room for adapters",
+            "fr is ready: served by chat",
+        ]
+        assert json.loads(as_json_text(view))["adapter"]["result"] == "rolled"
 
     def test_an_update_names_what_changes(self, ordered: Typed) -> None:
         words = "update chat --set max_workers=4 --set args.max_model_len=8 --set labels.a=1 --set model=7 --unset gpu"

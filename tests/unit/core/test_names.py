@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.names import (
     Revision,
-    Subjects,
     Watcher,
     check_namespace,
     check_service,
     parse_revision,
     parse_watcher,
-    revision_in,
     select_watcher,
     short_watcher,
 )
+from dynamo_local.core.subjects import Subjects, revision_in
 
 namespaces = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?", fullmatch=True)
 services = st.from_regex(r"[A-Z][A-Za-z0-9]{0,20}", fullmatch=True)

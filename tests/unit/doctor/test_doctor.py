@@ -22,12 +22,12 @@ from dynamo_local.doctor.repair import repair
 from dynamo_local.doctor.servers import servers
 from state.files import nearest
 from state.locks import ServerLock
-from state.model import Owner
+from state.machine.processes import this_process
 from state.paths import StatePaths
-from state.processes import this_process
 from state.remains import SHARED_MEMORY, segment_prefix
-from state.store import StateStore
-from state.transitions import new_state
+from state.statefile.model import Owner
+from state.statefile.store import StateStore
+from state.statefile.transitions import new_state
 
 LONG_AGO = Owner(pid=1, start_time=987654321)
 """A process that is gone: the one of that pid has started at another time."""

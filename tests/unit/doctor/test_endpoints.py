@@ -13,9 +13,9 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import Board, EndpointStatus, EndpointView
 from dynamo_local.doctor.endpoints import endpoints
 from dynamo_local.doctor.repair import close_registries
+from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
 from state.paths import StatePaths
-from state.registry import RegistryStore
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.gate import Administration, HttpGate
+from components.frontend.http.administration import Administration
+from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.paths import ROUTES
@@ -137,7 +138,8 @@ class Clerk:
         self.orders: list[tuple[str, str, bytes]] = []
         self.answer: tuple[int, bytes] | Refusal = (201, b"{}")
 
-    async def __call__(self, method: str, path: str, body: bytes) -> tuple[int, bytes] | Refusal:
+    async def __call__(self, method: str, path: str, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
+        assert by == "admin-key-file"
         self.orders.append((method, path, body))
         return self.answer
 
@@ -148,7 +150,7 @@ ORDERS = [("/v1/endpoints", "POST"), ("/v1/endpoints", "GET"), ("/v1/endpoints/a
 @pytest.mark.parametrize(("path", "method"), ORDERS)
 async def test_endpoints_need_the_key_of_an_administrator(path: str, method: str) -> None:
     clerk = Clerk()
-    street = Street(api_keys=["plain"], administration=Administration(["master"], clerk))
+    street = Street(api_keys=["plain"], administration=Administration(["master"], {"/v1/endpoints": clerk}))
     assert (await street.ask(path, method)).status == 401
     assert (await street.ask(path, method, key="wrong")).status == 401
     assert (await street.ask(path, method, key="plain")).status == 403

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from components.frontend.requests import LiveRequests
+from components.frontend.requests.live_requests import LiveRequests
 
 REQUEST: Any = object()
 

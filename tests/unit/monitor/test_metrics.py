@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynamo_local.bus.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
+from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointStatus, EndpointView
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
@@ -106,6 +106,7 @@ def test_what_is_unknown_is_left_out() -> None:
         "dynamo_process_starts_total",
         "dynamo_workers",
         "dynamo_frontend_requests_in_flight",
+        "dynamo_frontend_cold_conversations_total",
     }
 
 
@@ -148,7 +149,8 @@ def test_revisions_of_an_endpoint_are_added_up_and_its_workers_are_told_apart() 
 def test_endpoints_tell_their_state_and_the_numbers_of_their_workers() -> None:
     spec = EndpointSpec(name="chat", model="m", disaggregated=True)
     status = EndpointStatus("updating", wanted=3, ready=2, wanted_prefill=1)
-    chat = EndpointView(spec, status, created_at=1.0, updated_at=2.0)
+    history = EndpointHistory({"idle": 2}, {"swap": 1}, {"request": 3}, swaps=1)
+    chat = EndpointView(spec, status, created_at=1.0, updated_at=2.0, history=history)
     adapter = EndpointView(EndpointSpec(name="tuned", model="/a", adapter_of="chat"), EndpointStatus("ready"), 1.0, 2.0)
     found = series_of([], [chat, adapter])
     assert found["dynamo_endpoint_state", "chat", "updating"] == 1
@@ -158,6 +160,11 @@ def test_endpoints_tell_their_state_and_the_numbers_of_their_workers() -> None:
     assert found["dynamo_endpoint_wanted_workers", "chat", "prefill"] == 1
     assert found["dynamo_endpoint_ready_workers", "chat", "prefill"] == 0
     assert found["dynamo_endpoint_state", "tuned", "ready"] == 1
+    assert found["dynamo_endpoint_wakes_total", "request", "chat"] == 3
+    assert found["dynamo_endpoint_wakes_total", "schedule", "chat"] == 0
+    assert found["dynamo_endpoint_sleeps_total", "swap", "chat"] == 1
+    assert found["dynamo_endpoint_parks_total", "idle", "chat"] == 2
+    assert found["dynamo_endpoint_swaps_total", "chat"] == 1
     assert not [series for series in found if "workers" in series[0] and series[1] == "tuned"]
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dynamo_local.bus.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.messages.endpoints import Board, EndpointStatus, EndpointView
+from dynamo_local.core.messages.endpoints import Board, EndpointHistory, EndpointStatus, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport
 from dynamo_local.core.messages.presence import Counts, Load, Presence
@@ -61,6 +61,16 @@ def lines_of(view: TopView, width: int = 80) -> list[str]:
     console.print(drawn(view, width))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_an_endpoint_that_is_awake_has_a_line_with_what_was_done_to_it_last() -> None:
+    history = EndpointHistory(wakes={"request": 1}, last="woken by a request: it was asleep", last_at=0.0)
+    awake = replace(endpoint("chat", EndpointStatus("ready", revision=9)), history=history)
+    asleep = replace(endpoint("rare", EndpointStatus("asleep", "no request for 15 min")), history=history)
+    text = lines_of(whole(board=Board(7, (), (awake, asleep))))
+    told = [line for line in text if line.endswith(" woken by a request: it was asleep")]
+    assert len(told) == 1
+    assert text.index("no request for 15 min") > text.index(told[0])
 
 
 def test_an_endpoint_has_its_state_numbers_and_the_figures_of_all_its_workers() -> None:

@@ -10,10 +10,10 @@ import pytest
 from dynamo_local.core import codec
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import Action, ActionOutcome, RemoveWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.publisher import PlannerPublisher
 from tests.unit.core.planning.fleets import pull, worker
 

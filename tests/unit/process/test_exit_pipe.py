@@ -68,7 +68,7 @@ def test_messages_and_descriptors_arrive_through_a_socket_whose_path_is_long(tmp
     path = tmp_path / ("d" * 120) / "here.sock"
     path.parent.mkdir()
     order = protocol.Order(("--service", "W"), {b"A": b"\xff", b"LONG": b"x" * 500_000}, "/somewhere")
-    with protocol.listen(path) as listener, protocol.connect(path) as launcher:
+    with protocol.listen(str(path)) as listener, protocol.connect(str(path)) as launcher:
         forkserver, _ = listener.accept()
         sent, kept = os.pipe()
         child = os.fork()
@@ -80,7 +80,7 @@ def test_messages_and_descriptors_arrive_through_a_socket_whose_path_is_long(tmp
         with forkserver:
             received, descriptors = protocol.receive(forkserver, protocol.Order, protocol.FORKED_DESCRIPTORS)
         os.waitpid(child, 0)
-        assert received == order
+        assert vars(received) == vars(order)
         os.write(kept, b"through")
         assert [os.read(descriptor, 7) for descriptor in descriptors] == [b"through"]
         protocol.close([kept, *descriptors])
@@ -88,7 +88,7 @@ def test_messages_and_descriptors_arrive_through_a_socket_whose_path_is_long(tmp
 
 @pytest.mark.parametrize(
     "data",
-    [b"\0\0\0\4hello", (protocol.MAX_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\1\xc1"],
+    [b"\0\0\0\4hello", (protocol.MAX_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3\xc1\0a"],
     ids=["kind", "size", "bytes"],
 )
 def test_garbage_is_a_decode_error(data: bytes) -> None:

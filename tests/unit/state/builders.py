@@ -14,9 +14,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from dynamo_local.core.process.run_queue import Shares, ThreadTimes
-from state.model import Component, Owner, Phase, Resources, State
-from state.threads import CoreWatch
-from state.transitions import claim, new_state
+from state.machine.threads import CoreWatch
+from state.statefile.model import Component, Owner, Phase, Resources, State
+from state.statefile.transitions import claim, new_state
 
 NAMESPACE = "dynamo"
 ENDPOINT = "ipc:///run/circus.sock"

@@ -9,11 +9,11 @@ import pytest
 
 from state.files import DiskError, make_run_directory
 from state.locks import ServerLock
-from state.model import Owner
+from state.machine.processes import this_process
 from state.namespaces import find_servers, is_running, with_logs
 from state.paths import StatePaths
-from state.processes import this_process
-from state.store import StateStore
+from state.statefile.model import Owner
+from state.statefile.store import StateStore
 from tests.unit.state.builders import empty_state
 
 

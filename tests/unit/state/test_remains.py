@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from state.files import make_run_directory
-from state.model import Owner
+from state.machine.processes import descendants, start_time, this_process
 from state.paths import Sockets, StatePaths
-from state.processes import descendants, start_time, this_process
 from state.remains import (
     SHARED_MEMORY,
     clear_segments,
@@ -26,6 +25,7 @@ from state.remains import (
     segment_prefix,
     segments_of,
 )
+from state.statefile.model import Owner
 from tests.unit.state.builders import python
 
 LEASE = "0123456789abcdef"

@@ -12,7 +12,7 @@ import pytest
 from dynamo_local.core.process.run_queue import Shares
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.tasks import TaskGuard
-from state.threads import bind_thread, cores_of, threads_of
+from state.machine.threads import bind_thread, cores_of, threads_of
 from tests.unit.state.builders import ScriptedCores, python
 
 DEADLINE_S = 30.0

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
+from typing import Any
 
 import pytest
+
+from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
 
 _FROZEN = """
 import gc
@@ -36,3 +40,19 @@ def test_shared_memory_of_processes_of_ours_alone_is_named_by_whose_it_is(watche
     environ = {**watcher, "DYN_SHM_PREFIX": "dynamo-x-y-"}
     done = subprocess.run([sys.executable, "-c", _NAMED], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(begins)
+
+
+def test_plugins_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    find, looked = metadata.entry_points, list[str]()
+
+    def entry_points(**params: Any) -> Any:
+        looked.append(params["group"])
+        return find(**params)
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    list_plugins_once(["vllm.general_plugins"])
+    for _ in range(2):
+        found = {each.name for each in metadata.entry_points(group="vllm.general_plugins")}
+        assert found == {each.name for each in find(group="vllm.general_plugins")}
+    metadata.entry_points(group="others")
+    assert looked == ["vllm.general_plugins", "others"]

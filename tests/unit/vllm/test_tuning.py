@@ -11,7 +11,7 @@ from components.workers.settings import worker_schema
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm import engine as engine_module
 from dynamo_local.engine.vllm.engine import VllmEngine
-from state.devices import CPU_CORES_VARIABLE
+from state.devices.allocation import CPU_CORES_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 

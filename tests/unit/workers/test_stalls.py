@@ -10,8 +10,8 @@ from components.workers.stalls import STARVED, StallWatch
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.ports import Engine
+from dynamo_local.core.subjects import Subjects
 
 STEPPED_AT = 100.0
 LIMIT_S = 5.0

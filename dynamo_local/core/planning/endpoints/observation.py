@@ -15,12 +15,14 @@ class EndpointSeen:
     """An endpoint at one pull.
 
     `fleet`: the workers of all its revisions and its prefill queue, observed like those of a graph with the endpoint's
-    roles. `in_flight`: requests that frontends have admitted and not finished, waiting ones included.
+    roles. `in_flight`: requests that frontends have admitted and not finished, waiting ones included. `held`: those of
+    them that wait for a worker.
     """
 
     view: EndpointView
     fleet: Observation
     in_flight: int | None
+    held: int | None = None
 
     @property
     def spec(self) -> EndpointSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.recording import Recorder
@@ -19,3 +20,7 @@ class EndpointRecorder(Recorder, Protocol):
     def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
         """Record a decision that changes something, or whose gist is new. `outcome`: of its order; None if there is no
         order, or the planner only observes."""
+
+    def endpoint_changed(self, event: Event) -> None:
+        """Record what the server has done to an endpoint by itself: parked it, let it sleep, woken it, or given its
+        devices to another one."""

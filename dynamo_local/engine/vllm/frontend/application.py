@@ -10,7 +10,7 @@ import asyncio
 import logging
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from dynamo_local.core.errors import EngineError, one_line
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send
 from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
@@ -105,30 +106,33 @@ class ModelApplication:
         listed = await self._built.app.state.openai_serving_models.show_available_models()
         return [card.model_dump() for card in listed.data]
 
-    async def serve_adapters(self, adapters: Mapping[str, str]) -> None:
-        """Serve these LoRA adapters, folders by name, beside those of the configuration, and no others."""
+    async def serve_adapters(self, adapters: Collection[ServedAdapter]) -> None:
+        """Serve these LoRA adapters beside those of the configuration, and no others."""
         if self._built is None:
             return
         from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 
-        models = self._built.app.state.openai_serving_models
+        models, keys = self._built.app.state.openai_serving_models, self._built.llm.engine_core.adapter_keys
         static = {adapter.name for adapter in models.static_lora_modules or ()}
-        for name in [known for known in models.lora_requests if known not in adapters and known not in static]:
+        wanted = {adapter.name: adapter for adapter in adapters if adapter.name not in static}
+        for name in [known for known in models.lora_requests if known not in wanted and known not in static]:
             del models.lora_requests[name]
-        for name, path in adapters.items():
+        for name, adapter in wanted.items():
             known = models.lora_requests.get(name)
-            if name in static or (known is not None and known.lora_path == path):
+            if known is not None and (keys.get(known.lora_int_id), known.lora_path) == (adapter.key, adapter.path):
                 continue
             models.lora_requests.pop(name, None)
-            loaded = await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=path))
-            if not isinstance(loaded, str):
+            loaded = await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=adapter.path))
+            if isinstance(loaded, str):
+                keys[models.lora_requests[name].lora_int_id] = adapter.key
+            else:
                 logging.getLogger(__name__).error("adapter %s cannot be served: %s", name, loaded.error.message)
 
     def _build(self, progress: Progress) -> _Built:
         progress("importing vLLM")
         require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
         require("the frontend's engine", "failures of single requests", "metrics of several models")
-        require("tasks of a model")
+        require("tasks of a model", "counting of tokens")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build

@@ -24,6 +24,7 @@ from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import prepare_concurrently
+from dynamo_local.engine.vllm.patches.frontend.usage_counting import count_usage
 from dynamo_local.engine.vllm.requests.outputs import core_output_of
 from dynamo_local.engine.vllm.requests.tasks import tasks_of
 from dynamo_local.engine.vllm.requests.wire import request_of
@@ -57,6 +58,8 @@ class DispatchedCore(EngineCoreClient):
         self._dispatcher = dispatcher
         self._lora = lora
         self._tasks = tasks
+        self.adapter_keys: dict[int, str] = {}
+        """What workers know adapters by, by vLLM's number; for others it is their name."""
         self._begun: dict[str, _Begun] = {}
         self._failures: dict[str, Exception] = {}
 
@@ -65,7 +68,7 @@ class DispatchedCore(EngineCoreClient):
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         try:
-            ours = request_of(request, lora=self._lora)
+            ours = request_of(request, lora=self._lora, adapter_keys=self.adapter_keys)
         except BadRequestError as error:
             raise VLLMClientError(str(error)) from error
         self._begun[request.request_id] = _Begun(len(ours.prompt_token_ids), ours.trace_headers)
@@ -122,6 +125,7 @@ def build(
     core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None, tasks=tasks)
     with core_client(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats)
+    count_usage(llm.output_processor)
     isolate_failures(llm.output_processor, core.take_failure)
     prepare_concurrently(llm, grammar_timeout_s)
     drop_clients_errors()

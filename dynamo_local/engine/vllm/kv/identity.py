@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from transformers import PretrainedConfig
 from vllm.config import LoRAConfig, ModelConfig, VllmConfig
@@ -19,6 +18,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
 from vllm.version import __version__  # type: ignore[attr-defined]
+
+from dynamo_local.model.files import files_identity
 
 _KINDS = (FullAttentionSpec, MLAAttentionSpec)
 """Kinds of attention whose blocks hold the KV of all their tokens, for all layers."""
@@ -138,7 +139,11 @@ def fingerprints(
 def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig) -> dict[str, str]:
     """Identity of an adapter's weights, and of their use. (Its name and its folder are part of every block's hash.)"""
     settled = {name: _text(getattr(lora, name)) for name in _SETTLED_FOR_ADAPTERS}
-    return {**settled, "files": files_identity(Path(adapter.lora_path)), "3d": str(adapter.is_3d_lora_weight)}
+    return {
+        **settled,
+        "files": files_identity(Path(adapter.lora_path), strictly=True),
+        "3d": str(adapter.is_3d_lora_weight),
+    }
 
 
 def _text(value: object) -> str:
@@ -162,16 +167,3 @@ def model_folder(model: ModelConfig) -> Path | None:
 
     config = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
     return Path(config).parent if isinstance(config, str) else None
-
-
-def files_identity(folder: Path | None) -> str:
-    """Names, sizes and times of the files there. (In a Hugging Face cache they are links to files named by content.)"""
-    if folder is None:
-        return "unknown"
-    found: list[Any] = []
-    for path in sorted(folder.iterdir()):
-        target = path.resolve()
-        if target.is_file():
-            status = target.stat()
-            found.append((path.name, target.name, status.st_size, status.st_mtime_ns))
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()

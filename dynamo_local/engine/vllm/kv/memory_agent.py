@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynamo_local.core.errors import EngineError
-from state.model import Owner
-from state.processes import alive, this_process
+from state.machine.processes import alive, this_process
+from state.statefile.model import Owner
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = -1

@@ -153,6 +153,23 @@ _FRONTEND: Mapping[str, Patch] = {
             "vllm.v1.engine.output_processor~self.request_states",
         ),
     ),
+    "counting of tokens": Patch(
+        file="patches/frontend/usage_counting.py",
+        why="vLLM counts what a request has used in each API anew, and only for answers that are read to their end",
+        test=f"{_CONTRACT}/test_applications.py::test_what_answers_tell_of_their_use_is_counted",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",
+            "vllm.v1.engine.output_processor:OutputProcessor.add_request"
+            "(self, request, prompt, parent_req, request_index, queue)",
+        ),
+        uses=(
+            "vllm.v1.engine.output_processor~self.request_states",
+            "vllm.v1.engine.output_processor~del output.new_token_ids[num_kept:]",
+            "vllm.v1.engine.output_processor~self.prompt_len",
+            "vllm.v1.engine.output_processor~self.num_cached_tokens",
+        ),
+    ),
     "preparing requests beside each other": Patch(
         file="patches/frontend/preprocessing.py",
         why="long texts and grammars hold up all other requests of vLLM's server",
@@ -419,6 +436,15 @@ _PROCESSES: Mapping[str, Patch] = {
         on="CPU and GPU",
         replaces=("gc:unfreeze()",),
         without="processes of an engine take seconds to end",
+        of="Python",
+    ),
+    "plugins that forks inherit": Patch(
+        file="patches/processes/plugins.py",
+        why="each process of an engine reads a file of every installed package, for 20 ms",
+        test="tests/unit/vllm/test_plugin.py::test_plugins_are_looked_for_once",
+        on="CPU and GPU",
+        replaces=("importlib.metadata:entry_points(params)",),
+        without="each process of an engine looks for plugins",
         of="Python",
     ),
     "naming shared memory": Patch(

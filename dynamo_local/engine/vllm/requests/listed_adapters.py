@@ -2,7 +2,8 @@
 
 A list outside says which there are, and in which folders. A name may stand for other files later, so in the engine core
 an adapter's name has a digest of its files: KV that was computed with one content is never taken for that of another.
-Requests under way keep the content with which they began.
+Requests under way keep the content with which they began. What is loaded goes on when it is not listed any more, for
+requests that began before, until its slot is needed; and when its folder has gone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.engine.vllm.kv.identity import files_identity
+from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.requests.adapters import ListAdapters
+from dynamo_local.model.files import files_identity
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +68,14 @@ class ListedAdapters:
     async def _obtain(self, name: str, core: Any, in_use: Callable[[], Collection[int]]) -> None:
         version, folders = self._listed()
         if (folder := folders.get(name)) is None:
-            self._current.pop(name, None)
             return
-        named = await asyncio.to_thread(_name_of_content, name, folder)
+        known = self.get(name)
+        try:
+            named = await asyncio.to_thread(_name_of_content, name, folder)
+        except RequestError:
+            if known is None or known.lora_path != folder:
+                raise
+            named = known.lora_name
         request = next((each for each in self._loaded.values() if each.lora_name == named), None)
         if request is None:
             request = await self._load(LoRARequest(named, self._next, folder), name, core, folders, in_use)
@@ -102,29 +109,44 @@ class ListedAdapters:
             _log.error("the adapter %s in %s cannot be loaded: %s", name, request.lora_path, why)
             self._failed.add(request.lora_name)
             raise _not_loaded(name) from error
+        await self._check_unchanged(request, name, core)
         self._loaded[request.lora_int_id] = request
         _log.info("adapter %s was loaded as %s", name, request.lora_name)
         return request
 
+    async def _check_unchanged(self, request: LoRARequest, name: str, core: Any) -> None:
+        """Raise RequestError if other files were loaded than those of which it has its name."""
+        try:
+            after = await asyncio.to_thread(_name_of_content, name, request.lora_path)
+            if after != request.lora_name:
+                what = f"the adapter {adapter_name(name)} was changed while it was loaded"
+                raise RequestError(what, "send the request again")
+        except RequestError:
+            await core.remove_lora_async(request.lora_int_id)
+            raise
+
     async def _drop_stale(self, core: Any, folders: Mapping[str, str], in_use: Callable[[], Collection[int]]) -> None:
         """Free the adapters that are not listed any more, or have another content now, and that nobody uses."""
-        self._current = {name: known for name, known in self._current.items() if name in folders}
-        keep = {request.lora_int_id for _, request in self._current.values()} | set(in_use())
+        used = set(in_use())
+        self._current = {
+            name: known for name, known in self._current.items() if name in folders or known[1].lora_int_id in used
+        }
+        keep = {request.lora_int_id for _, request in self._current.values()} | used
         for number in [number for number in self._loaded if number not in keep]:
             del self._loaded[number]
             await core.remove_lora_async(number)
 
 
 def _not_loaded(name: str) -> RequestError:
-    return RequestError(f"the adapter {name} cannot be loaded", "the worker's log says why")
+    return RequestError(f"the adapter {adapter_name(name)} cannot be loaded", "the worker's log says why")
 
 
 def _name_of_content(name: str, folder: str) -> str:
     """Raises RequestError if there is no such folder."""
     try:
-        identity = files_identity(Path(folder))
+        identity = files_identity(Path(folder), strictly=True)
     except OSError as error:
         _log.error("the adapter %s in %s cannot be read: %s", name, folder, error)
-        raise RequestError(f"the adapter {name} cannot be read", "the worker's log says why") from error
+        raise RequestError(f"the adapter {adapter_name(name)} cannot be read", "the worker's log says why") from error
     digest = hashlib.sha256(f"{folder}\0{identity}".encode()).hexdigest()
     return f"{name}#{digest[:_DIGEST_CHARACTERS]}"

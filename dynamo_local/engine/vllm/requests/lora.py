@@ -10,6 +10,7 @@ from vllm.lora.utils import get_adapter_absolute_path
 
 from dynamo_local.core.endpoints.adapters import SLOTS
 from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.requests.adapters import Adapter, ListAdapters
 from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
 
@@ -45,6 +46,9 @@ class Adapters:
         if found is None and self.listed is not None:
             found = self.listed.get(name)
         if found is None:
+            if self.listed is not None:
+                what = f"the adapter {adapter_name(name)} was deleted or replaced after the request began"
+                raise RequestError(what, "send the request again")
             raise RequestError(f"this worker has no adapter {name!r}", "name it in the workers' lora-modules as well")
         return found
 

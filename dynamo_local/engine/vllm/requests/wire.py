@@ -5,7 +5,9 @@ Nothing is pickled. What comes back: outputs.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -32,9 +34,18 @@ ACCEPTED = "dynamo_local_accepted"
 """Extra argument: the tokens of earlier epochs (patches/requests/continued.py)."""
 
 
-def request_of(core_request: EngineCoreRequest, *, lora: bool = False) -> Request:
-    """Convert a request of vLLM's OpenAI server to one of ours. `lora`: the engines can have LoRA adapters. Raises
+def request_of(
+    core_request: EngineCoreRequest, *, lora: bool = False, adapter_keys: Mapping[int, str] = MappingProxyType({})
+) -> Request:
+    """Convert a request of vLLM's OpenAI server to one of ours. `lora`: the engines can have LoRA adapters.
+    `adapter_keys`: by vLLM's number, what workers know adapters by that they do not know by name. Raises
     BadRequestError for what cannot be carried."""
+    ours = _request_of(core_request, lora=lora)
+    given = core_request.lora_request
+    return ours if given is None else replace(ours, adapter=adapter_keys.get(given.lora_int_id, given.lora_name))
+
+
+def _request_of(core_request: EngineCoreRequest, *, lora: bool) -> Request:
     params = core_request.sampling_params
     _check_prompt(core_request)
     if core_request.pooling_params is not None:
@@ -84,7 +95,6 @@ def _request(
         arrival_time=core_request.arrival_time,
         priority=core_request.priority,
         cache_salt=core_request.cache_salt,
-        adapter=None if core_request.lora_request is None else core_request.lora_request.lora_name,
         reasoning_ended=core_request.reasoning_ended,
         reasoning_parser_kwargs=_packed(core_request.reasoning_parser_kwargs),
         session_id=core_request.session_id,

@@ -16,7 +16,7 @@ from dynamo_local.core.sizing.machine import size
 from dynamo_local.process.forkserver.prepared.orders import Found, PreparedOrder, link_sockets, read_orders
 from dynamo_local.process.forkserver.prepared.watch import FolderWatch
 from state.files import make_private_directory
-from state.memory import machine_memory
+from state.machine.memory import machine_memory
 from state.paths import StatePaths
 
 

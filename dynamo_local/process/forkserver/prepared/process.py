@@ -31,7 +31,7 @@ def run_prepared(order: PreparedOrder, parent: int, preloaded: Preloaded, paths:
     if reason is not None:
         _give_up(reason)
     print(f"{os.getpid()} has loaded the weights (key {order.key})", flush=True)
-    accepted = ForkServer(protocol.listen(paths.prepared_socket(order.key)), preloaded).run()
+    accepted = ForkServer(protocol.listen(str(paths.prepared_socket(order.key))), preloaded).run()
     assert isinstance(accepted, AcceptedOrder)
     return accepted
 

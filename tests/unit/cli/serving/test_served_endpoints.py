@@ -13,9 +13,9 @@ import pytest
 from dynamo_local.cli.main import run
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, ordered
+from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
 from state.paths import StatePaths
-from state.registry import RegistryStore
 
 ROOT = Path(__file__).parents[4]
 

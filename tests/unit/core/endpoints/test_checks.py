@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.checks import changed_spec, read_spec, replaces, runs_differently, with_bounds_of
+from dynamo_local.core.endpoints.checks import (
+    FIELDS,
+    Ways,
+    changed_spec,
+    read_spec,
+    runs_differently,
+    ways_of,
+    with_bounds_of,
+)
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from tests.unit.core.endpoints.endpoints_strategies import specs
@@ -55,7 +63,7 @@ def test_a_field_that_is_null_has_its_default() -> None:
 @given(specs())
 def test_a_spec_reads_itself(spec: EndpointSpec) -> None:
     assert read_spec(msgspec.to_builtins(spec)) == spec
-    assert read_spec(msgspec.structs.asdict(spec)) == spec
+    assert read_spec({name: getattr(spec, name) for name in FIELDS}) == spec
 
 
 DEEP: Any = 1
@@ -228,10 +236,11 @@ class TestUpdates:
     def test_the_same_name_is_no_change(self) -> None:
         assert changed_spec(self.SPEC, {"name": "chat", "adapter_of": None}) == self.SPEC
 
-    def test_replace_is_a_switch(self) -> None:
-        assert [replaces({}), replaces({"replace": None}), replaces({"replace": True})] == [False, False, True]
-        with pytest.raises(ConfigError, match="replace is 1; write true or false"):
-            replaces({"replace": 1})
+    @pytest.mark.parametrize("way", ["replace", "roll"])
+    def test_the_ways_of_an_order_are_switches(self, way: str) -> None:
+        assert [ways_of({}), ways_of({way: None}), ways_of({way: True})] == [Ways(), Ways(), Ways(**{way: True})]
+        with pytest.raises(ConfigError, match=f"{way} is 1; write true or false"):
+            ways_of({way: 1})
 
 
 @pytest.mark.parametrize(

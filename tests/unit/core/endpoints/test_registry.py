@@ -21,6 +21,7 @@ from dynamo_local.core.endpoints.registry import (
     delete,
     from_document,
     ordered,
+    renew,
     revert,
     settle,
     to_document,
@@ -207,7 +208,7 @@ class TestDocuments:
         assert next(iter(to_document(CHAT))) == "schema_version"
 
     def test_a_later_version_is_refused(self) -> None:
-        with pytest.raises(NewerRegistryError, match=r"has version 9, and this release reads 2 at most; .*--forget"):
+        with pytest.raises(NewerRegistryError, match=r"has version 9, and this release reads 3 at most; .*--forget"):
             from_document(to_document(CHAT) | {"schema_version": 9, "news": 1})
 
     def test_an_earlier_version_is_converted_step_by_step(self) -> None:
@@ -273,3 +274,14 @@ def test_a_name_that_nobody_has_is_shown_shortened() -> None:
     with pytest.raises(EndpointAbsentError) as refused:
         CHAT.entry("x" * 100_000)
     assert len(str(refused.value)) < 200
+
+
+def test_another_revision_for_a_changed_model_has_the_same_spec_and_can_be_taken_back() -> None:
+    renewed = renew(CHAT, "chat", 1, 5.0)
+    entry = renewed.entry("chat")
+    assert (entry.spec, entry.revision, entry.revisions) == (spec(), 2, (2, 1))
+    assert renew(renewed, "chat", 1, 6.0) == renewed, "it was renewed meanwhile"
+    assert revert(renewed, "chat", 2, 6.0).entry("chat").revision == 1
+    again = renew(renewed, "chat", 2, 7.0).entry("chat")
+    assert (again.revision, again.revisions) == (3, (3, 1))
+    assert from_document(to_document(renewed))[0] == renewed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynamo_local.core.endpoints.devices import check_devices, least_devices
-from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen, Workers
+from dynamo_local.core.endpoints.rollout.observed import Frontends, Ordered, Seen, Workers
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.status import status_of, status_of_adapter
 from dynamo_local.core.errors import DeviceError
@@ -87,7 +87,17 @@ def test_an_adapter_is_what_its_base_is() -> None:
     assert status_of_adapter("base", None).state == "failed"
     asleep = status_of_adapter("base", status_of(Ordered(1, workers=0, rest="asleep"), {1: ASLEEP}, 1))
     assert (asleep.state, asleep.reason) == ("asleep", "served by base, which is asleep: a request wakes it")
-    assert status_of_adapter("base", ready, taken=False).state == "failed"
+    lacks = "its workers were started without room for adapters"
+    rolled = status_of_adapter("base", status_of(Ordered(2, 1), {1: ANSWERING, 2: Seen()}, 1), lacks=lacks, comes=True)
+    assert (rolled.state, rolled.reason) == (
+        "starting",
+        f"base is rolled: {lacks}; revision 2: its model is looked up",
+    )
+    reverted = status_of(Ordered(1), {1: ANSWERING}, 1, "the update to revision 2 failed")
+    failed = status_of_adapter("base", reverted, lacks=lacks)
+    assert (failed.state, lacks in failed.reason, "revision 2 failed" in failed.reason) == ("failed", True, True)
+    gone = status_of_adapter("base", ready, wrong="adapter fr: /fr does not exist")
+    assert (gone.state, gone.reason) == ("failed", "adapter fr: /fr does not exist")
 
 
 def spec(name: str, **fields: object) -> EndpointSpec:

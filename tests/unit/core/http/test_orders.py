@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.orders import MOST_BYTES, order_of, rendered
 from dynamo_local.core.http.paths import route_of
 from dynamo_local.core.messages.endpoints import (
+    AdapterOrdered,
     CreateEndpoint,
     DeleteEndpoint,
     EndpointOrder,
@@ -122,6 +124,14 @@ def test_an_endpoint_is_shown_with_all_its_fields(order: EndpointOrder, status: 
     content = json.loads(json.dumps(answer[1]))
     assert (content["object"], content["name"], content["min_workers"]) == ("endpoint", "chat", 1)
     assert (content["status"]["state"], content["status"]["ready"]) == ("starting", 0)
+
+
+def test_the_order_of_an_adapter_says_what_it_has_come_to() -> None:
+    rolled = msgspec.structs.replace(VIEW, adapter=AdapterOrdered("rolled", "chat is rolled"))
+    created: Any = rendered(CreateEndpoint({}), EndpointsAnswer((rolled,)))
+    assert created[1]["adapter"] == {"result": "rolled", "reason": "chat is rolled"}
+    listed: Any = rendered(ListEndpoints("chat"), EndpointsAnswer((VIEW,)))
+    assert "adapter" not in listed[1]
 
 
 def test_a_list_may_be_empty_and_a_name_unknown() -> None:

@@ -39,6 +39,15 @@ from dynamo_local.core.messages.endpoints import (
     WakeEndpoint,
 )
 from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.keys import (
+    CreateKey,
+    KeyOrder,
+    KeysAnswer,
+    KeyView,
+    ListKeys,
+    RevokeKey,
+    RotateKey,
+)
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
@@ -53,6 +62,7 @@ from dynamo_local.core.messages.presence import (
     MigrationCounts,
     Presence,
 )
+from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken, RotateToken, RotationAnswer
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Released
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
@@ -300,7 +310,7 @@ endpoint_views = st.builds(
 )
 endpoint_orders = (
     st.builds(ListEndpoints, name=st.none() | text)
-    | st.builds(CreateEndpoint, spec=fields)
+    | st.builds(CreateEndpoint, spec=fields, by=text)
     | st.builds(UpdateEndpoint, name=text, changes=fields)
     | st.builds(DeleteEndpoint, name=text)
     | st.builds(ParkEndpoint, name=text)
@@ -308,7 +318,23 @@ endpoint_orders = (
     | st.builds(ScaleEndpoint, name=text, workers=st.none() | counts, prefill_workers=st.none() | counts)
 )
 
+key_orders = (
+    st.builds(ListKeys, name=st.none() | text, by=text)
+    | st.builds(CreateKey, fields=fields, by=text)
+    | st.builds(RotateKey, name=text, overlap_s=st.none() | finite, by=text)
+    | st.builds(RevokeKey, name=text, opens=st.booleans(), by=text)
+)
+key_views = st.builds(
+    KeyView, name=text, created_at=finite, endpoints=texts, requests_per_minute=st.none() | counts, admin=st.booleans()
+)
+
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
+    RotateToken: st.builds(RotateToken, order=text),
+    RotationAnswer: st.builds(
+        RotationAnswer, finished=st.booleans(), processes=counts, disconnected=texts, refused=text, remedy=text
+    ),
+    AddressChanged: st.builds(AddressChanged),
+    AddressTaken: st.builds(AddressTaken, lease=text, user=st.none() | text),
     Presence: presences,
     LeaseRevoked: st.builds(LeaseRevoked, lease=text),
     AssignRequest: st.builds(
@@ -381,6 +407,8 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     RequestsAnswer: st.builds(RequestsAnswer, requests=st.lists(request_rows, max_size=3).map(tuple), left_out=counts),
     MigrationReport: st.builds(MigrationReport, results=st.lists(move_results, max_size=3).map(tuple)),
     EndpointOrder: endpoint_orders,
+    KeyOrder: key_orders,
+    KeysAnswer: st.builds(KeysAnswer, keys=st.lists(key_views, max_size=2).map(tuple), secret=st.none() | text),
     EndpointsAnswer: st.builds(
         EndpointsAnswer,
         endpoints=st.lists(endpoint_views, max_size=2).map(tuple),

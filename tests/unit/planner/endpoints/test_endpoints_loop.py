@@ -15,17 +15,17 @@ from dynamo_local.core import codec
 from dynamo_local.core.messages.endpoints import EndpointStatus, ScaleEndpoint
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
-from dynamo_local.core.names import Subjects
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog
 from dynamo_local.planner.endpoints.loop import EndpointsLoop
 from dynamo_local.planner.publisher import PlannerPublisher
-from dynamo_local.planner.tensorboard import TensorBoardRecorder
+from dynamo_local.planner.tensorboard import CHANGES, TensorBoardRecorder
 from tests.unit.core.planning.endpoints.endpoint_fleets import pull, seen, spec
 
 OPTIONS = PlannerOptions(adjustment_interval=30)
@@ -64,6 +64,9 @@ class Told:
 
     def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
         self.decisions.append((decision, outcome))
+
+    def endpoint_changed(self, event: Event) -> None:
+        raise AssertionError("the loop makes no such changes")
 
     def close(self) -> None:
         pass
@@ -167,6 +170,21 @@ async def test_each_decision_is_a_line_of_json_with_its_figures(tmp_path: Path) 
     assert (role["in_flight"], role["most_in_flight"]) == (100, 100)
 
 
+def test_what_the_server_does_by_itself_is_a_line_of_json(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path / "decisions.jsonl", {"namespace": "ns", "model": "m", "acts": True})
+    log.endpoint_changed(Event("park", "parked", "no request for 60 s", endpoint="chat", cause="idle"))
+    log.endpoint_changed(Event("swap", "yields its device to code", "asked for", endpoint="chat", to="code"))
+    log.endpoint_changed(Event("wake", "awake after 0.52 s", endpoint="chat", cause="request", took_s=0.52))
+    park, swap, wake = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert park.pop("time") > 0
+    assert park == {
+        "namespace": "ns", "endpoint": "chat", "change": "park", "cause": "idle",
+        "text": "chat: parked (no request for 60 s)",
+    }  # fmt: skip
+    assert (swap["change"], swap["to"], swap["took_s"]) == ("swap", "code", None)
+    assert (wake["cause"], wake["took_s"], wake["text"]) == ("request", 0.52, "chat: awake after 0.52 s")
+
+
 def series_of(folder: Path) -> dict[str, float]:
     events = EventAccumulator(str(folder), size_guidance={TENSORS: 0})
     events.Reload()
@@ -182,7 +200,18 @@ async def test_each_endpoint_has_curves(tmp_path: Path) -> None:
     assert series_of(recorder.folder) == {
         "endpoint_chat/in_flight": 100, "endpoint_chat/ready": 1, "endpoint_chat/ordered": 1,
         "endpoint_chat/wanted": 7, "endpoint_chat/share": 7, "endpoint_chat/parked": 0, "endpoint_chat/asleep": 0,
+        "endpoint_chat/parks": 0, "endpoint_chat/wakes": 0, "endpoint_chat/swaps": 0,
     }  # fmt: skip
+
+
+def test_what_the_server_does_by_itself_is_text_in_tensorboard(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path, clock=lambda: 0.0)
+    recorder.endpoint_changed(Event("park", "parked", "no request for 60 s", endpoint="chat", cause="idle"))
+    recorder.close()
+    events = EventAccumulator(str(recorder.folder), size_guidance={TENSORS: 0})
+    events.Reload()
+    (text,) = events.Tensors(CHANGES)
+    assert text.tensor_proto.string_val == [b"**chat** parked: no request for 60 s"]
 
 
 async def test_what_is_unknown_has_no_point(tmp_path: Path) -> None:

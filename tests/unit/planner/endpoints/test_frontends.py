@@ -11,7 +11,7 @@ from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import TTL_S
 from dynamo_local.core.messages.presence import Counts, Presence
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.endpoints.frontends import FrontendsWatch
 
 

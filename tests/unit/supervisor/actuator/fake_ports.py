@@ -16,11 +16,11 @@ from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.templates import ServiceTemplate, WatcherPlan
-from state.devices import cpu_slots
-from state.model import State
-from state.transitions import claim, clear_lease, set_lease, taken
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
+from state.devices.allocation import cpu_slots
+from state.statefile.model import State
+from state.statefile.transitions import claim, clear_lease, set_lease, taken
 from tests.unit.state.builders import empty_state
 from tests.unit.supervisor.recording import RecordingReport
 

@@ -15,9 +15,9 @@ from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, 
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.remove import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from state.model import Phase, State
-from state.transitions import claim, set_role
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from state.statefile.model import Phase, State
+from state.statefile.transitions import claim, set_role
 from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, FakeProcess, Killed, blueprint
 
 NO_LIMIT = DeviceLimits()
@@ -27,14 +27,6 @@ ADD = AddWorker("decode", "VllmWorker")
 def shape(state: State) -> dict[str, tuple[int, ...] | None]:
     """Watcher to devices; None for an emptied template."""
     return {name: c.resources.allocated_gpus for name, c in state.components.items() if "Worker" in name}
-
-
-@pytest.fixture
-def fake() -> FakePorts:
-    fake = FakePorts()
-    fake.running("Frontend", "frontend")
-    fake.running("VllmWorker", "decode", 0)
-    return fake
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
 from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
 from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named
 from dynamo_local.supervisor.actuator.remove import retire_worker
-from dynamo_local.supervisor.server.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from state.files import make_run_directory
-from state.model import State
 from state.paths import StatePaths
-from state.transitions import claim, entries, release, retire, taken
+from state.statefile.model import State
+from state.statefile.transitions import claim, entries, release, retire, taken
 from tests.unit.state.builders import disaggregated
 from tests.unit.supervisor.actuator.fake_ports import blueprint, template
 

@@ -17,8 +17,8 @@ from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, 
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.remove import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from state.transitions import claim
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from state.statefile.transitions import claim, in_phase
 from tests.unit.supervisor.actuator.fake_ports import FakePorts, FakeProcess, Killed, blueprint, template
 
 NO_LIMIT = DeviceLimits()
@@ -41,14 +41,6 @@ def plan(slots: int = SLOTS) -> Blueprint:
             )
             found = found.with_revision(templates)
     return found
-
-
-@pytest.fixture
-def fake() -> FakePorts:
-    fake = FakePorts()
-    fake.running("Frontend", "frontend")
-    fake.running("VllmWorker", "decode", 0)
-    return fake
 
 
 @pytest.fixture
@@ -98,6 +90,24 @@ async def test_removals_come_first_and_free_devices_for_additions(fake: FakePort
     assert all(one.done for one in outcomes)
     assert names(fake) == {"Frontend", "VllmWorker", "chat@2_VllmWorker", "chat@2_VllmWorker_1"}
     assert sorted(fake.ended) == [(one.watcher, 30.0, True) for one in leaving]
+
+
+async def test_a_start_is_broken_off_and_the_other_workers_stay(fake: FakePorts, chat: LocalActuator) -> None:
+    await chat.apply_all([added(), added("chat@2")], NO_LIMIT)
+    fake.start = "hangs"
+    starting = asyncio.create_task(chat.apply_all([added(), added()], NO_LIMIT))
+    while "dynamo_chat@1_VllmWorker_2" not in fake.processes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    ended = [f"dynamo_chat@1_VllmWorker{index}" for index in ("_1", "_2")]
+    for found in (tuple(ended), ()):
+        assert await chat.break_off("chat@1") == found
+    assert sorted(fake.ended) == [(name, UNDO_S, False) for name in ended]
+    assert {"chat@1_VllmWorker", "chat@2_VllmWorker"} <= names(fake)
+    assert not in_phase(fake.state, "starting")
+    with pytest.raises(UsageError, match="no revision of"):
+        await chat.break_off("embed@1")
 
 
 async def test_the_workers_of_a_revision_end_with_all_that_is_under_way(fake: FakePorts, chat: LocalActuator) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.circus.client import STOPPED
-from dynamo_local.supervisor.server.templates import WatcherPlan
-from state.transitions import set_lease
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from state.statefile.transitions import set_lease
 from tests.unit.supervisor.actuator.fake_ports import FakePorts, blueprint
 
 

@@ -10,12 +10,12 @@ from dynamo_local.core.messages.endpoints import Board, BoardRevision, ServedAda
 from dynamo_local.supervisor.admin.servers import Age, ServerRow, list_servers, served_models, server_row
 from state.files import make_run_directory
 from state.locks import ServerLock
-from state.model import Owner, State
+from state.machine.processes import this_process
 from state.paths import StatePaths
-from state.processes import this_process
 from state.record import ServerPhase, ServerRecord, write_record
-from state.store import StateStore
-from state.transitions import claim, new_state
+from state.statefile.model import Owner, State
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state
 
 URL = "http://127.0.0.1:8000"
 AGE = Age("2026-01-02T03:04:05+00:00", 7.0)

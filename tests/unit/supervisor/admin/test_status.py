@@ -6,7 +6,7 @@ import pytest
 from dynamo_local.cli.server.ps import _cells, as_table
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.supervisor.admin.status import _by_endpoint, row
-from state.model import Component, Resources
+from state.statefile.model import Component, Resources
 
 WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
 LEAVES = msgspec.structs.replace(WORKER, phase="retiring")

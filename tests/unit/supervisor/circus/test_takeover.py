@@ -11,9 +11,9 @@ from dynamo_local.supervisor.circus.adopted import adoption, parse_adoption
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.takeover import plan_takeover
 from dynamo_local.supervisor.upkeep.orphans import Orphan, processes_of_watchers
-from state.model import Owner, Phase, State
-from state.processes import Kin, Process
-from state.transitions import claim, new_state, release
+from state.machine.processes import Kin, Process
+from state.statefile.model import Owner, Phase, State
+from state.statefile.transitions import claim, new_state, release
 from tests.unit.supervisor.recording import RecordingReport
 
 NAMES = ("ns_A", "ns_A_1", "ns_B")

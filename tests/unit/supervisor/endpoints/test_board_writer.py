@@ -10,9 +10,9 @@ import pytest
 
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.messages.endpoints import BoardRevision
-from dynamo_local.core.names import Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.board import BoardWriter
-from state.board import decode_board
+from state.endpoints.board import decode_board
 from tests.unit.supervisor.recording import RecordingReport
 
 

@@ -15,11 +15,11 @@ from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.process.run_queue import Shares
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.tasks import TaskGuard
-from state.devices import cpu_slots
+from state.devices.allocation import cpu_slots
+from state.machine.threads import cores_of
 from state.paths import StatePaths
-from state.store import StateStore
-from state.threads import cores_of
-from state.transitions import claim, set_lease
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, set_lease
 from tests.unit.state.builders import ScriptedCores, empty_state, python
 
 DEADLINE_S = 30.0

@@ -14,18 +14,18 @@ import pytest
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.planner.session import usable_devices
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.blueprint import Blueprint
-from dynamo_local.supervisor.server.launch import Launch
-from dynamo_local.supervisor.server.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.upkeep import devices, holders
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, names_in_use, secured
 from dynamo_local.supervisor.upkeep.holders import held_by_others
-from state.devices import DEVICES_VARIABLE, Device, Inventory, cpu_slots
-from state.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
+from state.devices.allocation import DEVICES_VARIABLE, Device, Inventory, cpu_slots
+from state.devices.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
+from state.machine.processes import this_process
 from state.paths import StatePaths
-from state.processes import this_process
-from state.store import StateStore
-from state.transitions import claim, new_state, release
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, new_state, release
 
 
 @pytest.fixture

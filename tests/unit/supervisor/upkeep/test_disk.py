@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.supervisor.server.logs import MAX_BYTES
+from dynamo_local.supervisor.server.reports.logs import MAX_BYTES
 from dynamo_local.supervisor.upkeep.disk import FULL_BELOW_BYTES, ROOM_ABOVE_BYTES, DiskUpkeep
 from state.paths import StatePaths
 from tests.unit.supervisor.recording import RecordingReport

@@ -13,15 +13,15 @@ import pytest
 
 from dynamo_local.core.errors import NamespaceBusyError, SupervisorError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.server.blueprint import check_reachable, why_absent
+from dynamo_local.supervisor.server.launch.blueprint import check_reachable, why_absent
 from dynamo_local.supervisor.upkeep.files import ServerFiles, as_heard
 from state.files import make_run_directory, make_sockets, sockets_of
 from state.locks import ServerLock, server_pid
-from state.model import State
 from state.paths import Sockets, StatePaths
 from state.record import ServerPhase, ServerRecord, write_record
-from state.store import StateStore
-from state.transitions import claim, set_lease
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import claim, set_lease
 from tests.unit.state.builders import disaggregated, empty_state
 from tests.unit.supervisor.recording import RecordingReport
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.kv import memory_agent
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent, why_unreadable
-from state.model import Owner
+from state.statefile.model import Owner
 
 PIECE = 64
 COUNT = 256

@@ -30,6 +30,17 @@ def _registered(cls: type) -> None:
     """Stand in for the registration."""
 
 
+def configure_logging_early() -> None:
+    """Configure vLLM's logging by the environment, as the first engine in this process or in its forks would. Engines
+    that are configured otherwise do it anew."""
+    if not applies("logging that forks inherit"):
+        return
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    configure_logging_if_needed(LoggingConfig())
+
+
 def configure_logging_once() -> None:
     """Have this process, and those forked from it, configure vLLM's logging only where it is another one than in the
     process that they were forked from."""

@@ -1,0 +1,98 @@
+"""Endpoints of a real server that are asleep until a request comes: their mockers, their clients, their states."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.endpoints.mockers import mocker
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core.messages.endpoints import EndpointOrder, EndpointsAnswer, EndpointView, ListEndpoints
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.load.client import Client
+from dynamo_local.load.http.endpoint import Asking
+from dynamo_local.supervisor.server.reports.event_log import EventReader
+from state.paths import StatePaths
+
+STEP_MS = 10.0
+"""Time of a mocker's step: one token of each request."""
+
+_TIMEOUT_S = 900.0
+_STATE_WITHIN_S = 120.0
+_LOOK_EVERY_S = 0.02
+_ORDER_S = 30.0
+
+
+def sleeper(name: str, **fields: Any) -> dict[str, Any]:
+    """An endpoint of one mocker, which has none until somebody asks."""
+    args = {
+        "mocker-step-base-ms": STEP_MS,
+        "mocker-decode-us-per-seq": 0,
+        "max-held": 1000,
+        "hold-timeout-s": _TIMEOUT_S,
+    }
+    return mocker(name, args, min_workers=0, max_workers=1, **fields)
+
+
+class Sleepers:
+    """Those endpoints, while their server runs."""
+
+    def __init__(self, server: Server, bus: Bus) -> None:
+        assert server.state_root is not None
+        self.server = server
+        self._bus = bus
+        self._events = EventReader(StatePaths(server.state_root, NAMESPACE).events_file)
+
+    def events(self) -> list[Event]:
+        """The events since the last call."""
+        return self._events.new()
+
+    def client(self, name: str) -> Client:
+        """A client of that endpoint, with connections of its own."""
+        asking = Asking(name, is_chat=False, ignore_eos=True, extra={"temperature": 0})
+        return Client(self.server.endpoint, asking, timeout_s=_TIMEOUT_S)
+
+    async def order(self, order: EndpointOrder) -> tuple[EndpointView, ...]:
+        """Give an order, or ask. Raises ServerError if it is refused."""
+        subject = Subjects(NAMESPACE).endpoints
+        answer = await self._bus.ask(subject, order, EndpointsAnswer, timeout_s=_ORDER_S)
+        if answer.refused is not None:
+            raise ServerError(f"{order} is refused: {answer.refused.cause}")
+        return answer.endpoints
+
+    async def until(self, name: str | None, *states: str) -> None:
+        """Wait until that endpoint is in one of these states; None: until all are. Raises ServerError."""
+        deadline = time.monotonic() + _STATE_WITHIN_S
+        while True:
+            found = await self.order(ListEndpoints(name))
+            if {view.status.state for view in found} <= set(states):
+                return
+            if self.server.popen.poll() is not None or time.monotonic() > deadline:
+                told = ", ".join(f"{view.spec.name} is {view.status.state}" for view in found)
+                raise ServerError(f"{told}, not {' or '.join(states)}:\n{self.server.last_lines()}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+@contextlib.asynccontextmanager
+async def sleeping(specs: Sequence[Mapping[str, Any]], options: Sequence[str] = ()) -> AsyncIterator[Sleepers]:
+    """A server with these endpoints, once all are asleep."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        server = start_endpoints(Path(scratch), specs, options)
+        async with running(server):
+            await server.ready()
+            assert server.state_root is not None
+            address = BusAddress.load(StatePaths(server.state_root, NAMESPACE).bus_file)
+            bus = await Bus.connect(address, name="benchmark", deadline_s=60.0)
+            try:
+                sleepers = Sleepers(server, bus)
+                await sleepers.until(None, "asleep")
+                yield sleepers
+            finally:
+                await bus.close()

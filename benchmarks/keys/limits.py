@@ -1,0 +1,147 @@
+"""Limits of many keys under a load beyond them, while the frontend is killed with SIGKILL again and again.
+
+Judged by what clients saw: a request was certainly admitted between its sending and its first event, and was certainly
+in flight from there to its last event. So a stretch of time in which more requests of a key lie entirely than its limit
+and rate allow, beside those that a killed frontend had under way, is a limit that did not hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchmarks.endpoints.mockers import all_ready, mocker
+from benchmarks.harness.report import Figures, progress, table
+from benchmarks.harness.servers import Server, ServerError, running, start_endpoints
+from benchmarks.keys.judging import Judged, Seen, judge
+from dynamo_local.load.client import Client
+from dynamo_local.load.http.endpoint import Asking, Endpoint
+from dynamo_local.load.results.records import Completion
+
+_CLIENTS_EACH = 3
+_PROMPT, _TOKENS = list(range(10, 30)), 8
+_PAUSE_S = 0.05
+
+
+async def measure(requests: int, keys: int, every_s: float) -> Figures:
+    """Measure, print, and return the figures."""
+    spec = mocker("chat", {"max-model-len": 2048}, min_workers=2, max_workers=2)
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        server = start_endpoints(Path(scratch), [spec], ("--cpu-slots=2",))
+        async with running(server):
+            await all_ready(server, [spec])
+            limits = [_limits(number) for number in range(keys)]
+            secrets = await _create(server, limits)
+            progress(f"{keys} keys")
+            load = _Load(server, secrets, requests)
+            kills = await load.run(every_s)
+        seen = load.seen
+    judged = [judge(seen[number], **limits[number], tokens=len(_PROMPT) + _TOKENS) for number in range(keys)]
+    _show(load.outcomes, kills, judged)
+    return {
+        "requests": sum(load.outcomes.values()),
+        "outcomes": dict(load.outcomes),
+        "kills": kills,
+        "judged": [msgspec.to_builtins(each) for each in judged],
+    }
+
+
+def _limits(number: int) -> dict[str, int]:
+    """Limits of a key: of requests a minute, of tokens a minute, and of requests at once, in turns."""
+    return (
+        {"requests_per_minute": 20 + number},
+        {"tokens_per_minute": 28 * (20 + number)},
+        {"requests_at_once": 1 + number % 2, "requests_per_minute": 120},
+    )[number % 3]
+
+
+async def _create(server: Server, limits: list[dict[str, int]]) -> list[str]:
+    """Create the keys by REST, as an administrator. Returns their secrets."""
+    answered = await server.dynamo("key", "create", "boss", "--admin", "--json")
+    if answered is None:
+        raise ServerError(f"no key of an administrator was created:\n{server.last_lines()}")
+    headers = {"authorization": f"Bearer {msgspec.json.decode(answered)['secret']}"}
+    url = f"http://{server.host}:{server.port}"
+    secrets = []
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0, trust_env=False) as client:
+        for number, each in enumerate(limits):
+            made = await client.post("/v1/keys", json={"name": f"k{number}", **each})
+            secrets.append(str(made.raise_for_status().json()["secret"]))
+    return secrets
+
+
+class _Load:
+    """Clients that ask as fast as they are answered, however that is, until there were so many requests."""
+
+    def __init__(self, server: Server, secrets: list[str], requests: int) -> None:
+        self.seen: list[list[Seen]] = [[] for _ in secrets]
+        self.outcomes: Counter[str] = Counter()
+        self._served = asyncio.Event()
+        self._server, self._secrets, self._left = server, secrets, requests
+
+    async def run(self, every_s: float) -> int:
+        """Returns the number of kills."""
+        clients = [
+            asyncio.create_task(self._client(number), name=f"client of k{number}")
+            for number in range(len(self._secrets))
+            for _ in range(_CLIENTS_EACH)
+        ]
+        kills = asyncio.create_task(self._kill(every_s), name="kills")
+        await asyncio.gather(*clients)
+        kills.cancel()
+        with suppress(asyncio.CancelledError):
+            await kills
+        return self.outcomes.pop("kills", 0)
+
+    async def _client(self, number: int) -> None:
+        server = self._server
+        endpoint = Endpoint(server.host, server.port, is_tls=False, path="", key=self._secrets[number])
+        asking = Asking("chat", is_chat=False, ignore_eos=True, extra={})
+        async with Client(endpoint, asking, 60.0) as client:
+            while self._left > 0:
+                completion = await client.complete(_PROMPT, _TOKENS)
+                self._note(number, completion)
+                # What met no server is no request of the number that is to be made.
+                if not completion.error or completion.error.startswith("HTTP"):
+                    self._left -= 1
+                    self._served.set()
+                await asyncio.sleep(_PAUSE_S)
+
+    def _note(self, number: int, done: Completion) -> None:
+        self.outcomes[done.error or "answered"] += 1
+        if done.chunks_s:
+            self.seen[number].append(Seen(done.at_s, done.chunks_s[0], done.chunks_s[-1]))
+
+    async def _kill(self, every_s: float) -> None:
+        while True:
+            self._served.clear()
+            await self._served.wait()
+            await asyncio.sleep(every_s)
+            self._server.refresh()
+            for process in self._server.of_role("frontend"):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                self.outcomes["kills"] += 1
+            progress(f"killed at {time.monotonic():.0f} s; {self._left} requests left")
+
+
+def _show(outcomes: Counter[str], kills: int, judged: list[Judged]) -> None:
+    table("Requests", ["outcome", "number"], [[name, str(number)] for name, number in outcomes.most_common()])
+    rows: list[list[Any]] = [
+        ["keys", str(len(judged))],
+        ["kills of the frontend", str(kills)],
+        ["most beyond a limit a minute, in requests", f"{max(each.over for each in judged):.2f}"],
+        ["most beyond requests at once", str(max(each.over_at_once for each in judged))],
+        ["least use of a limit a minute", f"{min(each.use for each in judged if each.use):.0%}"],
+    ]
+    table("Limits", ["", ""], rows)

@@ -1,0 +1,153 @@
+"""Who asks: found once for each request, by the key that it brings.
+
+The gate puts the caller into the request's ASGI scope, where everything behind it finds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from components.frontend.keys.known import KnownKeys
+from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.asgi import Scope, header
+from dynamo_local.core.keys.values import ApiKey, digest_of
+
+API_KEY_FILE = "api-key-file"
+"""Name of those who bring a key of that file."""
+
+ADMIN_KEY_FILE = "admin-key-file"
+
+CLOSED_RETRY_S = 5
+
+_SCOPE_KEY = "dynamo.caller"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. `name`: None where no key is needed. `key`: None for keys of files, which have no limits. `admin`: may
+    change endpoints and keys. `generates`: may ask models."""
+
+    name: str | None = None
+    key: ApiKey | None = None
+    admin: bool = False
+    generates: bool = True
+
+    def allows(self, endpoint: str) -> bool:
+        """Whether requests may be for that endpoint, or the graph's own model of that name."""
+        return self.key is None or self.key.allows(endpoint)
+
+
+ANYBODY = Caller()
+"""Whoever brings no key that is known."""
+
+
+_asking: ContextVar[Caller] = ContextVar("who asks", default=ANYBODY)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Return who asks. Anybody, if the gate has not looked."""
+    caller: Caller = scope.get(_SCOPE_KEY, ANYBODY)
+    return caller
+
+
+def note_caller(scope: Scope, caller: Caller) -> None:
+    """Have everything that gets the request know who asks."""
+    scope[_SCOPE_KEY] = caller
+
+
+@contextmanager
+def asking(caller: Caller) -> Iterator[None]:
+    """Have what is called within know who asks, where it does not get the scope."""
+    token = _asking.set(caller)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def who_asks() -> Caller:
+    """Return who asks, in the context of a request that the gate has passed on by `asking`."""
+    return _asking.get()
+
+
+def better_than_allowed(fields: Mapping[str, Any], caller: Caller) -> Refusal | None:
+    """Refuse a request that asks for a better priority than its key may have. One that asks for none gets the best."""
+    priority, best = fields.get("priority"), None if caller.key is None else caller.key.best_priority
+    if best is None or not isinstance(priority, int | float) or priority >= best:
+        return None
+    why = f"key {caller.name} may have priority {best} at best (lower numbers are served first), got {priority}"
+    return Refusal(403, why, "PermissionDeniedError", "priority")
+
+
+class Callers:
+    """Finds who asks, by the digest of the key that a request brings.
+
+    Secrets are random, so how long a look for a digest takes tells nothing of them: nobody can choose a guess whose
+    digest begins like another.
+    """
+
+    def __init__(
+        self,
+        api_keys: Iterable[str] = (),
+        admin_keys: Iterable[str] = (),
+        known: KnownKeys | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`api_keys`, `admin_keys`: as in `take`. `known`: keys of the registry."""
+        self._known = known
+        self._wall_clock = wall_clock
+        self.take(api_keys, admin_keys)
+
+    def take(self, api_keys: Iterable[str], admin_keys: Iterable[str]) -> None:
+        """Know these keys from now on: those of the two files that settings name."""
+        plain = {digest_of(key.encode()) for key in api_keys}
+        admins = {digest_of(key.encode()) for key in admin_keys}
+        self._has_plain, self._has_admins = bool(plain), bool(admins)
+        self._of_files = {digest: Caller(API_KEY_FILE) for digest in plain} | {
+            digest: Caller(ADMIN_KEY_FILE, admin=True, generates=digest in plain) for digest in admins
+        }
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need a key."""
+        return self._has_plain or (self._known is not None and self._known.needs_key)
+
+    @property
+    def has_admins(self) -> bool:
+        """Whether a key opens the paths of administrators."""
+        return self._has_admins or (self._known is not None and self._known.has_admins)
+
+    def find(self, scope: Scope) -> Caller | Refusal:
+        """Find who asks: anybody, if no key is given or none that is known. A refusal: who it is cannot be known, or
+        their key has expired."""
+        given, known = _key_given(scope), self._known
+        if known is not None:
+            known.look()
+            if known.why_closed:
+                return Refusal(503, known.why_closed, "ServiceUnavailableError", retry_after_s=CLOSED_RETRY_S)
+        if not given:
+            return ANYBODY
+        digest = digest_of(given)
+        if (of_file := self._of_files.get(digest)) is not None:
+            return of_file
+        now = self._wall_clock()
+        key = None if known is None else known.find(digest, now)
+        if key is None:
+            return ANYBODY
+        # Only who has the secret comes so far.
+        return _expired(key.name) if key.has_expired(now) else Caller(key.name, key, admin=key.admin)
+
+
+def _expired(name: str) -> Refusal:
+    return Refusal(401, f"key {name} has expired", "AuthenticationError")
+
+
+def _key_given(scope: Scope) -> bytes:
+    """Return the key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
+    scheme, _, key = header(scope, b"authorization").partition(b" ")
+    return key if scheme.lower() == b"bearer" else header(scope, b"x-api-key")

@@ -1,0 +1,158 @@
+"""Meters requests: what each uses is counted in a tally, and written down before its client has the whole answer.
+
+Whoever handles a request finds its tally by `tally_of(scope)`. Tokens are added as engines generate them. When the call
+of `Metered` is over, the tally is complete, whatever became of the request: answered, failed, or left by its client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from components.frontend.http.callers import caller_of
+from components.frontend.http.models import ModelEntry
+from components.frontend.keys.ticket import current_ticket
+from dynamo_local.core.http.asgi import Event, Scope, Send
+from dynamo_local.core.usage.records import LEFT, UsageRecord
+from dynamo_local.core.usage.tally import Tally
+from dynamo_local.engine.vllm.frontend.counting import counting
+
+_SCOPE_KEY = "dynamo.tally"
+
+Write = Callable[[UsageRecord], None]
+"""Takes a record, at once. Never raises."""
+
+
+def tally_of(scope: Scope) -> Tally:
+    """Return the tally of a request. An empty one, which counts nothing, if the request is not metered."""
+    tally: Tally = scope.get(_SCOPE_KEY) or Tally()
+    return tally
+
+
+class UsageMeter:
+    """Meters the requests of one frontend. `write` takes a record of each."""
+
+    def __init__(
+        self,
+        write: Write = lambda _: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.write = write
+        self.clock = clock
+        self.wall_clock = wall_clock
+
+    @contextmanager
+    def of(self, scope: Scope, entry: ModelEntry, asked: str | None, *, as_told: bool = False) -> Iterator[Metered]:
+        """Meter what is called within. `asked`: the model that the request names. `as_told`: count what the answer
+        tells, since engines compute more than that."""
+        metered = Metered(self, scope, entry.name_of(asked), as_told=as_told)
+        token = counting.set(metered.tally)
+        try:
+            yield metered
+        finally:
+            counting.reset(token)
+            metered.end()
+
+
+class Metered:
+    """One request that is metered."""
+
+    def __init__(self, meter: UsageMeter, scope: Scope, endpoint: str, *, as_told: bool) -> None:
+        self.tally = scope[_SCOPE_KEY] = Tally()
+        self._meter = meter
+        self._scope = scope
+        self._endpoint = endpoint
+        self._as_told = as_told
+        self._began = meter.clock()
+        self._status = LEFT
+        self._is_answered = False
+        self._written: Tally | None = None
+        """What the tally was at the last record."""
+
+    def sending(self, send: Send) -> Send:
+        """Return an ASGI `send` that writes the request's record before the client has the rest of the answer."""
+
+        async def send_on(event: Event) -> None:
+            if event["type"] == "http.response.start":
+                self._status = event["status"]
+            else:
+                self._look(event)
+            await send(event)
+
+        return send_on
+
+    def refused(self, status: int) -> None:
+        """Note that the request is refused after all, with this status."""
+        self._status, self._is_answered = status, True
+
+    def end(self) -> None:
+        """Write what is not written yet."""
+        if not self._is_answered:
+            self._status = LEFT
+        self._write()
+
+    def _look(self, event: Event) -> None:
+        """Write before the last part of an answer is sent, and before any part behind the last token: a stream tells
+        what was used before it ends."""
+        last = not event.get("more_body", False)
+        if last and self._as_told:
+            self._take_told(event.get("body", b""))
+        self._is_answered = self._is_answered or last
+        if last or (self.tally.running <= 0 and self.tally.prompt):
+            self._write()
+
+    def _write(self) -> None:
+        tally, before = self.tally, self._written
+        if self._is_over_a_limit:
+            return
+        if before is not None and (tally.prompt, tally.output) == (before.prompt, before.output):
+            return
+        first = before is None
+        before = before or Tally()
+        self._written = Tally(tally.prompt, tally.cached, tally.output)
+        meter = self._meter
+        self._meter.write(
+            UsageRecord(
+                time=round(meter.wall_clock(), 3),
+                endpoint=self._endpoint,
+                key=caller_of(self._scope).name,
+                path=self._scope["path"],
+                status=self._status,
+                prompt=tally.prompt - before.prompt,
+                cached=tally.cached - before.cached,
+                output=tally.output - before.output,
+                seconds=round(meter.clock() - self._began, 6) if first else 0.0,
+                requests=int(first),
+            )
+        )
+
+    @property
+    def _is_over_a_limit(self) -> bool:
+        """Whether no model was asked, because a limit of the key has refused what was to be submitted."""
+        ticket = current_ticket()
+        return ticket is not None and ticket.refusal is not None and not self.tally.total
+
+    def _take_told(self, body: bytes) -> None:
+        try:
+            told = _told.decode(body).usage
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return
+        if told is not None:
+            self.tally.replace(told.prompt_tokens, told.completion_tokens)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_told = msgspec.json.Decoder(_Answer)

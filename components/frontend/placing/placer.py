@@ -1,0 +1,124 @@
+"""Gives requests to workers: asks which worker is to take a request, waits for one if need be, and submits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from components.frontend.placing.assigner import Assigner
+from components.frontend.requests.live_requests import LiveRequest, LiveRequests
+from components.frontend.worker_link import WorkerLink
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.fleet.breaker import Breakers
+from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
+
+
+class Placer:
+    """Places the requests of one frontend. Keeps the assigner's account of which worker has which request."""
+
+    def __init__(
+        self,
+        requests: LiveRequests,
+        link: WorkerLink,
+        fleet: FleetWatch,
+        assigner: Assigner,
+        deadlines: RecoveryDeadlines,
+    ) -> None:
+        self._requests = requests
+        self._link = link
+        self._fleet = fleet
+        self._assigner = assigner
+        self.deadlines = deadlines
+        self.breakers = Breakers()
+        """The workers that are avoided because they failed requests lately."""
+        self._fleet_changed = asyncio.Event()
+        """Set at the next change of the fleet, and then replaced."""
+        self.waiting = 0
+        """Number of requests that wait for a worker."""
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when a request begins to wait."""
+
+    def fleet_changed(self) -> None:
+        """Have requests that wait for a worker ask again."""
+        changed, self._fleet_changed = self._fleet_changed, asyncio.Event()
+        changed.set()
+
+    def is_routable(self, worker: str | None) -> bool:
+        """Return whether the worker takes requests."""
+        return any(presence.lease == worker for presence in self._fleet.view.routable())
+
+    async def assign(self, live: LiveRequest) -> str | None:
+        """Return the worker to take the request; None if none became routable in time, or the request has ended."""
+        await asyncio.sleep(backoff_s(live.recovery.fruitless))
+        begin = time.monotonic()
+        while True:
+            # Taken before asking, so that no change between the answer and the wait is missed.
+            changed = self._fleet_changed
+            worker = await self._assigner.assign(self._question(live))
+            # A worker that is set apart takes requests again soon.
+            first = live.log.epoch == 0 and not self._fleet.view.exclusive()
+            deadline_s = self.deadlines.placement_s if first else self.deadlines.recovery_s
+            remaining = begin + deadline_s - time.monotonic()
+            if worker is not None or remaining <= 0 or not self._requests.is_live(live):
+                return worker
+            self.waiting += 1
+            try:
+                self.on_wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(remaining, self.deadlines.ask_again_s)):
+                        await changed.wait()
+            finally:
+                self.waiting -= 1
+
+    async def reassign(self, live: LiveRequest, worker: str) -> None:
+        """Have the request charged to this worker, which was chosen without asking."""
+        await self._assigner.reassign(live.request_id, worker, live.tokens)
+
+    async def release(self, live: LiveRequest) -> None:
+        """Have the request charged to no worker."""
+        await self._assigner.release(live.request_id)
+
+    async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
+        """Submit the request to the worker, from the end of its log on. Raises BusError."""
+        work = self.submission(live, current)
+        held = live.prefill.held
+        if held is not None and held.worker != worker:
+            work = msgspec.structs.replace(work, source=held.worker)
+        await self._link.submit(worker, work)
+
+    def submission(self, live: LiveRequest, current: RequestEpoch, at_most: int | None = None) -> Submit:
+        """Return the request as a worker is given it, to generate `at_most` further tokens. Begins the epoch."""
+        request, log = live.request, live.log
+        live.recovery.begin_epoch(log.position, time.monotonic())
+        return Submit(
+            request_id=current.request_id,
+            epoch=current.epoch,
+            frontend=self._link.frontend,
+            token_ids=[*request.prompt_token_ids, *log.tokens],
+            sampling=msgspec.Raw(request.sampling(log.position, at_most)),
+            position=log.position,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            adapter=request.adapter,
+            reasoning_ended=request.reasoning_ended,
+            reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+            session_id=request.session_id,
+            trace_headers=None if request.trace_headers is None else dict(request.trace_headers),
+            exclusive=live.recovery.standing.suspect,
+            pools=request.pools,
+        )
+
+    def _question(self, live: LiveRequest) -> AssignRequest:
+        return AssignRequest(
+            request_id=live.request_id,
+            frontend=self._link.frontend,
+            tokens=live.tokens,
+            avoid=(*live.recovery.avoid, *self.breakers.open(time.monotonic())),
+        )

@@ -1,0 +1,1 @@
+"""Prompts that prefill workers compute."""

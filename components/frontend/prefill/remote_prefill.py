@@ -1,0 +1,226 @@
+"""Has prompts computed by prefill workers. A request passes through three states:
+
+    offered    its job is in the prefill queue, it is charged to its decode worker, and no worker computes it
+    granted    a prefill worker has claimed the job, and has the request under an epoch of its own
+    held       the first token has arrived, the prefill worker keeps the KV, and the decode worker has the request
+               under the next epoch
+
+Each state may end at any time; the request then goes to its decode worker as if there were no prefill workers. A claim
+of the job after that is refused.
+
+Requests with the same prompt that arrive while one is offered or granted (such as the choices of a request with n > 1)
+share its job: they wait for the KV, and their own decode workers sample their first tokens from it. If the job fails,
+they are offered again, or placed without a prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from components.frontend.prefill.prefill_jobs import HOLD_S, Held, Job, PrefillDeadlines, PrefillJobs
+from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.worker_link import WorkerLink
+from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
+from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.ports import Request
+from dynamo_local.core.request.fidelity import Fidelity
+from dynamo_local.core.request.log import Verdict
+from dynamo_local.tasks import TaskGuard
+
+if TYPE_CHECKING:
+    # The table builds this part, which places requests again by the table.
+    from components.frontend.requests.request_table import RequestTable
+
+_log = logging.getLogger(__name__)
+
+
+class RemotePrefill:
+    """Has prompts of one frontend's requests computed by prefill workers."""
+
+    def __init__(self, table: RequestTable, link: WorkerLink, tasks: TaskGuard, jobs: PrefillJobs | None) -> None:
+        """`jobs`: None if the graph has no prefill workers. No request is ever offered then."""
+        self._table = table
+        self._requests = table.requests
+        self._link = link
+        self._tasks = tasks
+        self._jobs = jobs
+        self._deadlines = PrefillDeadlines() if jobs is None else jobs.deadlines
+        self._outcomes = Counter[str]() if jobs is None else jobs.outcomes
+
+    async def start(self) -> None:
+        """Begin to answer claims."""
+        if self._jobs is not None:
+            await self._jobs.answer_claims(self._on_claim)
+
+    async def offer(self, live: LiveRequest, decode_worker: str) -> bool:
+        """Put the request into the prefill queue, if that is worth it. The request stays charged to `decode_worker`.
+
+        Return whether the request is taken care of; otherwise it is to be given to its decode worker.
+        """
+        jobs, request, prefill = self._jobs, live.request, live.prefill
+        if jobs is None or live.log.position > 0 or prefill.held is not None or prefill.jobs >= self._deadlines.jobs:
+            return False
+        queued = self._job_for(request) is not None
+        if not await jobs.wanted(request, decode_worker, queued=queued) or not self._requests.is_live(live):
+            return False
+        prefill.decode_worker = decode_worker
+        prefill.jobs += 1
+        if (shared := self._job_for(request)) is not None:
+            self._outcomes["shared"] += 1
+            prefill.job = shared
+            return True
+        # Set before the job is published: the claim may arrive before the queue's confirmation.
+        job = prefill.job = jobs.job_for(request)
+        try:
+            await jobs.publish(request, job)
+        except BusError as error:
+            _log.warning("request %s is left to its own worker, without a prefill worker: %s", live.request_id, error)
+            return not self._unpublished(live, job)
+        return True
+
+    def take(self, live: LiveRequest, delta: TokenDelta) -> TokenDelta | None:
+        """Take the end of a prefill, with the first token. Return what the client gets of it.
+
+        The prefill ends there because of its epoch's token limit; the request goes on, unless the client wants no
+        more. A request that cannot be continued elsewhere must not begin at the prefill worker: its token is dropped,
+        and the decode worker samples it from the same KV.
+        """
+        job = live.prefill.job
+        assert job is not None, "only a prefill worker that was granted the request sends tokens of it"
+        if delta.finish == "error":
+            _log.warning(
+                "request %s is left to its own worker, without a prefill worker: %s", live.request_id, delta.error
+            )
+            self._withdraw(job, "failed")
+            return None
+        if live.request.survival.fidelity is Fidelity.NONE:
+            self._hand_over(job, self._sharing(job))
+            return None
+        goes_on = delta.finish == "length" and live.request.max_tokens != 1
+        if goes_on:
+            delta = msgspec.structs.replace(delta, finish=None)
+        verdict, _ = live.log.accept(delta)
+        if verdict is not Verdict.ACCEPTED:
+            return None
+        if delta.finish != "abort":
+            self._hand_over(job, [other for other in self._sharing(job) if goes_on or other is not live])
+        return delta
+
+    def withdraw_overdue(self, now: float) -> None:
+        """End the jobs that were not claimed, or not finished, in time."""
+        known = [live.prefill.job for live in self._requests.values() if live.prefill.job is not None]
+        for job in {job.id: job for job in known}.values():
+            if now > job.deadline:
+                self._withdraw(job, "not claimed in time" if job.granted is None else "not computed in time")
+
+    def leave_job(self, live: LiveRequest) -> None:
+        """Take the request, which has ended or lost its prefill worker, off its job. If the job was its own, the job
+        ends, and the requests that share it are placed again."""
+        job, live.prefill.job = live.prefill.job, None
+        if job is None or job.request_id != live.request_id:
+            return
+        for other in self._sharing(job):
+            other.prefill.job = None
+            self._tasks.spawn(f"place {other.request_id}", self._table.place(other, other.prefill.decode_worker))
+
+    async def release(self, live: LiveRequest) -> None:
+        """Free the prefill that is held for the request, unless others need it: the decode worker has the KV, or the
+        request has ended."""
+        held, live.prefill.held = live.prefill.held, None
+        if held is not None and not self.is_held(held.request):
+            await self._link.cancel(held.worker, held.request)
+
+    def is_held(self, prefill: RequestEpoch) -> bool:
+        """Return whether a live request needs the KV of this prefill."""
+        held = (live.prefill.held for live in self._requests.values())
+        return any(each is not None and each.request == prefill for each in held)
+
+    # Claims
+
+    async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
+        await answer.send(PrefillGrant(self._grant(claim)))
+
+    def _grant(self, claim: PrefillClaim) -> Submit | None:
+        live = self._requests.get(claim.request_id)
+        job = None if live is None else live.prefill.job
+        if live is None or job is None or job.id != claim.job:
+            self._outcomes["not wanted any more"] += 1
+            return None
+        job.claims += 1
+        if max(job.claims, claim.delivery) > self._deadlines.deliveries:
+            self._withdraw(job, "delivered too often")
+            return None
+        if live.at_prefill_worker:
+            # The job was delivered again, and the worker that claimed it first may still compute the prompt.
+            self._take_back(live)
+        job.granted = live.log.assign(claim.worker)
+        job.deadline = time.monotonic() + self._deadlines.at_work_s
+        return msgspec.structs.replace(self._table.placer.submission(live, job.granted, at_most=1), hold_s=HOLD_S)
+
+    def _take_back(self, live: LiveRequest) -> None:
+        """Take the request from its prefill worker."""
+        granted = live.log.current
+        worker = live.log.give_up(granted.epoch)
+        if worker is not None:
+            self._tasks.spawn(f"take {granted} back", self._link.cancel(worker, granted))
+
+    # Ways out
+
+    def _unpublished(self, live: LiveRequest, job: Job) -> bool:
+        """Withdraw a job that the queue has not confirmed. Return whether the request is to be given to its decode
+        worker now: not if a prefill worker has claimed the job nevertheless, or if the job has ended otherwise."""
+        if live.prefill.job is not job or job.granted is not None:
+            return False
+        live.prefill.job = None
+        self._withdraw(job, "not queued")
+        return True
+
+    def _withdraw(self, job: Job, why: str) -> None:
+        """End a job without a prefill: the decode workers compute the prompt."""
+        self._outcomes[why] += 1
+        for live in self._sharing(job):
+            if live.at_prefill_worker:
+                self._take_back(live)
+            live.prefill.job = None
+            live.prefill.jobs = self._deadlines.jobs
+            place = self._table.place(live, live.prefill.decode_worker)
+            self._tasks.spawn(f"prefill {live.request_id} at its decode worker", place)
+
+    def _hand_over(self, job: Job, sharing: list[LiveRequest]) -> None:
+        """Give these requests to their decode workers, which pull the KV that the prefill worker has computed."""
+        self._outcomes["prefilled elsewhere"] += 1
+        owner = self._requests[job.request_id]
+        owner.prefill.job = None
+        if not sharing:
+            return
+        prefill = owner.log.current
+        source = owner.log.give_up(prefill.epoch)
+        assert source is not None, "only tokens of the current epoch end a prefill"
+        for live in sharing:
+            live.prefill.job = None
+            live.prefill.held = Held(source, prefill)
+            place = self._table.place(live, live.prefill.decode_worker)
+            self._tasks.spawn(f"hand over {live.request_id}", place)
+
+    def _job_for(self, request: Request) -> Job | None:
+        """Return a job in progress for the same prompt."""
+        same = (
+            live.prefill.job
+            for live in self._requests.values()
+            if live.prefill.job is not None
+            and live.request.cache_salt == request.cache_salt
+            and live.request.adapter == request.adapter
+            and live.request.prompt_token_ids == request.prompt_token_ids
+        )
+        return next(same, None)
+
+    def _sharing(self, job: Job) -> list[LiveRequest]:
+        return [live for live in self._requests.values() if live.prefill.job is job]

@@ -1,0 +1,165 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.core.names import DEFAULT_NAMESPACE, NAMESPACE_ENV
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from state.paths import StatePaths
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+JSON_HELP = "Print the result as JSON."
+
+
+ONLY_SERVER = ""
+"""Value of --namespace where it is not given: the command finds its server by itself."""
+
+
+def namespace_option(function: _F) -> _F:
+    """Add the option --namespace, which selects a running server. Without it the only one that runs is meant."""
+    return click.option(
+        "--namespace",
+        envvar=NAMESPACE_ENV,
+        show_envvar=True,
+        default=ONLY_SERVER,
+        show_default="the only server that runs",
+        metavar="NAME",
+        shell_complete=completion_values.namespaces,
+        help="Namespace of the server, which `dynamo ls` shows.",
+    )(function)
+
+
+def endpoint_option(purpose: str) -> Callable[[_F], _F]:
+    """Return a decorator that adds the option --endpoint, which selects an endpoint of the server."""
+    return click.option("--endpoint", metavar="NAME", shell_complete=completion_values.endpoints, help=purpose)
+
+
+def paths_of(namespace: str) -> StatePaths:
+    """Return the paths of the files of the namespace's server; without a namespace, of the only server that runs.
+
+    Raises ConfigError for an invalid namespace, and as `choose_server`.
+    """
+    from dynamo_local.core.server_choice import choose_server
+
+    return _paths(namespace, choose_server)
+
+
+def paths_to_stop(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only one that has crashed is meant, or else the default namespace."""
+    from dynamo_local.core.server_choice import choose_server_to_stop
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        # Processes of a crashed server may be left even if its files are not.
+        return choose_server_to_stop(running, crashed) if running or crashed else DEFAULT_NAMESPACE
+
+    return _paths(namespace, choose)
+
+
+def paths_of_logs(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only one that has crashed is meant, or else the only one that has logs."""
+    from dynamo_local.core.errors import NotRunningError, UsageError
+    from dynamo_local.core.server_choice import START_REMEDY, choose_server
+    from state.namespaces import with_logs
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        if running:
+            return choose_server(running, crashed)
+        if len(crashed) == 1:
+            return crashed[0]
+        found = with_logs(state_folder())
+        if len(found) > 1:
+            raise UsageError(
+                f"no server runs, and {len(found)} have left logs: {', '.join(found)}",
+                f"name one by --namespace or {NAMESPACE_ENV}",
+            )
+        if not found:
+            raise NotRunningError("no server runs, and none has left logs", START_REMEDY)
+        return found[0]
+
+    return _paths(namespace, choose)
+
+
+def paths_of_endpoints(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace in which endpoints are ordered is meant."""
+    from dynamo_local.core.errors import UsageError
+    from dynamo_local.core.server_choice import choose_server
+    from state.namespaces import with_registry
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        found = () if running else with_registry(state_folder())
+        if len(found) > 1:
+            raise UsageError(
+                f"no server runs, and endpoints are ordered in {len(found)} namespaces: {', '.join(found)}",
+                f"name one by --namespace or {NAMESPACE_ENV}",
+            )
+        return found[0] if found else choose_server(running, crashed)
+
+    return _paths(namespace, choose)
+
+
+def paths_of_keys(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace that has keys is meant, or else the default one: keys are
+    made before the server that wants them."""
+    from dynamo_local.core.errors import UsageError
+    from dynamo_local.core.server_choice import choose_server
+    from state.namespaces import with_keys
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        if running:
+            return choose_server(running, crashed)
+        found = with_keys(state_folder())
+        if len(found) > 1:
+            raise UsageError(
+                f"no server runs, and there are keys in {len(found)} namespaces: {', '.join(found)}",
+                f"name one by --namespace or {NAMESPACE_ENV}",
+            )
+        return found[0] if found else DEFAULT_NAMESPACE
+
+    return _paths(namespace, choose)
+
+
+def paths_of_usage(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace of which usage is known is meant."""
+    from dynamo_local.core.errors import UsageError
+    from dynamo_local.core.server_choice import choose_server
+    from state.namespaces import with_usage
+
+    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
+        found = () if running else with_usage(state_folder())
+        if len(found) > 1:
+            raise UsageError(
+                f"no server runs, and {len(found)} have left usage: {', '.join(found)}",
+                f"name one by --namespace or {NAMESPACE_ENV}",
+            )
+        return found[0] if found else choose_server(running, crashed)
+
+    return _paths(namespace, choose)
+
+
+def _paths(namespace: str, choose: Callable[[Sequence[str], Sequence[str]], str]) -> StatePaths:
+    from state.namespaces import find_servers
+    from state.paths import StatePaths
+
+    root = state_folder()
+    if namespace == ONLY_SERVER:
+        found = find_servers(root)
+        namespace = choose(found.running, found.crashed)
+    return StatePaths(root, namespace)
+
+
+def state_folder() -> Path:
+    """Return the folder of all servers' files."""
+    import os
+
+    from state.paths import state_root
+
+    return state_root(os.environ)

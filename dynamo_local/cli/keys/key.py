@@ -1,0 +1,168 @@
+"""`dynamo key`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynamo_local.cli.arguments import completion_values
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of_keys
+from dynamo_local.cli.command_group import CommandGroup
+from dynamo_local.cli.output.console import Console
+
+if TYPE_CHECKING:
+    from dynamo_local.core.messages.keys import KeyOrder, KeysAnswer
+
+_json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+
+
+@click.group(cls=CommandGroup)
+def key() -> None:
+    """Create, list, rotate and revoke API keys.
+
+    While there is no key, the server answers everybody who reaches it. From the first key on, each request needs one.
+    Keys stay when the server ends; they can also be changed while it does not run.
+
+    \b
+    dynamo key create alice --requests-per-minute 60 --tokens-per-minute 100000 --expires 30d
+    dynamo key create boss --admin                # may change endpoints and keys
+    dynamo key list
+    dynamo key rotate alice --overlap 1h          # the former secret works for one more hour
+    dynamo key revoke alice
+    """
+
+
+@key.command()
+@click.argument("name", shell_complete=completion_values.nothing)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="ENDPOINT",
+    shell_complete=completion_values.endpoints,
+    help="Endpoint that it may use; the others are as if they were not there. May be repeated.  [default: all]",
+)
+@click.option("--requests-per-minute", type=int, metavar="NUMBER", help="Requests a minute.  [default: no limit]")
+@click.option(
+    "--tokens-per-minute",
+    type=int,
+    metavar="NUMBER",
+    help="Tokens a minute, of prompts and answers together.  [default: no limit]",
+)
+@click.option("--requests-at-once", type=int, metavar="NUMBER", help="Requests in flight.  [default: no limit]")
+@click.option(
+    "--best-priority",
+    type=int,
+    metavar="NUMBER",
+    help="Lowest `priority` of its requests; lower numbers are served first.  [default: any]",
+)
+@click.option("--expires", metavar="TIME", help="When it ends, from now: e.g. 12h or 30d.  [default: never]")
+@click.option("--admin", is_flag=True, help="It may change endpoints and keys.")
+@namespace_option
+@_json_option
+def create(name: str, expires: str | None, namespace: str, as_json: bool, **given: Any) -> None:
+    """Create key NAME, and print its secret.
+
+    The secret is shown now and never again: only a digest of it is kept. Clients send it as their API key.
+
+    \b
+    dynamo key create alice
+    dynamo key create guest --endpoint chat --requests-per-minute 20 --requests-at-once 2 --expires 30d
+    export OPENAI_API_KEY=$(dynamo key create me --json | jq -r .secret)
+    """
+    import time
+
+    from dynamo_local.core.keys.checks import EXPIRES_IN_S, read_terms
+    from dynamo_local.core.messages.keys import CreateKey
+    from dynamo_local.load.results.quantities import parse_duration
+
+    fields = {"name": name, **given, "endpoints": list(given["endpoints"])}
+    if expires is not None:
+        fields[EXPIRES_IN_S] = parse_duration(expires)
+    # Checked here as well: mistakes of the command line need no server to be found.
+    read_terms(fields, time.time())
+    _print_secret(_send(namespace, CreateKey(fields), as_json=as_json), as_json=as_json)
+
+
+@key.command(name="list")
+@namespace_option
+@_json_option
+def list_(namespace: str, as_json: bool) -> None:
+    """List all keys, with what they allow."""
+    from dynamo_local.cli.keys.text import keys_as_json, table_of_keys
+    from dynamo_local.core.messages.keys import ListKeys
+
+    keys = _send(namespace, ListKeys(), as_json=as_json).keys
+    click.echo(keys_as_json(keys) if as_json else table_of_keys(keys))
+
+
+@key.command()
+@click.argument("name", shell_complete=completion_values.keys)
+@click.option(
+    "--overlap",
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="How long the former secret stays valid. 0: it ends now.",
+)
+@namespace_option
+@_json_option
+def rotate(name: str, overlap: str, namespace: str, as_json: bool) -> None:
+    """Give key NAME another secret, and print it.
+
+    The former secret stays valid for a while, so that no request fails while clients change over. Limits and name stay.
+
+    \b
+    dynamo key rotate alice --overlap 1d
+    dynamo key rotate alice --overlap 0           # it has leaked: end the former secret now
+    """
+    from dynamo_local.core.messages.keys import RotateKey
+    from dynamo_local.load.results.quantities import parse_duration
+
+    overlap_s = 0.0 if overlap.strip() == "0" else parse_duration(overlap)
+    _print_secret(_send(namespace, RotateKey(name, overlap_s), as_json=as_json), as_json=as_json)
+
+
+@key.command()
+@click.argument("name", shell_complete=completion_values.keys)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--open", "opens", is_flag=True, help="Also if it is the last key: the server then answers everybody.")
+@namespace_option
+@_json_option
+def revoke(name: str, yes: bool, opens: bool, namespace: str, as_json: bool) -> None:
+    """Remove key NAME. Its requests in flight are finished; the next ones are refused.
+
+    Confirmation is asked for on a terminal only.
+
+    \b
+    dynamo key revoke alice
+    dynamo key revoke last --open                 # no key is left: everybody who reaches the server is answered
+    """
+    from dynamo_local.core.messages.keys import RevokeKey
+
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Revoke key {name}?", abort=True)
+    _send(namespace, RevokeKey(name, opens), as_json=as_json)
+    click.echo('{"revoked": true}' if as_json else f"{name} is revoked")
+
+
+def _send(namespace: str, order: KeyOrder, *, as_json: bool) -> KeysAnswer:
+    import asyncio
+
+    from dynamo_local.supervisor.admin.keys import order_key
+
+    return asyncio.run(order_key(paths_of_keys(namespace), order, Console(err=as_json)))
+
+
+def _print_secret(answer: KeysAnswer, *, as_json: bool) -> None:
+    from dynamo_local.cli.keys.text import description_of_key, key_as_json
+
+    (view,) = answer.keys
+    if as_json:
+        click.echo(key_as_json(view, answer.secret))
+        return
+    click.echo(description_of_key(view), err=True)
+    click.echo("This secret is not shown again:", err=True)
+    click.echo(answer.secret)

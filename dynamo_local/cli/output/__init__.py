@@ -1,0 +1,1 @@
+"""What commands print: tables, descriptions, events and lines of logs."""

@@ -1,0 +1,1 @@
+"""When an endpoint is awake, parked or asleep. Pure."""

@@ -1,0 +1,1 @@
+"""What is done next for one endpoint, by what is ordered of it and what is observed. Pure."""

@@ -1,0 +1,1 @@
+"""Turns of endpoints on devices that are fewer than they. Pure."""

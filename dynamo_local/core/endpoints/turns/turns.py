@@ -1,0 +1,192 @@
+"""Turns of endpoints on devices that are fewer than they. Pure.
+
+An endpoint that is asked for and has no worker waits for devices. Whoever has waited longest comes first, and gets
+devices in this order: those that are free; those of endpoints without a request, the least recently used first; those
+of endpoints whose turn is over, the longest turn first. Minimums of workers are never touched, and nobody yields more
+workers than somebody needs.
+
+An endpoint with requests keeps its devices for a turn, and beyond it while nobody waits. After its turn it takes no new
+requests, which are held and wait in their turn; those that run finish, and then its workers end. An endpoint without
+requests yields at once, its turn over or not, but for a short pause, in which a client that asks one question after
+another has the time for its next one.
+
+Endpoints that a schedule keeps awake (`kept`) wait for nobody's turn: such an endpoint gets what is free, or what
+nobody has used for a whole turn, and is the last to yield of those without a request.
+
+The longest wait follows from this: `longest_wait_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynamo_local.core.endpoints.turns.contenders import Contender, Limits
+from dynamo_local.core.endpoints.turns.placing import Room, less, more, placed
+from dynamo_local.core.endpoints.turns.units import Unit, needed_of, room_with, units_of
+from dynamo_local.core.shares import fits, share_of
+
+_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Yield:
+    """An endpoint's workers that are to end for the endpoint `to`, which gets their devices.
+
+    `finishing`: requests that run finish first, and no new ones are taken meanwhile. Workers beside which others of the
+    endpoint stay (`stays`) end at once: their requests go on there.
+    """
+
+    endpoint: str
+    to: str
+    workers: tuple[str, ...]
+    finishing: bool
+    stays: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Turns:
+    """`reserved`: devices, by the endpoint that alone may take them, which are free or become free for it. `waits`: for
+    each endpoint that cannot start now, what it waits for. `look_at`: when all this may change without
+    anything else that happens."""
+
+    yields: tuple[Yield, ...] = ()
+    reserved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
+    look_at: float | None = None
+
+    @property
+    def closed(self) -> frozenset[str]:
+        """Endpoints that take no new requests."""
+        return frozenset(each.endpoint for each in self.yields if not each.stays)
+
+    def reserved_for_others(self, endpoint: str) -> dict[int, str]:
+        """The devices that this endpoint may not take, and for whom they are kept."""
+        return {device: name for name, ids in self.reserved.items() if name != endpoint for device in ids}
+
+
+def longest_wait_s(others: int, limits: Limits, longest_request_s: float, start_s: float) -> float:
+    """The longest wait of a request for an endpoint where each worker takes one device, and no start fails. `others`:
+    endpoints that wait before it, and the one that has the device; `longest_request_s`: of any request that runs;
+    `start_s`: time of an end and a start.
+
+    A request that comes right after its endpoint's turn waits until those that run have finished, then for a turn of
+    each of the others, and the start."""
+    return others * (limits.turn_s + longest_request_s + start_s) + longest_request_s + start_s
+
+
+def take_turns(contenders: Iterable[Contender], free: Room, now: float, limits: Limits = _LIMITS) -> Turns:
+    """Decide who yields to whom. `free`: what is left of each device, of which nobody's worker has a claim."""
+    by_name = {each.name: each for each in contenders}
+    room: Room = dict(free)
+    for claim in (claim for each in by_name.values() for claim in each.ending):
+        room = more(room, claim.devices, claim.share)
+    units = sorted(units_of(by_name.values(), now, limits), key=lambda unit: unit.key)
+    round_ = _Round(now, limits, dict(free), room, units)
+    for each in _in_line(by_name.values()):
+        round_.serve(each)
+    return round_.turns()
+
+
+@dataclass
+class _Round:
+    """Serves those that wait, one after the other. `free`: what is left of each device now; `room`: with what
+    becomes free in a moment; `units`: who may yield, in order."""
+
+    now: float
+    limits: Limits
+    free: Room
+    room: Room
+    units: list[Unit]
+    yields: list[Yield] = field(default_factory=list)
+    reserved: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    moments: list[float] = field(default_factory=list)
+
+    def serve(self, waiting: Contender) -> None:
+        """Reserve devices for an endpoint that waits, and have others yield them once they may."""
+        units = [unit for unit in self.units if unit.of.name != waiting.name and self._may_take(waiting, unit)]
+        needed = needed_of(self.room, units, waiting.needs)
+        if needed is None:
+            self.waits[waiting.name] = f"waits for a device: {self._why_none(waiting)}"
+            return
+        self.units = [unit for unit in self.units if unit not in needed]
+        later = [unit for unit in needed if unit.at > self.now]
+        self._reserve(waiting, needed, returns=not later)
+        if later:
+            self.moments.append(max(unit.at for unit in later))
+            names = ", ".join(sorted({unit.of.name for unit in later}))
+            turn = _seconds(self.limits.turn_s)
+            self.waits[waiting.name] = f"waits for a device: {names} may keep it for the rest of a turn of {turn}"
+            return
+        for name in sorted({unit.of.name for unit in needed}):
+            self.yields.append(self._yield([unit for unit in needed if unit.of.name == name], waiting))
+        unfinished = [each.endpoint for each in self.yields if each.to == waiting.name and each.finishing]
+        if unfinished:
+            self.waits[waiting.name] = f"waits for a device: requests of {', '.join(unfinished)} finish first"
+
+    def turns(self) -> Turns:
+        return Turns(tuple(self.yields), self.reserved, self.waits, min(self.moments, default=None))
+
+    def _may_take(self, waiting: Contender, unit: Unit) -> bool:
+        if waiting.waits_since is not None:
+            return True
+        if unit.rank != 0:
+            return False
+        unused_at = unit.since + self.limits.turn_s
+        if unused_at > self.now:
+            self.moments.append(unused_at)
+        return unused_at <= self.now
+
+    def _reserve(self, waiting: Contender, needed: Iterable[Unit], *, returns: bool) -> None:
+        """`returns`: whether the units yield now, so that others may have what is over of their devices."""
+        after = room_with(self.room, needed)
+        found = placed(after, waiting.needs)
+        assert found is not None, "it was tried"
+        if returns:
+            self.room = after
+        for ids, amount in zip(found, waiting.needs, strict=True):
+            if any(not fits(1 - self.free.get(device, 0.0), share_of(amount)) for device in ids):
+                self.waits[waiting.name] = "waits for a device: the workers that hold it are ending"
+            self.free = less(self.free, ids, share_of(amount))
+            self.room = less(self.room, ids, share_of(amount))
+        self.reserved[waiting.name] = tuple(sorted({device for ids in found for device in ids}))
+
+    def _why_none(self, waiting: Contender) -> str:
+        if waiting.waits_since is None:
+            return "others use them, and a schedule takes none from those"
+        if self.reserved:
+            return f"{', '.join(sorted(self.reserved))} waited before it"
+        return "all are held by minimums of endpoints, or by others on the machine"
+
+    def _yield(self, units: Sequence[Unit], to: Contender) -> Yield:
+        of, stays = units[0].of, all(unit.stays for unit in units)
+        workers = tuple(worker for unit in units for worker in unit.workers)
+        finishing = of.running != 0 and not stays
+        if units[0].rank <= 1:
+            state = f"without a request for {_seconds(self.now - units[0].since)}"
+        else:
+            first = f", {_requests(of.running)} first" if finishing and of.running else ""
+            state = f"its turn of {_seconds(self.limits.turn_s)} is over{first}"
+        what = f"{len(workers)} of its {len(of.workers)} workers" if stays else "its device"
+        asked = "kept awake by its schedule"
+        if to.waits_since is not None:
+            asked = f"asked for {_seconds(self.now - to.waits_since)} ago"
+        return Yield(of.name, to.name, workers, finishing, stays, f"yields {what} to {to.name}, {asked}: {state}")
+
+
+def _in_line(contenders: Iterable[Contender]) -> list[Contender]:
+    """Orders the endpoints that need devices: who has waited longest comes first, then who is kept awake by a
+    schedule."""
+    lacking = [each for each in contenders if each.needs and (each.waits_since is not None or each.kept)]
+    return sorted(lacking, key=lambda one: (math.inf if one.waits_since is None else one.waits_since, one.name))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
+def _requests(number: int) -> str:
+    return f"{number} request finishes" if number == 1 else f"{number} requests finish"

@@ -1,0 +1,67 @@
+"""An API key: who it is, what it allows, and how it is recognised. Pure.
+
+A secret has 256 random bits, so a plain SHA-256 of it is as hard to turn back as the secret is to guess: a hash that is
+slow on purpose protects words that people choose, and would only make each request slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+PREFIX = "dyn-"
+"""What a secret begins with, so that people and scanners of repositories know it for one."""
+
+SECRET_BYTES = 32
+
+
+def digest_of(secret: bytes) -> str:
+    """What is stored of a secret: its SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(secret).hexdigest()
+
+
+class FormerSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The secret that a key had before its last rotation, valid until then, in seconds since 1970."""
+
+    digest: str
+    valid_until: float
+
+
+class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A key. Times are of the wall clock, in seconds since 1970.
+
+    `digest`: of its secret. `endpoints`: those that it may use; none: all. `requests_per_minute`, `tokens_per_minute`,
+    `requests_at_once`: limits on all frontends together; None: no limit. `best_priority`: the lowest number that its
+    requests may have as `priority`, where lower numbers are served first; None: any. `admin`: it may change endpoints
+    and keys. `number` grows with each key that is created; `slot` is the key's place among the counters of limits,
+    which a later key may get.
+    """
+
+    name: str
+    digest: str
+    number: int
+    slot: int
+    created_at: float
+    endpoints: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_at_once: int | None = None
+    best_priority: int | None = None
+    expires_at: float | None = None
+    admin: bool = False
+    former: FormerSecret | None = None
+
+    def has_expired(self, now: float) -> bool:
+        """Whether the key's time is over."""
+        return self.expires_at is not None and now >= self.expires_at
+
+    def allows(self, endpoint: str) -> bool:
+        """Whether its requests may be for that endpoint; the empty name is the graph's own model."""
+        return not self.endpoints or endpoint in self.endpoints
+
+    def digests(self, now: float) -> tuple[str, ...]:
+        """Digests of the secrets by which the key is known now."""
+        if self.former is None or now >= self.former.valid_until:
+            return (self.digest,)
+        return self.digest, self.former.digest

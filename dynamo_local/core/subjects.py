@@ -1,0 +1,195 @@
+"""The subjects of the bus, each spelled once.
+
+A subject is `dyn.{namespace}.{kind}...`, or, for the processes of an endpoint's revision,
+`dyn.{namespace}.endpoint.{revision}.{kind}...`. Namespaces, revisions and service names contain no dot, so that a
+subject can be split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def revision_in(subject: str) -> str:
+    """The text of the endpoint's revision whose processes talk on a subject; empty for the graph's own subjects."""
+    parts = subject.split(".", 4)
+    return parts[3] if len(parts) > 4 and parts[2] == "endpoint" else ""
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """The NATS subjects of one namespace, and the names of its streams. `lease` names the process that listens.
+
+    `revision`: text of an endpoint's revision whose processes talk among themselves; empty for the graph's own. What
+    concerns the whole server (events, devices, settings, the planner, endpoints) has one subject for all of them.
+    """
+
+    namespace: str
+    revision: str = ""
+
+    @property
+    def _server(self) -> str:
+        return f"dyn.{self.namespace}"
+
+    @property
+    def _root(self) -> str:
+        return f"{self._server}.endpoint.{self.revision}" if self.revision else self._server
+
+    def presence(self, watcher: str) -> str:
+        """The presence of one watcher's process."""
+        return f"{self._root}.presence.{watcher}"
+
+    @property
+    def presences(self) -> str:
+        """Matches the presences of all processes."""
+        return f"{self._root}.presence.*"
+
+    @property
+    def presences_of_endpoints(self) -> str:
+        """Matches the presences in all revisions of all endpoints."""
+        return f"{self._server}.endpoint.*.presence.*"
+
+    @property
+    def probe(self) -> str:
+        """Tells the processes of this revision to publish their presence at once; without one, all processes."""
+        return f"{self._root}.probe"
+
+    @property
+    def probe_of_all(self) -> str:
+        """Tells all processes, those of endpoints included, to publish their presence at once."""
+        return f"{self._server}.probe"
+
+    @property
+    def revoked(self) -> str:
+        """Tells all processes of a lease that is void."""
+        return f"{self._root}.revoked"
+
+    @property
+    def revoked_of_endpoints(self) -> str:
+        """Matches `revoked` of all revisions of all endpoints."""
+        return f"{self._server}.endpoint.*.revoked"
+
+    @property
+    def endpoints(self) -> str:
+        """Orders and questions about endpoints, for the server (core/messages/endpoints.py; request and answer)."""
+        return f"{self._server}.endpoints"
+
+    @property
+    def endpoint_changes(self) -> str:
+        """Tells the planner what the server has done by itself: endpoints that park, sleep, wake and swap devices, as
+        events (core/messages/events.py)."""
+        return f"{self._server}.endpoint_changes"
+
+    @property
+    def keys(self) -> str:
+        """Orders and questions about API keys, for the server (core/messages/keys.py; request and answer)."""
+        return f"{self._server}.keys"
+
+    @property
+    def token_orders(self) -> str:
+        """Orders to replace the token of NATS, for the server (core/messages/rotation.py; request and answer)."""
+        return f"{self._server}.token"
+
+    @property
+    def address_changes(self) -> str:
+        """Tells all processes to read the address of NATS anew (request; each answers)."""
+        return f"{self._server}.address"
+
+    @property
+    def board(self) -> str:
+        """Tells frontends and the planner that the board of endpoints has changed."""
+        return f"{self._server}.board"
+
+    def work(self, lease: str) -> str:
+        """From frontends to a worker: submissions, acknowledgements, cancellations."""
+        return f"{self._root}.work.{lease}"
+
+    def tokens(self, lease: str) -> str:
+        """From workers to a frontend: tokens."""
+        return f"{self._root}.tokens.{lease}"
+
+    @property
+    def assign(self) -> str:
+        """Asks the router for a worker (request and answer)."""
+        return f"{self._root}.router.assign"
+
+    @property
+    def released(self) -> str:
+        """Tells the router that a request has left its worker."""
+        return f"{self._root}.router.released"
+
+    @property
+    def charges(self) -> str:
+        """Tells the router all requests of a frontend that workers have."""
+        return f"{self._root}.router.charges"
+
+    def cached(self, lease: str) -> str:
+        """Asks a worker how much of a prompt it has cached (request and answer)."""
+        return f"{self._root}.cached.{lease}"
+
+    def pin(self, lease: str) -> str:
+        """Asks a worker to pin blocks for a reader (request and answer)."""
+        return f"{self._root}.pin.{lease}"
+
+    def role(self, lease: str) -> str:
+        """Tells a worker to change its role (request and answer)."""
+        return f"{self._root}.role.{lease}"
+
+    def parking(self, lease: str) -> str:
+        """Tells a worker to park, or to take requests again (request and answer)."""
+        return f"{self._root}.parking.{lease}"
+
+    @property
+    def holds(self) -> str:
+        """Tells the server to hold the claimed devices (request and answer)."""
+        return f"{self._server}.holds"
+
+    @property
+    def planner(self) -> str:
+        """The planner's reports."""
+        return f"{self._server}.planner"
+
+    @property
+    def events(self) -> str:
+        """Events (core/messages/events.py) of processes other than the server, which writes them down."""
+        return f"{self._server}.events"
+
+    def migrations(self, lease: str) -> str:
+        """Tells a worker to prepare a migration to it (request and answer)."""
+        return f"{self._root}.migrations.{lease}"
+
+    def requests(self, lease: str) -> str:
+        """Asks a frontend for its requests, or to migrate some (request and answer)."""
+        return f"{self._root}.requests.{lease}"
+
+    def claims(self, lease: str) -> str:
+        """Asks a frontend for the request of a prefill job (request and answer)."""
+        return f"{self._root}.claims.{lease}"
+
+    @property
+    def prefill_jobs(self) -> str:
+        """The subject of prefill jobs, which the prefill stream stores."""
+        return f"{self._root}.prefill.jobs"
+
+    @property
+    def prefill_stream(self) -> str:
+        """Name of the JetStream stream behind the prefill queue. (Such names contain no dots.)"""
+        return "_".join(part for part in ("dyn", self.namespace, self.revision, "prefill") if part)
+
+    @property
+    def settings_bucket(self) -> str:
+        """Name of the JetStream key-value bucket with the live settings."""
+        return f"dyn_{self.namespace}_settings"
+
+    @property
+    def setting_changes(self) -> str:
+        """Matches the subjects on which NATS publishes changes in that bucket; `>` stands for the setting's name."""
+        return f"{self._server}.settings.>"
+
+    def call(self, service: str, endpoint: str) -> str:
+        """Begins a call of a service's endpoint. The instances of the service form a queue group."""
+        return f"{self._root}.call.{service}.{endpoint}"
+
+    def call_control(self, call_id: str) -> str:
+        """From a caller to the instance that serves its call: credit, hang-up."""
+        return f"{self._root}.callctl.{call_id}"

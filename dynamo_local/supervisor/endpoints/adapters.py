@@ -1,0 +1,144 @@
+"""The LoRA adapters of a server's endpoints: what their folders say, and which revisions have room for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.endpoints.adapters import Ranks, served_on, shortage, with_room
+from dynamo_local.core.endpoints.registry import Entry, Registry
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.status import status_of_adapter
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.messages.endpoints import EndpointStatus, ServedAdapter
+from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.server.adapter_rooms import rank_of
+
+_EVERY_S = 5.0
+"""Time between two looks at the folders."""
+
+
+@dataclass(frozen=True)
+class AdaptersOfBase:
+    """The adapters of an endpoint with workers. `served`: by the revision that answers, or is to answer first, whose
+    spec is `by`; `coming`: by the one that is ordered."""
+
+    ranks: Ranks
+    by: EndpointSpec
+    served: frozenset[str]
+    coming: frozenset[str]
+    on_cpu: bool
+
+    def lack_of(self, name: str) -> str:
+        """Why the revision that answers cannot serve the adapter, as a clause; empty if it can."""
+        if name in self.served:
+            return ""
+        ranks = {one: rank for one, rank in self.ranks.items() if one in self.served or one == name}
+        return shortage(self.by, ranks, on_cpu=self.on_cpu)
+
+
+class AdapterFolders:
+    """What is known of adapters from their files: their ranks, and what is wrong with them."""
+
+    def __init__(self, kept: KeptRegistry, happened: Callable[[str, str, str], None], *, on_cpu: bool) -> None:
+        """`happened(endpoint, what, why)`: for the event log and the terminal."""
+        self._kept = kept
+        self._happened = happened
+        self.on_cpu = on_cpu
+        self._ranks: dict[str, int] = {}
+        self._wrong: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Look at the folders now and then, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_EVERY_S)
+
+    async def look(self) -> None:
+        """Look at all folders."""
+        adapters = _adapters(self._kept.current)
+        found = await asyncio.to_thread(_look, adapters)
+        for (adapter, _), rank in zip(adapters, found, strict=True):
+            entry = self._kept.current.entries.get(adapter.name)
+            if entry is not None and entry.spec == adapter:
+                self._note(adapter, rank)
+        for name in self._wrong.keys() - self._kept.current.entries.keys():
+            del self._wrong[name]
+
+    async def read(self, adapter: EndpointSpec, base: EndpointSpec) -> None:
+        """Look at the folder of an adapter that is ordered. Raises UsageError if it has none."""
+        self._ranks[adapter.model] = await asyncio.to_thread(rank_of, adapter, base)
+        self._wrong.pop(adapter.name, None)
+
+    def ranks(self, registry: Registry, base: str, ordered: EndpointSpec | None = None) -> dict[str, int]:
+        """The adapters of an endpoint, with one that is ordered."""
+        specs = {entry.spec.name: entry.spec for entry in registry.adapters_of(base)}
+        if ordered is not None:
+            specs[ordered.name] = ordered
+        return {name: self._ranks.get(spec.model, 0) for name, spec in specs.items()}
+
+    def with_room(self, base: EndpointSpec, ranks: Ranks, of: str = "", *, roll: bool = False) -> EndpointSpec:
+        """As `core.endpoints.adapters.with_room`, on the devices of this server."""
+        return with_room(base, ranks, on_cpu=self.on_cpu, of=of, roll=roll)
+
+    def of(self, run: EndpointRun) -> AdaptersOfBase:
+        """The adapters of an endpoint, as its revisions can serve them."""
+        ranks = self.ranks(self._kept.current, run.name)
+        by, ordered = run.spec_that_takes, run.entry.spec
+        return AdaptersOfBase(ranks, by, self._served(by, ranks), self._served(ordered, ranks), self.on_cpu)
+
+    def listed(self, run: EndpointRun) -> Callable[[EndpointSpec], Sequence[ServedAdapter]]:
+        """The adapters that a revision of the endpoint is to serve, by the revision's spec."""
+        entries = self._kept.current.adapters_of(run.name)
+        ranks = self.ranks(self._kept.current, run.name)
+
+        def of_revision(spec: EndpointSpec) -> Sequence[ServedAdapter]:
+            served = self._served(spec, ranks)
+            return [_served_adapter(entry) for entry in entries if entry.spec.name in served]
+
+        return of_revision
+
+    def status(self, adapter: EndpointSpec, of: AdaptersOfBase | None, base: EndpointStatus | None) -> EndpointStatus:
+        """The status of an adapter. `of` and `base`: of the endpoint that is to serve it; None if there is none."""
+        lacks = "" if of is None else of.lack_of(adapter.name)
+        comes = of is not None and adapter.name in of.coming
+        wrong = self._wrong.get(adapter.name, "")
+        return status_of_adapter(adapter.adapter_of or "", base, lacks=lacks, comes=comes, wrong=wrong)
+
+    def _served(self, spec: EndpointSpec, ranks: Ranks) -> frozenset[str]:
+        return frozenset(served_on(spec, ranks, on_cpu=self.on_cpu))
+
+    def _note(self, adapter: EndpointSpec, found: int | str) -> None:
+        before = self._wrong.get(adapter.name)
+        if isinstance(found, int):
+            self._ranks[adapter.model] = found
+            if self._wrong.pop(adapter.name, None) is not None:
+                self._happened(adapter.name, "its folder is there again", "")
+        elif found != before:
+            self._wrong[adapter.name] = found
+            self._happened(adapter.name, "failed", found)
+
+
+def _adapters(registry: Registry) -> list[tuple[EndpointSpec, EndpointSpec]]:
+    """All adapters, each with its base."""
+    specs = [entry.spec for entry in registry.entries.values()]
+    return [(spec, registry.entry(spec.adapter_of).spec) for spec in specs if spec.adapter_of is not None]
+
+
+def _look(adapters: Sequence[tuple[EndpointSpec, EndpointSpec]]) -> list[int | str]:
+    """The rank of each, or what is wrong with it. Blocks."""
+    found: list[int | str] = []
+    for adapter, base in adapters:
+        try:
+            found.append(rank_of(adapter, base))
+        except UsageError as error:
+            found.append(error.cause)
+    return found
+
+
+def _served_adapter(entry: Entry) -> ServedAdapter:
+    # No other endpoint of any time has the same order.
+    return ServedAdapter(entry.spec.name, str(Path(entry.spec.model).expanduser()), f"{entry.order}.{entry.revision}")

@@ -1,0 +1,198 @@
+"""From an endpoint's spec to what its revision runs: the model is had and checked, settings are chosen, as by
+`dynamo serve MODEL`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from dynamo_local.core.endpoints.memory import worker_bytes
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import DynamoError, UsageError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.names import Revision
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.flags import Flag
+from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.sdk.graph import Graph, load_graph
+from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
+from dynamo_local.supervisor.server.launch.machine_room import check_room_for_workers
+from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
+from dynamo_local.supervisor.server.launch.plan import revision_templates
+from dynamo_local.supervisor.server.launch.prepare import (
+    Chooser,
+    Chosen,
+    NamedModels,
+    with_named_models,
+    without_preloads,
+)
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
+from dynamo_local.supervisor.server.reports.report import Report
+from state.devices.allocation import Inventory
+
+AGGREGATED = "components.graphs.aggregated:Frontend"
+DISAGGREGATED = "components.graphs.disaggregated:Frontend"
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ModelTools:
+    """What the command line does for a model, for one endpoint.
+
+    `flags` and `overrides`: the endpoint's settings as options, see ServeRequest. `choose`, `named`, `obtain`: see
+    `server.launch.prepare`.
+    """
+
+    flags: tuple[Flag, ...]
+    overrides: tuple[str, ...]
+    choose: Chooser
+    named: NamedModels
+    obtain: Obtain
+
+
+MakeTools = Callable[[EndpointSpec, Inventory, Report], ModelTools]
+"""Makes the tools for an endpoint's model on the server's devices. They show their progress in the report, which may
+raise to end them. Raises UsageError for settings that no service takes."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a revision runs: the graph for its frontend and workers, and the templates of the latter.
+
+    `engine_bytes`: what each worker takes of the machine's memory at most, see `server.launch.Chosen`. `files`:
+    identity of the model's files, by folder.
+    """
+
+    graph: ResolvedGraph
+    templates: tuple[ServiceTemplate, ...]
+    engine_bytes: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def template(self, *, prefill: bool) -> ServiceTemplate | None:
+        """The template of the workers that answer, or of those that prefill."""
+        return next((one for one in self.templates if (one.role == PREFILL_ROLE) == prefill), None)
+
+
+@dataclass(frozen=True)
+class EndpointLauncher:
+    """Launches the endpoints of one server. `forks`: whether workers may be forked from the fork server."""
+
+    namespace: str
+    root: Path
+    inventory: Inventory
+    make_tools: MakeTools
+    report: Report
+    forks: bool = True
+
+    async def launch(self, revision: Revision, spec: EndpointSpec, progress: Callable[[str], None]) -> Launched:
+        """Decide what the revision runs, and get its model. `progress` is told in words how far that is.
+
+        A model may take long; a call that is cancelled ends its work soon after. Raises UsageError for what cannot be
+        run as it is ordered, and another DynamoError where trying again may help.
+        """
+        report = _LaunchReport(self.report, spec.name, asyncio.get_running_loop(), progress)
+        try:
+            return await _in_thread(lambda: self.prepare(revision, spec, report), f"launch {revision}")
+        finally:
+            report.stopped.set()
+
+    def prepare(self, revision: Revision, spec: EndpointSpec, report: Report) -> Launched:
+        """As `launch`, in this thread."""
+        tools = self.make_tools(spec, self.inventory, report)
+        graph = load_graph(DISAGGREGATED if spec.disaggregated else AGGREGATED)
+        chosen = tools.choose(graph, self._resolve(graph, spec, tools, Chosen()), self.inventory)
+        resolved = self._resolve(graph, spec, tools, chosen)
+        resolved = with_named_models(graph, resolved, tools.named)
+        resolved = with_models(graph, resolved, tools.obtain, on_cpu=self.inventory.kind == "cpu-slot")
+        files = files_of(resolved)
+        resolved = with_files(resolved, files)
+        templates = revision_templates(resolved, str(revision), self.root)
+        self._check_devices(spec, templates)
+        return Launched(resolved, templates, chosen.engine_bytes, files)
+
+    def check_room(self, launched: Launched, number: int, *, prefill: bool, shared: int = 0) -> None:
+        """Raise UsageError if the machine has no room for so many more workers, MemoryShortError if that is for its
+        memory. `shared`: bytes of each one's weights that are in memory already. Blocks."""
+        template = launched.template(prefill=prefill)
+        if template is not None and number > 0:
+            needed = worker_bytes(launched.engine_bytes, shared)
+            check_room_for_workers(self.root, template, number, self.inventory.kind, needed)
+
+    def _resolve(self, graph: Graph, spec: EndpointSpec, tools: ModelTools, chosen: Chosen) -> ResolvedGraph:
+        resolved = resolve(
+            graph, None, tools.overrides, self.namespace, spec.model, flags=tools.flags, chosen=chosen.sections
+        )
+        resolved = without_downloads_for_mockers(graph, resolved)
+        return resolved if self.forks else without_preloads(resolved)
+
+    def _check_devices(self, spec: EndpointSpec, templates: tuple[ServiceTemplate, ...]) -> None:
+        most = len(self.inventory.devices)
+        for template in templates:
+            if template.devices > most:
+                raise UsageError(f"a worker of {spec.name} needs {template.devices} devices, and there are {most}")
+
+
+class _StoppedError(DynamoError):
+    """The launch was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("the launch was cancelled")
+
+
+@dataclass(frozen=True)
+class _LaunchReport:
+    """Shows the lines of one launch on the server's report and in the endpoint's status. Used from a thread; ends it,
+    by an error, once the launch is not wanted any more."""
+
+    report: Report
+    endpoint: str
+    loop: asyncio.AbstractEventLoop
+    progress: Callable[[str], None]
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def step(self, text: str) -> None:
+        self.pending(text)
+        self.report.step(f"{self.endpoint}  {text}")
+
+    def say(self, text: str) -> None:
+        self.report.say(text)
+
+    def pending(self, text: str) -> None:
+        if self.stopped.is_set():
+            raise _StoppedError
+        self.loop.call_soon_threadsafe(self.progress, text)
+
+
+async def _in_thread(work: Callable[[], _T], name: str) -> _T:
+    """Run `work` in a daemon thread: the end of the server does not wait for a download."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(result)  # type: ignore[arg-type]  # there is a result if there is no error
+        else:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as failure:  # noqa: BLE001 - raised in the task that waits
+            error = failure
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            _log.debug("%s ended after the server", name)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await outcome

@@ -1,0 +1,387 @@
+"""One revision of an endpoint: what the server remembers of it, and the steps that are carried out for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from dynamo_local.core.endpoints.rollout.next_steps import back_off_s
+from dynamo_local.core.endpoints.rollout.observed import Frontends, Seen, UnderWay, Workers
+from dynamo_local.core.endpoints.rollout.steps import BreakOff, End, Launch, Park, Retire, RevisionStep, Start, Wake
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import ConfigError, DynamoError, UsageError, one_line
+from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
+from dynamo_local.core.names import Revision
+from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched
+from dynamo_local.supervisor.endpoints.revisions.model_files import ModelChangedError, check_files
+from dynamo_local.supervisor.endpoints.revisions.observing import (
+    RevisionWatch,
+    Room,
+    doing,
+    frontends_of,
+    is_nearly_ready,
+    served_by,
+    workers_of,
+)
+from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, until
+from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
+from state.statefile.model import State
+
+_log = logging.getLogger(__name__)
+
+_ANNOUNCED_WITHIN_S = 5.0
+"""Time in which a worker that has answered announces what it has answered."""
+_PARK_AGAIN_S = 2.0
+"""Time until a worker that has refused to park is asked again."""
+_WAKES = 2
+"""Failures after which a worker that cannot be woken is ended, and another one started in its place."""
+
+
+class RevisionRun:
+    """A revision while the server runs. `look` is called when there may be something to do."""
+
+    def __init__(self, name: Revision, tools: RevisionTools, look: Callable[[], None]) -> None:
+        self.name = name
+        self.spec: EndpointSpec | None = None
+        """None for a revision that is not ordered any more."""
+        self.launched: Launched | None = None
+        self.took_requests = False
+        self._tools = tools
+        self._look = look
+        self._watch: RevisionWatch | None = None
+        self._under_way: UnderWay = ""
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._repeated = False
+        """Whether a start was repeated that had failed without a reason."""
+        self._error = ""
+        self._is_hopeless = False
+        self._may_start_at = 0.0
+        self._may_park_at = 0.0
+        self._not_woken: dict[str, int] = {}
+        """By watcher, how often in a row it could not be woken."""
+        self._lost: dict[str, str] = {}
+        """Workers that cannot be woken, each with the reason."""
+        self._heard = asyncio.Event()
+        self._doing = ""
+        self._renewed_for: Mapping[str, str] | None = None
+        """The model's files with which another revision was made last."""
+        self._drained_by: float | None = None
+        self._unserved_since: float | None = None
+
+    # What there is of it.
+
+    def wanted(self, workers: int, prefill_workers: int, state: State) -> tuple[AddWorker, ...]:
+        """The workers that lack, of those wanted. None of a revision that ends: its templates may be gone."""
+        if self._under_way == "ending":
+            return ()
+        present = self.workers(state)
+        answering, prefill = workers - present[0].present, prefill_workers - present[1].present
+        return (*self._additions(answering, prefill=False), *self._additions(prefill, prefill=True))
+
+    def amounts(self, workers: int, prefill_workers: int, state: State) -> tuple[float, ...]:
+        """What the workers that lack take of devices: their number, or the share of one."""
+        templates = {False: self._template(prefill=False), True: self._template(prefill=True)}
+        kinds = (change.role == PREFILL_ROLE for change in self.wanted(workers, prefill_workers, state))
+        found = (templates[prefill] for prefill in kinds)
+        return tuple(one.device_count for one in found if one is not None)
+
+    def workers(self, state: State) -> tuple[Workers, Workers]:
+        """The workers that answer, and those that prefill."""
+        return workers_of(state, self.name, self._view, {**self._tools.given_up, **self._lost})
+
+    @property
+    def frontends(self) -> Frontends:
+        """The frontends that serve it."""
+        return frontends_of(self._view)
+
+    @property
+    def served(self) -> int:
+        """A number that changes with each request that its workers get."""
+        return served_by(self._view)
+
+    @property
+    def is_nearly_ready(self) -> bool:
+        """Whether the engine of one of its workers has started."""
+        return is_nearly_ready(self._view)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._under_way)
+
+    def seen(self, state: State, room: Room) -> Seen:
+        """What is observed now."""
+        workers, prefill = self.workers(state)
+        frontends = frontends_of(self._view)
+        self._check_frontends(bool(workers.ready), frontends)
+        now = self._tools.clock()
+        return Seen(
+            launched=self.launched is not None,
+            under_way=self._under_way,
+            workers=workers,
+            prefill=prefill,
+            frontends=frontends,
+            room=room.workers,
+            failures=self._failures,
+            error=self._error,
+            is_hopeless=self._is_hopeless,
+            may_start=now >= self._may_start_at,
+            may_park=now >= self._may_park_at,
+            took_requests=self.took_requests,
+            drain_is_over=self._drained_by is not None and now >= self._drained_by,
+            doing=self._doing if self._under_way == "launching" else doing(self._view),
+            shortage=room.shortage,
+        )
+
+    def begin_drain(self) -> None:
+        """Give its requests their last time to finish. Nothing is changed by another call."""
+        if self._drained_by is None:
+            self._drained_by = self._tools.clock() + self._tools.drain_s
+
+    def try_again(self) -> None:
+        """Forget its failures: something was ordered that may help."""
+        self._failures, self._error, self._is_hopeless, self._may_start_at = 0, "", False, 0.0
+        self._may_park_at = 0.0
+        self._repeated = False
+
+    @property
+    def _view(self) -> FleetView:
+        return FleetView() if self._watch is None else self._watch.view
+
+    def _check_frontends(self, has_worker: bool, frontends: Frontends) -> None:
+        """Give the revision up if a frontend cannot serve it, or does not become ready in time."""
+        why = frontends.failure
+        now = self._tools.clock()
+        if not has_worker or frontends.ready or self.took_requests:
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = now
+        elif now - self._unserved_since > self._tools.frontend_deadline_s:
+            why = f"no frontend was ready for it within {self._tools.frontend_deadline_s:g} s"
+        if why and not self.took_requests and not self._is_hopeless:
+            self._fail(why, is_hopeless=True)
+
+    # Steps. Each runs in a task of its own.
+
+    def carry_out(self, step: RevisionStep) -> None:
+        """Begin a step. `End` and `BreakOff` break off the one under way."""
+        match step:
+            case Launch():
+                self._begin("launching", self._launch())
+            case Start():
+                self._begin("starting", self._start(step))
+            case Park():
+                self._begin("parking", self._park(step))
+            case Wake():
+                self._begin("waking", self._wake(step))
+            case BreakOff():
+                self._begin("retiring", self._break_off(self._task))
+            case Retire():
+                self._begin("retiring", self._retire(step))
+            case End():
+                self._begin("ending", self._end(self._task))
+
+    async def forget(self) -> None:
+        """Stop to observe it."""
+        if self._watch is not None:
+            await self._watch.stop()
+            self._watch = None
+
+    def _begin(self, what: UnderWay, work: Coroutine[Any, Any, None]) -> None:
+        self._under_way = what
+        self._task = self._tools.spawn(f"{what} {self.name}", self._guarded(what, work))
+
+    async def _guarded(self, what: UnderWay, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except DynamoError as error:
+            self._fail(str(error), is_hopeless=isinstance(error, UsageError) and what == "launching")
+        except Exception as error:
+            # A model's files, and libraries that read them, may raise anything: that concerns this endpoint alone.
+            if what != "launching":
+                raise
+            _log.exception("%s cannot be launched", self.name)
+            self._fail(f"{type(error).__name__}: {' '.join(str(error).split())}", is_hopeless=True)
+        finally:
+            if self._under_way == what:
+                self._under_way = ""
+            self._look()
+
+    async def _launch(self) -> None:
+        assert self.spec is not None, "only a revision that is ordered is launched"
+        await self._observe()
+        launched = await self._tools.launcher.launch(self.name, self.spec, self._note)
+        await self._tools.files.create(self.name, launched)
+        self.launched, self._doing = launched, ""
+        self.try_again()
+
+    async def _observe(self) -> None:
+        if self._watch is None:
+            self._watch = self._tools.watch(Subjects(self._tools.namespace, str(self.name)), self._on_change)
+            await self._watch.start()
+
+    def _on_change(self) -> None:
+        self._heard.set()
+        self._look()
+
+    def _note(self, what: str) -> None:
+        self._doing = what
+        self._look()
+
+    async def _start(self, step: Start) -> None:
+        assert self.launched is not None, "only what is launched is started"
+        try:
+            await asyncio.to_thread(check_files, self.launched.files)
+        except ModelChangedError as error:
+            await self._renew(error)
+            return
+        await self._tools.memory.require(self.name, lambda: self._check_room(step))
+        changes = (
+            *self._additions(step.workers, prefill=False),
+            *self._additions(step.prefill_workers, prefill=True),
+        )
+        async with self._tools.open_actuator(self.name.endpoint) as actuator:
+            self._judge(await actuator.apply_all(changes, DeviceLimits()))
+
+    async def _renew(self, error: ModelChangedError) -> None:
+        """Have another revision take over, with which all workers load the files that are there now, if these can be
+        run. Raises what their launch raises, and the error where it was tried before."""
+        assert self.spec is not None, "only a revision that is ordered is started"
+        if error.files == self._renewed_for:
+            raise error
+        try:
+            await self._tools.launcher.launch(self.name, self.spec, self._note)
+        except DynamoError:
+            raise
+        except Exception as failure:  # libraries that read a model's files may raise anything
+            raise ConfigError(f"{error.cause}; they cannot be run: {one_line(failure)}") from failure
+        self._doing, self._renewed_for = "", error.files
+        await self._tools.renew(self.name)
+
+    def _check_room(self, step: Start) -> None:
+        assert self.launched is not None, "only what is launched is started"
+        check, shared = self._tools.launcher.check_room, self._tools.memory.shared_bytes(self.name)
+        check(self.launched, step.workers, prefill=False, shared=shared)
+        check(self.launched, step.prefill_workers, prefill=True, shared=shared)
+
+    def _additions(self, number: int, *, prefill: bool) -> tuple[AddWorker, ...]:
+        template = self._template(prefill=prefill)
+        if template is None:
+            return ()
+        return (AddWorker(template.role, template.service, str(self.name)),) * max(0, number)
+
+    def _template(self, *, prefill: bool) -> ServiceTemplate | None:
+        return None if self.launched is None else self.launched.template(prefill=prefill)
+
+    def _judge(self, outcomes: Sequence[ActionOutcome]) -> None:
+        """Count a start in which every worker has failed. One without a name had no device: it was not tried."""
+        failed = [outcome for outcome in outcomes if not outcome.done and outcome.watcher is not None]
+        if any(outcome.done for outcome in outcomes):
+            self.try_again()
+        if failed and all(outcome.unexplained for outcome in failed) and not self._repeated:
+            # They were killed, maybe: those who wait are not told before it happens again.
+            self._repeated = True
+            _log.warning("%s: %s; it is started again", self.name, failed[-1].note)
+        elif failed:
+            self._fail(failed[-1].note)
+        elif outcomes and not any(outcome.done for outcome in outcomes):
+            self._may_start_at = self._tools.clock() + self._tools.retry_s
+
+    async def _park(self, step: Park) -> None:
+        refused = await self._asked(step.watchers, parked=True)
+        if refused:
+            self._may_park_at = self._tools.clock() + _PARK_AGAIN_S
+            _log.info(
+                "%s: not parked: %s", self.name, ", ".join(f"{name}: {each.why}" for name, each in refused.items())
+            )
+
+    async def _wake(self, step: Wake) -> None:
+        not_done = await self._asked(step.watchers, parked=False)
+        failed = {watcher: each for watcher, each in not_done.items() if each.reached}
+        if not not_done:
+            self._not_woken.clear()
+            self.try_again()
+        elif not failed:
+            # Their processes have ended, and are started again; or the bus is. What is parked then is asked again.
+            self._may_start_at = self._tools.clock() + self._tools.retry_s
+        for watcher, each in failed.items():
+            self._not_woken[watcher] = self._not_woken.get(watcher, 0) + 1
+            if self._not_woken[watcher] >= _WAKES:
+                self._lost[watcher] = f"{watcher} cannot be woken: {each.why}"
+        if failed and not self._lost:
+            # Once it is lost, its removal says so.
+            watcher, each = next(iter(failed.items()))
+            self._fail(f"{watcher} does not wake: {each.why}")
+
+    async def _asked(self, watchers: Sequence[str], *, parked: bool) -> dict[str, NotDone]:
+        """Have workers park or wake, and wait until they have announced it. Returns by watcher why some have not."""
+        state = await asyncio.to_thread(self._tools.read_state)
+        there = {name: state.components[name].lease for name in watchers if name in state.components}
+        leases = {name: lease for name, lease in there.items() if lease is not None}
+        refused = await self._tools.ask_to_park(self.name, leases, parked=parked)
+        asked = {lease for name, lease in leases.items() if name not in refused}
+        kind = "parked" if parked else "ready"
+
+        def announced() -> bool:
+            # Those that are gone announce nothing any more.
+            return all(one.state == kind for one in self._view.members() if one.lease in asked)
+
+        await until(announced, self._heard, _ANNOUNCED_WITHIN_S)
+        return refused
+
+    async def _retire(self, step: Retire) -> None:
+        state = await asyncio.to_thread(self._tools.read_state)
+        there = [state.components[watcher] for watcher in step.watchers if watcher in state.components]
+        changes = [RemoveWorker(worker.watcher_name, worker.role) for worker in there if worker.holds]
+        reasons = {**self._tools.given_up, **self._lost}
+        given_up = [reasons[watcher] for watcher in step.watchers if watcher in reasons]
+        async with self._tools.open_actuator(self.name.endpoint) as actuator:
+            await actuator.apply_all(changes, DeviceLimits())
+        for watcher in step.watchers:
+            self._lost.pop(watcher, None)
+            self._not_woken.pop(watcher, None)
+        if given_up:
+            self._fail(given_up[-1])
+
+    async def _break_off(self, under_way: asyncio.Task[None] | None) -> None:
+        await _cancel(under_way)
+        async with self._tools.open_actuator(self.name.endpoint) as actuator:
+            await actuator.break_off(str(self.name))
+
+    async def _end(self, under_way: asyncio.Task[None] | None) -> None:
+        await _cancel(under_way)
+        # It ends once it has begun to: half of it could neither go on nor be started again.
+        while not await self._is_removed():  # noqa: ASYNC110  # nothing tells that it would succeed
+            await asyncio.sleep(self._tools.retry_s)
+        self.launched, self.took_requests, self._drained_by, self._unserved_since = None, False, None, None
+        self._doing = ""
+        await self.forget()
+
+    async def _is_removed(self) -> bool:
+        """Remove workers and files. Returns whether nothing of them is left."""
+        try:
+            async with self._tools.open_actuator(self.name.endpoint) as actuator:
+                await actuator.end_revision(str(self.name))
+            await self._tools.files.remove(self.name)
+        except DynamoError as error:
+            _log.warning("%s is not ended yet: %s", self.name, error)
+            return False
+        return True
+
+    def _fail(self, why: str, *, is_hopeless: bool = False) -> None:
+        self._error, self._is_hopeless = why, self._is_hopeless or is_hopeless
+        self._failures += 1
+        self._may_start_at = self._tools.clock() + back_off_s(self._failures, answers=self.took_requests)
+        self._tools.on_failure(self.name, why)
+
+
+async def _cancel(under_way: asyncio.Task[None] | None) -> None:
+    if under_way is not None and not under_way.done():
+        under_way.cancel()
+        await asyncio.wait({under_way})

@@ -1,0 +1,170 @@
+"""Has the endpoints of a server take turns on its devices: asks core/endpoints/turns who yields to whom, and has it
+carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
+from dynamo_local.core.endpoints.turns.placing import Room, less, placed
+from dynamo_local.core.endpoints.turns.turns import Turns, Yield, take_turns
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.shares import share_of
+from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+from dynamo_local.supervisor.endpoints.turns.swaps import Awake, Swaps
+from state.statefile.model import State
+
+_EVERY_S = 1.0
+"""Time between two looks while somebody waits and nothing is heard."""
+_AT_LEAST_S = 0.01
+
+
+@dataclass(frozen=True)
+class TurnPorts:
+    """What turns are taken with. `runs`: all endpoints with workers of their own. `free`: what is left of each device
+    by the statefile; blocks. `publish`: write the board now. `record`: notes an event."""
+
+    runs: Callable[[], Collection[EndpointRun]]
+    read_state: Callable[[], State]
+    free: Callable[[State], Room]
+    publish: Callable[[], Awaitable[None]]
+    record: Callable[[Event], None]
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+
+
+class TurnKeeper:
+    """Decides who yields to whom whenever an endpoint waits for devices. `turns`: the last decision."""
+
+    def __init__(self, ports: TurnPorts) -> None:
+        self._ports = ports
+        self.turns = Turns()
+        self._changed = asyncio.Event()
+        self._swaps = Swaps(ports.record)
+
+    def looked(self, run: EndpointRun) -> None:
+        """Note that the endpoint may have changed. Does little while nobody waits."""
+        turn, awaited = run.turn, self.turns != Turns() or self._swaps.are_under_way
+        if turn.waits_since is not None or turn.lacking or turn.yields or awaited:
+            self._changed.set()
+
+    def why_short(self, endpoint: str) -> str:
+        """What an endpoint waits for that has not the devices that it needs; empty if nobody's turn is awaited."""
+        return self.turns.waits.get(endpoint, "") if self.turns.reserved else ""
+
+    def most(self, endpoint: str, state: State, amounts: Sequence[float]) -> int:
+        """How many workers that take these amounts the endpoint may start without devices that are kept for others.
+        Blocks."""
+        kept = self.turns.reserved_for_others(endpoint)
+        if not kept:
+            return len(amounts)
+        room = {**self._ports.free(state), **dict.fromkeys(kept, 0.0)}
+        for number, amount in enumerate(amounts):
+            found = placed(room, [amount])
+            if found is None:
+                return number
+            room = less(room, found[0], share_of(amount))
+        return len(amounts)
+
+    async def run(self) -> None:
+        """Decide whenever something may have changed, until cancelled."""
+        while True:
+            try:
+                await self._decide()
+            except DynamoError:
+                # The endpoints themselves tell of a statefile or a board that is out of order.
+                self._changed.set()
+                await asyncio.sleep(_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_in_s()):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    async def _decide(self) -> None:
+        ports, now = self._ports, self._ports.clock()
+        state = await asyncio.to_thread(ports.read_state)
+        runs = {run.name: run for run in ports.runs()}
+        found = [_contender(run, state) for run in runs.values()]
+        free = await asyncio.to_thread(ports.free, state) if any(each.needs for each in found) else {}
+        before, self.turns = self.turns, take_turns(found, free, now, ports.limits)
+        self._swaps.look(self.turns.yields, _awake(runs), now)
+        await self._close(runs, {each.name for each in found if each.workers or each.ending})
+        for each in self.turns.yields:
+            if not each.finishing and each.endpoint in runs:
+                _carry_out(each, runs[each.endpoint])
+        for name in runs:
+            mine = self.turns.reserved.get(name), self.turns.waits.get(name)
+            if mine != (before.reserved.get(name), before.waits.get(name)):
+                runs[name].may_start(freely=mine[0] is not None and mine[1] is None)
+
+    async def _close(self, runs: Mapping[str, EndpointRun], holding: Collection[str]) -> None:
+        """Have frontends hold requests for endpoints that are to yield, before their workers end. Raises StateError."""
+        whys = {each.endpoint: each.why for each in self.turns.yields if not each.stays}
+        changed: dict[str, str] = {}
+        for name, run in runs.items():
+            # Its workers, which end, would take requests until they are gone.
+            ends = run.idleness.rest == "asleep" and name in holding
+            text = whys.get(name, run.turn.yields if ends else "")
+            if bool(text) != bool(run.turn.yields):
+                changed[name], run.turn.yields = run.turn.yields, text
+        if not changed:
+            return
+        try:
+            await self._ports.publish()
+        except DynamoError:
+            for name, before in changed.items():
+                runs[name].turn.yields = before
+            raise
+
+    def _look_in_s(self) -> float | None:
+        if self.turns == Turns():
+            return None
+        if self.turns.look_at is None:
+            return _EVERY_S
+        return max(_AT_LEAST_S, min(_EVERY_S, self.turns.look_at - self._ports.clock()))
+
+
+def _carry_out(each: Yield, run: EndpointRun) -> None:
+    if each.stays:
+        run.give(each.workers)
+    else:
+        run.yield_to(each.to)
+
+
+def _awake(runs: Mapping[str, EndpointRun]) -> Awake:
+    def awake(name: str) -> tuple[bool, float | None]:
+        run = runs.get(name)
+        return (False, None) if run is None else (run.idleness.rest == "awake", run.turn.since)
+
+    return awake
+
+
+def _contender(run: EndpointRun, state: State) -> Contender:
+    """What an endpoint has and wants. One that is updated or deleted keeps what it has until that is done."""
+    mine = [c for c in state.components.values() if c.holds and endpoint_of(c.watcher.revision) == run.name]
+    mine.sort(key=lambda component: component.watcher)
+    ends = run.deleting or run.idleness.rest == "asleep"
+    ending = [c for c in mine if ends or c.phase == "retiring"]
+    stays = () if run.is_changing else tuple(c for c in mine if c not in ending)
+    claims = {c.watcher_name: Claim(c.watcher_name, c.devices, c.resources.share, c.role == PREFILL_ROLE) for c in mine}
+    spec = run.entry.spec
+    return Contender(
+        run.name,
+        workers=tuple(claims[c.watcher_name] for c in stays),
+        ending=tuple(claims[c.watcher_name] for c in ending),
+        least=spec.min_workers,
+        least_prefill=spec.min_prefill_workers if spec.disaggregated and spec.min_workers else 0,
+        running=run.running,
+        idle_since=run.idle_since if stays else None,
+        turn_since=run.turn.since,
+        needs=run.turn.lacking,
+        waits_since=run.turn.waits_since,
+        kept=run.kept,
+    )

@@ -1,0 +1,218 @@
+"""Plans the watchers of a resolved graph: their commands, environments and devices. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.names import (
+    BUS_SERVICE,
+    FORKSERVER_SERVICE,
+    HTTP_HOST_ENV,
+    HTTP_PORT_ENV,
+    NAMESPACE_ENV,
+    WATCHER_ENV,
+    Watcher,
+)
+from dynamo_local.core.shares import devices_of, share_of, summed
+from dynamo_local.process.forkserver.protocol import FORKSERVER_ENV, PREPARED_ENV
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS, ServiceTemplate, WatcherPlan
+from state.devices.allocation import DEVICES_VARIABLE, SHARE_VARIABLE, Inventory, allocate, environment_for, threads_for
+from state.paths import STATE_DIR_VARIABLE, StatePaths
+
+BUS_ROLE = "bus"
+FORKSERVER_ROLE = "forkserver"
+
+_LAUNCHER = "dynamo_local.process.forkserver.launcher"
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """The address at which the root service listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:
+    """Make the templates of the graph's services, dependencies first. Raises ConfigError when two of their watchers
+    cannot exist side by side."""
+    _check_names(graph.services)
+    _check_root(graph.root)
+    return tuple(_template(graph, service, state_root, http) for service in graph.services)
+
+
+def revision_templates(graph: ResolvedGraph, revision: str, state_root: Path) -> tuple[ServiceTemplate, ...]:
+    """Make the templates of an endpoint's revision, from its graph: those of its workers. Its other services are never
+    started: frontend, router and planner are the server's own. Raises ConfigError as `service_templates`."""
+    _check_names(graph.services)
+    return tuple(
+        msgspec.structs.replace(template, revision=revision)
+        for service in graph.services
+        if service.role in ENGINE_ROLES
+        for template in (_template(graph, service, state_root, None),)
+    )
+
+
+def plan_services(
+    namespace: str,
+    templates: Sequence[ServiceTemplate],
+    inventory: Inventory,
+    elsewhere: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[WatcherPlan, ...]:
+    """Plan the watchers that the services have at start-up, in start order.
+
+    Devices are given out in that order, lowest ids first, without those in `elsewhere`, which others on the machine
+    hold; then shares of devices, the largest first, which leaves the least over. Raises DeviceError when there are too
+    few.
+    """
+    taken: dict[int, float] = {}
+    found: dict[Watcher, tuple[int, ...]] = {}
+    # Not all workers first and then their devices: somebody may ask for more than a list can have.
+    for template in sorted(templates, key=lambda one: -one.share):
+        for index in range(template.workers):
+            others = {} if template.virtual else elsewhere
+            label = _label(template, index)
+            devices = allocate(inventory, taken, template.devices, label, others, template.share)
+            taken |= {device_id: summed([taken.get(device_id, 0), template.share]) for device_id in devices}
+            found[template.watcher(namespace, index)] = devices
+    first = [(template, index) for template in templates for index in range(template.workers)]
+    watchers = ((template, template.watcher(namespace, index)) for template, index in first)
+    return tuple(plan_watcher(template, watcher, inventory, found[watcher]) for template, watcher in watchers)
+
+
+def plan_watcher(
+    template: ServiceTemplate, watcher: Watcher, inventory: Inventory, devices: tuple[int, ...]
+) -> WatcherPlan:
+    """Plan one process of the service, on these devices."""
+    held = environment_for(inventory, devices)
+    # Set even if empty: the server's own environment may name devices, if a process that has some started it.
+    held[SHARE_VARIABLE] = "" if template.share == 1 else f"{template.share:g}"
+    held[DEVICES_VARIABLE] = "" if template.virtual else ",".join(inventory.machine_names(devices))
+    threads = threads_for(inventory, devices, template.share)
+    environment = threads | template.environment | held | {WATCHER_ENV: str(watcher)}
+    if _LAUNCHER in template.argv:
+        environment |= _sockets(watcher, Path(environment[STATE_DIR_VARIABLE]))
+    return WatcherPlan(watcher, template.role, template.argv, environment, devices, template.share)
+
+
+def _sockets(watcher: Watcher, state_root: Path) -> dict[str, str]:
+    """Where the launcher of a process asks for a fork."""
+    paths = StatePaths(state_root, watcher.namespace)
+    return {
+        FORKSERVER_ENV: str(paths.forkserver_socket),
+        PREPARED_ENV: str(paths.prepared_socket(str(watcher.first))),
+    }
+
+
+def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> WatcherPlan:
+    """Plan the watcher of the NATS server that `dynamo serve` starts."""
+    watcher = Watcher(namespace, BUS_SERVICE)
+    environment = {
+        NAMESPACE_ENV: namespace,
+        STATE_DIR_VARIABLE: str(state_root),
+        WATCHER_ENV: str(watcher),
+    }
+    return WatcherPlan(watcher, BUS_ROLE, argv, environment)
+
+
+def plan_forkserver(graph: ResolvedGraph, inventory: Inventory, state_root: Path) -> WatcherPlan | None:
+    """Plan the watcher of the fork server; None if no service is to be forked."""
+    modules = tuple(dict.fromkeys(service.preload for service in graph.services if service.preload is not None))
+    if not modules:
+        return None
+    watcher = Watcher(graph.namespace, FORKSERVER_SERVICE)
+    # As for a service without devices, except that GPUs are hidden from its forks only: these may need them.
+    held = {} if inventory.kind == "gpu" else environment_for(inventory, ())
+    environment = held | _marks(graph.namespace, state_root) | {WATCHER_ENV: str(watcher)}
+    command = (sys.executable, "-m", "dynamo_local.process.forkserver", "--namespace", graph.namespace, *modules)
+    return WatcherPlan(watcher, FORKSERVER_ROLE, command, environment)
+
+
+def stop_order(graph: ResolvedGraph) -> tuple[frozenset[str], ...]:
+    """Services in stop order, grouped by those that stop at the same time: the root first, then each service once
+    nothing that depends on it is left, the fork server and NATS last. The workers of endpoints stop after the root."""
+    order: list[frozenset[str]] = []
+    left = {service.name: service.depends_on for service in graph.services}
+    while left:
+        free = frozenset(left) - {name for names in left.values() for name in names}
+        order.append(free)
+        left = {name: names for name, names in left.items() if name not in free}
+    root, *others = order
+    return (root, frozenset({ENDPOINT_WORKERS}), *others, frozenset({FORKSERVER_SERVICE}), frozenset({BUS_SERVICE}))
+
+
+def _template(
+    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None
+) -> ServiceTemplate:
+    return ServiceTemplate(
+        service.name,
+        service.role,
+        _command(graph, service),
+        _settings(graph, service, state_root, http),
+        devices_of(service.gpu),
+        service.workers,
+        service.virtual,
+        share=share_of(service.gpu),
+    )
+
+
+def _settings(
+    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None
+) -> dict[str, str]:
+    settings = service.envs | _marks(graph.namespace, state_root)
+    if http is not None and service.name == graph.root.name:
+        settings |= {HTTP_HOST_ENV: http.host, HTTP_PORT_ENV: str(http.port)}
+    return settings
+
+
+def _marks(namespace: str, state_root: Path) -> dict[str, str]:
+    return {
+        NAMESPACE_ENV: namespace,
+        STATE_DIR_VARIABLE: str(state_root),
+        # Log files are read while the process writes them.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _command(graph: ResolvedGraph, service: ResolvedService) -> tuple[str, ...]:
+    module = "dynamo_local.process.main" if service.preload is None else _LAUNCHER
+    return (sys.executable, "-m", module, "--namespace", graph.namespace, "--service", service.name)
+
+
+def _label(template: ServiceTemplate, index: int) -> str:
+    name, workers = template.service, template.workers
+    return name if workers == 1 else f"worker {index + 1} of {workers} of {name}"
+
+
+def _check_names(services: Sequence[ResolvedService]) -> None:
+    seen: dict[str, str] = {}
+    for service in services:
+        # circus ignores case in the names of watchers.
+        other = seen.setdefault(service.name.lower(), service.name)
+        if other != service.name:
+            raise ConfigError(
+                f"services {other} and {service.name} differ in upper and lower case only",
+                "rename one of them",
+            )
+
+
+def _check_root(root: ResolvedService) -> None:
+    if root.workers != 1:
+        raise ConfigError(
+            f"{root.name} listens on the one port of the graph and cannot have {root.workers} workers",
+            f"set {root.name}.ServiceArgs.workers to 1",
+        )

@@ -1,0 +1,152 @@
+"""The file of events (core/messages/events.py): the server appends to it, `dynamo events` reads it.
+
+It stays when the server ends, and the next server of the namespace continues it. A full file is renamed to `{name}.1`,
+in place of an earlier one. Lines that are damaged are skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from dynamo_local.core.messages.events import Event
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+
+MAX_PENDING = 10_000
+"""Maximum number of events that are kept in memory."""
+
+MAX_BYTES = 2 * 1024 * 1024
+"""Maximum size of the file: about ten thousand events."""
+
+
+class EventLog:
+    """Appends events to a file, from one process. Those that cannot be written, because the disk is full, are kept and
+    written with a later one; this is reported once."""
+
+    def __init__(
+        self,
+        path: Path,
+        report: Report,
+        *,
+        max_bytes: int = MAX_BYTES,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._failure = ReportOnce(report)
+        self._max_bytes = max_bytes
+        self._wall_clock = wall_clock
+        self._pending: deque[bytes] = deque(maxlen=MAX_PENDING)
+
+    def add(self, event: Event) -> None:
+        """Append an event; one without a time gets the present one."""
+        dated = event if event.time else replace(event, time=round(self._wall_clock(), 3))
+        # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
+        self._pending.append(msgspec.json.encode(dated) + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the events that are kept, if there are any."""
+        try:
+            while self._pending:
+                self._append(self._pending[0])
+                self._pending.popleft()
+        except OSError as error:
+            self._failure.note(f"events cannot be written to {self._path}, and are kept: {error.strerror}")
+        else:
+            self._failure.note("")
+
+    def _append(self, line: bytes) -> None:
+        # Opened for each event, because the file may have been removed.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size == 0 or size + len(line) <= self._max_bytes:
+                # A line that a crash or a full disk has cut off is ended first, so that it damages no other.
+                whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+                line = line if whole else b"\n" + line
+                if os.write(descriptor, line) < len(line):
+                    # A disk that has become full takes a part.
+                    os.ftruncate(descriptor, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return
+        finally:
+            os.close(descriptor)
+        self._path.replace(_older(self._path))
+        self._append(line)
+
+
+@dataclass
+class EventReader:
+    """Reads the events of a file, and then those that are added, also across its renaming and the end of a server."""
+
+    path: Path
+    _inode: int = field(default=0, init=False)
+    _offset: int = field(default=0, init=False)
+
+    def all(self) -> list[Event]:
+        """Return the events there are, the oldest first. `new` continues after them."""
+        self._inode, self._offset = 0, 0
+        latest = self.new()
+        older = _read(_older(self.path), 0)
+        # The same file: it was renamed between the two reads.
+        return latest if older is None or older.inode == self._inode else [*_events(older.data), *latest]
+
+    def new(self) -> list[Event]:
+        """Return the events that were added since the last call."""
+        found = _read(self.path, self._offset)
+        if found is None:
+            self._forget_removed()
+            return []
+        rest = b""
+        if found.inode != self._inode:
+            older = _read(_older(self.path), self._offset)
+            rest = older.data if older is not None and older.inode == self._inode else b""
+            found = _read(self.path, 0) or found
+            self._offset = 0
+        self._inode, self._offset = found.inode, self._offset + len(found.data)
+        return [*_events(rest), *_events(found.data)]
+
+    def _forget_removed(self) -> None:
+        """Begin with the next file, unless the missing one was just renamed: the next one may have the same inode."""
+        older = _read(_older(self.path), self._offset)
+        if older is None or older.inode != self._inode:
+            self._inode, self._offset = 0, 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The complete lines of a file from an offset on."""
+
+    inode: int
+    data: bytes
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+def _read(path: Path, offset: int) -> _Part | None:
+    """Read complete lines. None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+            return _Part(os.fstat(file.fileno()).st_ino, data[: data.rfind(b"\n") + 1])
+    except FileNotFoundError:
+        return None
+
+
+def _events(data: bytes) -> Iterator[Event]:
+    for line in data.split(b"\n"):
+        try:
+            yield msgspec.json.decode(line, type=Event)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # damaged, or the empty end

@@ -1,0 +1,183 @@
+"""Replaces the token of the server's own NATS while requests run.
+
+1. NATS takes both tokens: its configuration is replaced, and it reads it anew (SIGHUP).
+2. The file of the address holds the new token: who connects from now on presents that.
+3. All processes are told, and connect anew. They tell when they have.
+4. NATS takes the new token alone. It ends the connections of those that were not heard of; these read the file and
+   connect again.
+
+Each file is replaced atomically, and after each step whoever starts or connects, NATS included, finds a token that is
+valid: a kill at any moment leaves a server that goes on. What fails before step 2 is undone; what fails later leaves
+both tokens valid, and another rotation ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, BusRefusedError, DynamoError, SupervisorError
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.server.nats_server import NatsServer, write_bus_address
+
+_log = logging.getLogger(__name__)
+
+RELOAD_S = 10.0
+"""Longest wait until NATS goes by its new configuration."""
+TAKEN_S = 10.0
+"""Longest wait for processes to connect by the new token."""
+_TELL_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.1
+_ATTEMPT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A rotation that is done. `processes`: number of those that said to have the new token; `disconnected`: watchers
+    of those that did not."""
+
+    processes: int
+    disconnected: tuple[str, ...]
+
+
+class NatsProcesses:
+    """The processes of the server's own NATS: one, or none while it is restarted."""
+
+    def __init__(self, circus: CircusClient, watcher: str) -> None:
+        self._circus = circus
+        self._watcher = watcher
+
+    async def reload(self, server: NatsServer) -> None:
+        """Have NATS read its configuration anew. One that is only starting reads it anyway. Raises SupervisorError."""
+        for pid in await self._circus.pids(self._watcher):
+            # Before it listens, the signal would end it.
+            if server.listens(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGHUP)
+
+
+class TokenRotation:
+    """Replaces tokens, one after another.
+
+    `members` returns the presences of all processes. `remember` is called when files have changed that are repaired
+    by what they held last.
+    """
+
+    def __init__(
+        self,
+        server: NatsServer,
+        processes: NatsProcesses,
+        bus: Bus,
+        bus_file: Path,
+        *,
+        subjects: Subjects,
+        members: Callable[[], Collection[Presence]],
+        remember: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._processes = processes
+        self._bus = bus
+        self._subjects = subjects
+        self._bus_file = bus_file
+        self._members = members
+        self._remember = remember
+
+    async def rotate(self) -> Rotated:
+        """Replace the token. Raises StateError, SupervisorError, BusError; what is valid then: see above."""
+        before, both = self._server, self._server.with_new_token()
+        try:
+            await self._apply(both)
+            await self._until_valid(both)
+            await asyncio.to_thread(write_bus_address, self._bus_file, both.address)
+        except DynamoError:
+            await self._undo(before)
+            raise
+        self._server = both
+        await asyncio.to_thread(self._remember)
+        rotated = await self._tell()
+        alone = both.without_former()
+        await self._apply(alone)
+        self._server = alone
+        await self._until_ended(alone, before.address)
+        return rotated
+
+    async def _apply(self, server: NatsServer) -> None:
+        await asyncio.to_thread(server.write_files)
+        await asyncio.to_thread(self._remember)
+        await self._processes.reload(server)
+
+    async def _undo(self, before: NatsServer) -> None:
+        try:
+            await self._apply(before)
+        except DynamoError as error:
+            # The failure that is being handled is the one to report. NATS takes one token too many, which nobody has.
+            _log.warning("the configuration of NATS could not be put back: %s", error)
+
+    async def _until_valid(self, server: NatsServer) -> None:
+        async with _within(RELOAD_S, "NATS does not take the new token"):
+            while not await _takes(server.address):
+                await asyncio.sleep(_LOOK_EVERY_S)
+                await self._processes.reload(server)
+
+    async def _until_ended(self, server: NatsServer, former: BusAddress) -> None:
+        async with _within(RELOAD_S, "NATS still takes the former token"):
+            while await _takes(former) is not False:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                await self._processes.reload(server)
+
+    async def _tell(self) -> Rotated:
+        """Have all processes connect by the new token, this one first."""
+        user = await self._bus.renew()
+        taken: set[str] = set()
+
+        async def on_taken(answer: AddressTaken) -> None:
+            if answer.user == user and answer.lease:
+                taken.add(answer.lease)
+
+        subject, inbox = self._subjects.address_changes, self._bus.inbox()
+        answers = await self._bus.listen(inbox, AddressTaken, on_taken)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAKEN_S):
+                    while True:
+                        await self._bus.publish(subject, codec.encode(AddressChanged()), reply=inbox)
+                        await asyncio.sleep(_TELL_EVERY_S)
+                        if all(member.lease in taken for member in self._members()):
+                            break
+        finally:
+            await answers.unsubscribe()
+        missing = sorted(member.watcher for member in self._members() if member.lease not in taken)
+        return Rotated(len(taken), tuple(missing))
+
+
+async def _takes(address: BusAddress) -> bool | None:
+    """Whether NATS takes the token; None if it does not answer."""
+    try:
+        bus = await Bus.connect(address, name="check", deadline_s=_ATTEMPT_S)
+    except BusRefusedError:
+        return False
+    except BusError:
+        return None
+    await bus.close()
+    return True
+
+
+@asynccontextmanager
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        remedy = "see `dynamo logs Nats`, and rotate the token again"
+        raise SupervisorError(f"{what} within {seconds:g} s", remedy) from error

@@ -1,0 +1,56 @@
+"""Folds what frontends have written about the use of requests into totals, so that their journals stay small."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from dynamo_local.core.errors import StateError
+from dynamo_local.core.usage.retention import KEEP_DAYS
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from dynamo_local.tasks import finish_in_thread
+from state.paths import StatePaths
+from state.usage.totals import UsageStore
+
+EVERY_S = 30.0
+"""Between two folds, in seconds. What is not folded yet is read from the journals: totals are never out of date."""
+
+
+class UsageUpkeep:
+    """Folds the usage of one server. `keep_days`: for which totals are kept."""
+
+    def __init__(
+        self,
+        paths: StatePaths,
+        report: Report,
+        keep_days: int = KEEP_DAYS,
+        *,
+        every_s: float = EVERY_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = UsageStore(paths, keep_days=keep_days)
+        self._folder = paths.usage_dir
+        self._report = report
+        self._failure = ReportOnce(report)
+        self._every_s = every_s
+        self._wall_clock = wall_clock
+
+    async def run(self) -> None:
+        """Fold at once, and then now and then, until cancelled."""
+        while True:
+            await finish_in_thread(self.fold)
+            await asyncio.sleep(self._every_s)
+
+    def fold(self) -> None:
+        """Fold once. Blocks for milliseconds. Failures are reported, and end nothing: journals keep what they have."""
+        try:
+            folded = self._store.fold(self._wall_clock())
+        except StateError as error:
+            self._failure.note(f"usage is not folded: {error}")
+            return
+        self._failure.note("")
+        for note in folded.notes:
+            self._report.step(note)
+        if folded.damaged:
+            self._report.step(f"{folded.damaged} lines in {self._folder} are damaged: more was used than is counted")

@@ -1,0 +1,163 @@
+"""Finds the devices of this machine: GPUs by NVML, else CPU slots.
+
+"There is no GPU" gives CPU slots; "it could not be found out" is a DeviceError. NVML opens no CUDA context, so probing
+costs no GPU memory, and later forks stay safe.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from dynamo_local.core.errors import DeviceError
+from state.devices.allocation import Device, Inventory, cpu_slots
+from state.devices.visible import visible_gpus
+
+CPU_SLOTS_VARIABLE = "DYN_CPU_SLOTS"
+"""Number of CPU slots to run workers on, instead of GPUs or one slot per core; --cpu-slots takes precedence."""
+
+MAX_CPU_SLOTS = 1024
+
+_LOOK = "check that nvidia-smi works, or set DYN_CPU_SLOTS to run on CPU slots"
+
+
+class Nvml(Protocol):
+    """The part of the module `pynvml` (distribution nvidia-ml-py) that is used here."""
+
+    NVMLError: type[Exception]
+    NVMLError_LibraryNotFound: type[Exception]
+    NVMLError_DriverNotLoaded: type[Exception]
+    NVMLError_NoPermission: type[Exception]
+
+    # Names are the library's.
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
+
+
+def load_nvml() -> Nvml | None:
+    """The NVML binding, or None where it is not installed."""
+    try:
+        return cast(Nvml, import_module("pynvml"))
+    except ModuleNotFoundError:
+        return None
+
+
+def driver_present() -> bool:
+    """Whether this process can reach an NVIDIA driver. In a container without GPUs the device file is missing
+    even when the host has some."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def usable_cores() -> Sequence[int]:
+    """The cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The sources of `probe`. By default those of this machine."""
+
+    nvml: Callable[[], Nvml | None] = load_nvml
+    driver_present: Callable[[], bool] = driver_present
+    cores: Callable[[], Sequence[int]] = usable_cores
+
+
+THIS_MACHINE = Machine()
+
+
+def probe(slots: int | None, environ: Mapping[str, str], machine: Machine = THIS_MACHINE) -> Inventory:
+    """Find the devices that a server may give to its processes.
+
+    `slots`, or else $DYN_CPU_SLOTS, asks for that many CPU slots, also on a machine with GPUs; they share cores with
+    other programs. Otherwise the devices are the GPUs, restricted to $CUDA_VISIBLE_DEVICES where that is set. Where
+    there is none, or all are hidden, each core is a CPU slot. Raises DeviceError for a setting that makes no sense, and
+    when NVML fails for another reason than a missing library or driver.
+    """
+    wanted = slots if slots is not None else _slots_setting(environ)
+    if wanted is not None:
+        return cpu_slots(machine.cores(), _checked(wanted))
+    gpus = visible_gpus(_gpus(machine), environ)
+    if gpus:
+        return Inventory("gpu", gpus)
+    cores = machine.cores()
+    return cpu_slots(cores, len(cores), exclusive=True)
+
+
+def _slots_setting(environ: Mapping[str, str]) -> int | None:
+    setting = environ.get(CPU_SLOTS_VARIABLE, "").strip()
+    if not setting:
+        return None
+    if not (setting.isascii() and setting.isdigit() and len(setting) <= 9):
+        raise DeviceError(f"{CPU_SLOTS_VARIABLE}={setting} makes no sense", f"set 1 to {MAX_CPU_SLOTS}")
+    return int(setting)
+
+
+def _checked(slots: int) -> int:
+    if not 1 <= slots <= MAX_CPU_SLOTS:
+        raise DeviceError(f"{slots} CPU slots were asked for", f"ask for 1 to {MAX_CPU_SLOTS}")
+    return slots
+
+
+def _gpus(machine: Machine) -> tuple[Device, ...]:
+    """All GPUs that this process may use, in PCI order; empty only if it is certain that there is none."""
+    nvml = machine.nvml()
+    if nvml is None:
+        _check_no_driver(machine, "package nvidia-ml-py is not installed")
+        return ()
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
+        _check_no_driver(machine, f"NVML says: {error}")
+        return ()
+    except nvml.NVMLError as error:
+        raise DeviceError(f"NVML cannot start: {error}", _LOOK) from error
+    try:
+        return _enumerate(nvml)
+    finally:
+        # Nothing depends on a clean shutdown, and its failure must not hide what was found.
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _check_no_driver(machine: Machine, finding: str) -> None:
+    if machine.driver_present():
+        raise DeviceError(f"there is an NVIDIA driver but its GPUs cannot be listed: {finding}", _LOOK)
+
+
+def _enumerate(nvml: Nvml) -> tuple[Device, ...]:
+    """List the GPUs that can be opened. An id is the position among these: NVML also counts GPUs that this user may not
+    open, but CUDA does not, and the indices of CUDA_VISIBLE_DEVICES are CUDA's."""
+    with _nvml_errors(nvml, "count the GPUs"):
+        count = nvml.nvmlDeviceGetCount()
+    found: list[Device] = []
+    for index in range(count):
+        with _nvml_errors(nvml, f"ask about GPU {index}"):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError_NoPermission:
+                continue
+            uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+            found.append(Device(len(found), "gpu", name, uuid=uuid))
+    return tuple(found)
+
+
+@contextmanager
+def _nvml_errors(nvml: Nvml, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError as error:
+        raise DeviceError(f"NVML cannot {doing}: {error}", _LOOK) from error
+
+
+def _text(value: str | bytes) -> str:
+    """The text of an NVML answer, which is bytes in bindings before 11.5."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

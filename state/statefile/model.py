@@ -1,0 +1,217 @@
+"""The statefile's contents: frozen, validated on every construction, versioned.
+
+The JSON has Dynamo's shape (`namespace`, `circus_endpoint`, `components.{watcher}.{watcher_name, cmd,
+resources.allocated_gpus, lease}`, `environment`) with additions of our own. A state that breaks one of the rules below
+can be neither built nor read: both raise StateError. Ranges of numbers are checked when a state is written or read.
+
+- A component's key is its watcher's name; its namespace is the state's, its service is `component`.
+- A device is held whole by one component, or in shares that add up to at most 1.
+- An entry whose process is gone holds nothing: no device list, no lease, no pid, no phase. Only an unsuffixed entry
+  may be such a template; a suffixed one exists only while it holds.
+- Only an entry in the phase "starting" replaces another one.
+- There are no secrets: `environment` takes DYN_* settings whose names do not look secret; commands carry no
+  credentials.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.names import LOG_ENV, NAMESPACE_ENV, Watcher, check_namespace, parse_watcher
+from dynamo_local.core.shares import LEAST_SHARE, fits, held, summed
+from state.devices.allocation import DeviceKind
+from state.devices.inventory import CPU_SLOTS_VARIABLE
+from state.paths import STATE_DIR_VARIABLE
+
+SCHEMA_VERSION = 4
+"""Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts.
+Version 4 has watchers of endpoints' revisions: a program that ignored the revision in a watcher's name would take an
+endpoint's worker for one of the graph's own service of that name. It also has shares of devices."""
+
+RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
+"""Environment variables that are recorded: they tell how a server was started, and none is secret."""
+
+_SECRET_NAME = re.compile(r"TOKEN|KEY|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"(?:^|\s)--?(?:[\w.]+-)*(?:[\w.]*key|token|password|passwd|secret)(?=[\s=]|$)", re.IGNORECASE
+)
+
+Phase = Literal["starting", "retiring", "restarting"]
+"""The change of an entry that is under way. `starting`: its process was added, and is ended again unless it becomes
+ready. `retiring`: its process is to end for good. `restarting`: its process is to end, and another one to start under
+its name and on its devices."""
+
+Share = Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=1)]
+DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The devices of an entry. `allocated_gpus`: ids of GPUs or CPU slots; empty for a process that needs none. None
+    for a template, whose process is gone: it is written as `{}`. `share`: the part of its one device that the entry
+    holds; 1 (and not written) for devices that are held whole."""
+
+    allocated_gpus: tuple[DeviceId, ...] | None = None
+    share: Share = 1.0
+
+    def __post_init__(self) -> None:
+        if self.share != 1 and len(self.allocated_gpus or ()) != 1:
+            raise StateError(f"a share of {self.share:g} is of one device, not of {list(self.allocated_gpus or ())}")
+
+
+class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A watcher's entry.
+
+    `component`: the service's name. `lease`: the id of one process; a restarted process has a new one. `lease` and
+    `pid` are None until the process has registered. `phase`: the change under way, if there is one. `replaces`: the
+    watcher that is to end once this one is ready.
+    """
+
+    watcher_name: str
+    component: str
+    role: str
+    cmd: str
+    resources: Resources = Resources()
+    lease: str | None = None
+    pid: Pid | None = None
+    phase: Phase | None = None
+    replaces: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.replaces is not None and self.phase != "starting":
+            raise StateError(f"entry {self.watcher_name} is to replace {self.replaces} and does not start")
+        if not self.holds and (self.lease, self.pid, self.phase) != (None, None, None):
+            raise StateError(f"entry {self.watcher_name} holds no resources but a lease, a pid or a phase")
+        if not self.holds and self.watcher.index > 0:
+            raise StateError(f"entry {self.watcher_name} is suffixed and holds nothing")
+        if len(set(self.devices)) != len(self.devices):
+            raise StateError(f"entry {self.watcher_name} holds a device twice: {list(self.devices)}")
+        option = _SECRET_OPTION.search(self.cmd)
+        if option:
+            raise StateError(
+                f"the command of {self.watcher_name} carries {option[0].strip()}, which looks secret",
+                "pass secrets through a file of mode 0600",
+            )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the entry claims resources for a process, which may be about to start. False for a template."""
+        return self.resources.allocated_gpus is not None
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return self.resources.allocated_gpus or ()
+
+    @property
+    def device_count(self) -> float:
+        """What its devices count for: their number, or the share of one."""
+        return held(len(self.devices), self.resources.share)
+
+    @property
+    def watcher(self) -> Watcher:
+        try:
+            return parse_watcher(self.watcher_name)
+        except ConfigError as error:
+            raise StateError(error.cause, error.remedy) from error
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process, which its start time tells from a later one of the same pid. `start_time`: ticks since boot."""
+
+    pid: Pid
+    start_time: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The processes of one namespace. Change it by `state.statefile.transitions`; treat its dicts as read-only."""
+
+    schema_version: int = SCHEMA_VERSION
+    namespace: str
+    circus_endpoint: str
+    device_kind: DeviceKind
+    owner: Owner
+    components: dict[str, Component] = {}
+    environment: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        _check_version(self.schema_version)
+        try:
+            check_namespace(self.namespace)
+        except ConfigError as error:
+            raise StateError(error.cause, error.remedy) from error
+        for key, component in self.components.items():
+            self._check_component(key, component)
+        self._check_devices()
+        for name in self.environment:
+            _check_setting(name)
+
+    def _check_component(self, key: str, component: Component) -> None:
+        if component.watcher_name != key:
+            raise StateError(f"entry {key} carries the watcher name {component.watcher_name}")
+        watcher = component.watcher
+        if (watcher.namespace, watcher.service) != (self.namespace, component.component):
+            raise StateError(f"entry {key} is not one of {component.component} in namespace {self.namespace}")
+
+    def _check_devices(self) -> None:
+        holders: dict[int, list[Component]] = {}
+        for name, component in self.components.items():
+            for device in component.devices:
+                others = holders.setdefault(device, [])
+                if not fits(summed(other.resources.share for other in others), component.resources.share):
+                    raise StateError(f"device {device} is held by both {_named(others)} and {name}")
+                others.append(component)
+
+
+class _Version(msgspec.Struct):
+    """The field that every version of the file has."""
+
+    schema_version: int
+
+
+def encode(state: State) -> bytes:
+    """Encode the state as indented JSON. Raises StateError for a state that `decode` would not give back."""
+    try:
+        data = msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+    except (TypeError, OverflowError, UnicodeError) as error:
+        raise StateError(f"the state cannot be written: {error}") from error
+    if decode(data) != state:
+        raise StateError("the state cannot be written: it would not be read back the same")
+    return data
+
+
+def decode(data: bytes) -> State:
+    """Inverse of `encode`. Raises StateError for anything else, including another version."""
+    try:
+        _check_version(msgspec.json.decode(data, type=_Version).schema_version)
+        return msgspec.json.decode(data, type=State)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise StateError(f"not a statefile: {error}") from error
+
+
+def recorded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that the statefile records."""
+    return {name: environ[name] for name in RECORDED_SETTINGS if name in environ}
+
+
+def _named(components: Iterable[Component]) -> str:
+    return ", ".join(component.watcher_name for component in components)
+
+
+def _check_version(version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise StateError(
+            f"the statefile has schema version {version}, this program reads {SCHEMA_VERSION}",
+            "use the dynamo-local version that wrote it",
+        )
+
+
+def _check_setting(name: str) -> None:
+    if not name.startswith("DYN_"):
+        raise StateError(f"environment setting {name} is not recorded", "only DYN_* settings are")
+    if _SECRET_NAME.search(name):
+        raise StateError(f"environment setting {name} looks secret and is not recorded")

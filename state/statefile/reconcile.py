@@ -1,0 +1,129 @@
+"""Compares the state with what runs, and clears what a crashed server has left.
+
+`reconcile`, `unclaimed` and `leftovers` decide and are pure; `clear_leftovers` acts, at the start of the next server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
+from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
+from state.locks import ServerLock
+from state.machine.processes import Process, Processes, ProcFs
+from state.paths import StatePaths, state_root
+from state.remains import remove_remains
+from state.statefile.model import State
+from state.statefile.store import StateStore
+from state.statefile.transitions import release
+
+TERM_S = 5.0
+"""Between SIGTERM and SIGKILL, for a process whose server is dead: its answers reach nobody any more."""
+
+KILL_S = 5.0
+"""For a killed process to be gone. Freeing much memory takes seconds."""
+
+ROUNDS = 5
+
+
+def reconcile(
+    state: State, watchers_alive: Collection[str], among: Callable[[str], bool] = lambda _: True
+) -> tuple[State, tuple[str, ...]]:
+    """Release the claims of watchers that circusd does not know. Returns the new state and a note for each release.
+    `among`: the watchers that are looked at.
+
+    A watcher is known also while its process is about to be started again. Claims in the phase "restarting" are kept
+    for the next process. Idempotent. `watchers_alive`, the watchers that circusd knows, must have been read after
+    `state`: a claim precedes its watcher, so a claim that is younger than the list would look dead.
+    """
+    notes: list[str] = []
+    for name, component in state.components.items():
+        lost = component.holds and component.phase != "restarting" and name not in watchers_alive
+        if lost and among(name):
+            state = release(state, name)
+            held = f"devices {list(component.devices)}" if component.devices else "no device"
+            notes.append(f"{name} has no process: its claim ({held}) is released")
+    return state, tuple(notes)
+
+
+def unclaimed(state: State, watchers_alive: Collection[str]) -> tuple[str, ...]:
+    """Watchers without a claim, sorted: they are to be stopped."""
+    holding = {name for name, component in state.components.items() if component.holds}
+    return tuple(sorted(set(watchers_alive) - holding))
+
+
+def leftovers(paths: StatePaths, processes: Iterable[Process]) -> tuple[Process, ...]:
+    """The processes that a server of this namespace and state root has started, by their environment.
+
+    The environment of such a process names the namespace, one of its watchers, and the state root. Processes of another
+    server differ in one of them; other processes have none.
+    """
+    return tuple(process for process in processes if _belongs(paths, process))
+
+
+def clear_leftovers(lock: ServerLock, processes: Processes | None = None) -> tuple[str, ...]:
+    """End the processes that a crashed server of the namespace has left, and remove its files. Returns a note for
+    each; none after a clean end.
+
+    The caller holds the server lock, so nothing of it belongs to a living server. Raises StateError if a process cannot
+    be ended: its devices are in use then, and nothing is removed.
+    """
+    if not lock.held:
+        raise StateError("leftovers are only cleared under the server lock")
+    notes = _end_processes(lock.paths, processes or ProcFs())
+    return (*notes, *_remove_files(StateStore(lock.paths)))
+
+
+def _belongs(paths: StatePaths, process: Process) -> bool:
+    try:
+        watcher = parse_watcher(process.environ.get(WATCHER_ENV, ""))
+    except ConfigError:
+        return False
+    namespaces = {watcher.namespace, process.environ.get(NAMESPACE_ENV)}
+    return namespaces == {paths.namespace} and state_root(process.environ) == paths.root
+
+
+def _end_processes(paths: StatePaths, processes: Processes) -> list[str]:
+    """End leftover processes. Lists them again after each round, as they may have started others meanwhile."""
+    notes: list[str] = []
+    found = leftovers(paths, processes.snapshot())
+    for _ in range(ROUNDS):
+        if not found:
+            return notes
+        if processes.end(found, TERM_S, KILL_S):
+            break
+        notes += [f"ended {_described(process)}, left by a crashed server" for process in found]
+        found = leftovers(paths, processes.snapshot())
+    if not found:
+        return notes
+    pids = ", ".join(str(process.pid) for process in found)
+    raise StateError(
+        f"processes of a crashed server cannot be ended: {pids}",
+        "they may hang in a driver or be started again; end them, then start the server",
+    )
+
+
+def _remove_files(store: StateStore) -> list[str]:
+    """Remove files, the run directory before the statefile: after a crash in between, the next start clears the
+    rest."""
+    paths = store.paths
+    notes: list[str] = []
+    try:
+        store.read_file()
+        notes.append(f"removed the statefile of a crashed server: {paths.statefile}")
+    except NotRunningError:
+        pass
+    except StateError as error:
+        store.set_aside()
+        notes.append(f"set an unreadable statefile aside: {paths.unreadable_statefile} ({error.cause})")
+    segments, directory = remove_remains(paths)
+    if segments:
+        notes.append(f"removed {segments} files of shared memory of a crashed server")
+    if directory:
+        notes.append(f"removed the run directory of a crashed server: {paths.run_dir}")
+    store.remove()
+    return notes
+
+
+def _described(process: Process) -> str:
+    return f"process {process.pid} ({process.environ.get(WATCHER_ENV)})"

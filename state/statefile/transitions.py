@@ -1,0 +1,226 @@
+"""The transitions of a state. Each is pure and returns a new state; an illegal one raises StateError.
+
+    (no entry)  --claim-->        holding     the process may be started: its devices are its own
+    template    --claim-->        holding     (claimed as "starting", it is undone unless it becomes ready)
+    starting    --settle-->       holding     the process that was added has become ready; the one that it replaces, if
+                                              any, retires in the same transition
+    holding     --retire-->       retiring    the process is to end, and is not to be started again
+    holding     --restart-->      restarting  the process is to end, and to be started once more
+    restarting  --settle-->       holding     the process that was started once more has become ready
+    holding     --set_lease-->    holding     the process has registered
+    holding     --set_role-->     holding     the process has taken up another role, which its successor keeps
+    holding     --clear_lease-->  holding     that process is gone, another one is to follow
+    holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
+    holding     --release-->      (no entry)  suffixed: gone for good
+    any         --remove-->       (no entry)  a start that is rolled back
+    template    --remove_revision-->  (no entry)  all of an endpoint's revision at once
+
+"holding" is any entry with resources, whatever its phase. A claim precedes the start of its process, and a release
+follows its end, so that no device is ever in use without being recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.names import Watcher, parse_watcher
+from dynamo_local.core.shares import summed
+from state.devices.allocation import DeviceKind
+from state.statefile.model import Component, Owner, Phase, Resources, State
+
+NO_RESOURCES = Resources()
+
+
+def new_state(
+    namespace: str,
+    circus_endpoint: str,
+    device_kind: DeviceKind,
+    owner: Owner,
+    environment: Mapping[str, str] | None = None,
+) -> State:
+    """The state of a server that has started nothing yet."""
+    return State(
+        namespace=namespace,
+        circus_endpoint=circus_endpoint,
+        device_kind=device_kind,
+        owner=owner,
+        environment=dict(environment or {}),
+    )
+
+
+def claim(
+    state: State,
+    watcher: Watcher | str,
+    *,
+    role: str,
+    cmd: str,
+    devices: Iterable[int] = (),
+    share: float = 1.0,
+    phase: Phase | None = None,
+    replaces: str | None = None,
+) -> State:
+    """Give the watcher an entry and devices, or a share of one. Illegal if it holds already, if less of a device is
+    free, or if the watcher is suffixed and its service has no unsuffixed entry."""
+    name = str(watcher)
+    parts = _parse(name)
+    held = state.components.get(name)
+    if held is not None and held.holds:
+        raise StateError(f"{name} is already claimed", "release it first")
+    if parts.index > 0 and str(replace(parts, index=0)) not in state.components:
+        raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
+    ids = tuple(sorted(devices))
+    # The default is written as nothing if it is the very same object.
+    resources = Resources(ids) if share == 1 else Resources(ids, share)
+    return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces))
+
+
+def settle(state: State, watcher: Watcher | str) -> State:
+    """Record that a started process is ready and is to stay, and that the one that it replaces is to end.
+
+    Illegal for a retiring entry. Settling again changes nothing.
+    """
+    component = _holding(state, watcher)
+    if component.phase == "retiring":
+        raise StateError(f"{watcher} is to end", "wait until it has, then add another one")
+    replaced = state.components.get(component.replaces) if component.replaces is not None else None
+    state = _with(state, msgspec.structs.replace(component, phase=None, replaces=None))
+    return state if replaced is None or not replaced.holds else retire(state, replaced.watcher)
+
+
+def retire(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is to end for good. The entry keeps its devices until it is released."""
+    return _with(state, msgspec.structs.replace(_holding(state, watcher), phase="retiring", replaces=None))
+
+
+def restart(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is to end, and another one to be started under its name. Illegal while another
+    change of the entry is under way."""
+    component = _holding(state, watcher)
+    if component.phase is not None:
+        raise StateError(f"{watcher} is {component.phase}", "wait until that is over")
+    return _with(state, msgspec.structs.replace(component, phase="restarting"))
+
+
+def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
+    """Record the lease and pid of the watcher's process, in place of those of an earlier one."""
+    component = _holding(state, watcher)
+    return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
+
+
+def set_role(state: State, watcher: Watcher | str, lease: str, role: str) -> State:
+    """Record the role of the watcher's process. Illegal if the lease is not that of its present process."""
+    component = _holding(state, watcher)
+    if component.lease != lease:
+        raise StateError(f"{watcher} is another process by now", "look at `dynamo ps`, and try again")
+    return _with(state, msgspec.structs.replace(component, role=role))
+
+
+def clear_lease(state: State, watcher: Watcher | str, lease: str) -> State:
+    """Record that the process of that lease is gone. The watcher keeps its devices for the next one.
+
+    Changes nothing if the lease is not that of the present process: the call may come late.
+    """
+    component = state.components.get(str(watcher))
+    if component is None or component.lease != lease:
+        return state
+    return _with(state, msgspec.structs.replace(component, lease=None, pid=None))
+
+
+def release(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is gone for good. An unsuffixed entry stays, emptied, as the template of its
+    service."""
+    component = _holding(state, watcher)
+    if component.watcher.index > 0:
+        return remove(state, watcher)
+    return _with(
+        state,
+        msgspec.structs.replace(component, resources=NO_RESOURCES, lease=None, pid=None, phase=None, replaces=None),
+    )
+
+
+def remove(state: State, watcher: Watcher | str) -> State:
+    """Remove the entry, template or not. Illegal for an unsuffixed entry while its service has suffixed ones."""
+    component = _entry(state, watcher)
+    if component.watcher.index == 0 and len(entries(state, component.component, component.watcher.revision)) > 1:
+        raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
+    return _replaced(state, {name: c for name, c in state.components.items() if name != str(watcher)})
+
+
+def remove_revision(state: State, revision: str) -> State:
+    """Remove the entries of an endpoint's revision, which is to have no process any more. Illegal while one of them
+    holds, and for the graph's own entries. Harmless if there is none."""
+    if not revision:
+        raise StateError("the graph's own entries are not removed together")
+    mine = {name: component for name, component in state.components.items() if component.watcher.revision == revision}
+    holding = sorted(name for name, component in mine.items() if component.holds)
+    if holding:
+        raise StateError(f"{revision} still has processes: {', '.join(holding)}", "end them first")
+    return _replaced(state, {name: c for name, c in state.components.items() if name not in mine})
+
+
+def taken(state: State) -> frozenset[int]:
+    """The ids of all devices that entries hold."""
+    return frozenset(device for component in state.components.values() for device in component.devices)
+
+
+def shares_taken(state: State) -> dict[int, float]:
+    """How much of each device entries hold, by id; devices that nobody holds are left out."""
+    found: dict[int, list[float]] = {}
+    for component in state.components.values():
+        for device in component.devices:
+            found.setdefault(device, []).append(component.resources.share)
+    return {device: summed(shares) for device, shares in found.items()}
+
+
+def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
+    """The watchers in that phase, in the statefile's order."""
+    return tuple(name for name, component in state.components.items() if component.phase == phase)
+
+
+def entries(state: State, service: str, revision: str = "") -> tuple[Component, ...]:
+    """The entries of a service by index, the unsuffixed one first: those of an endpoint's revision, or the graph's
+    own."""
+    mine = (c for c in state.components.values() if c.component == service and c.watcher.revision == revision)
+    return tuple(sorted(mine, key=lambda component: component.watcher))
+
+
+def next_watcher(state: State, service: str, revision: str = "") -> Watcher:
+    """The watcher for one more process of the service: the unsuffixed one if it is not holding, else that of the lowest
+    free suffix."""
+    used = {component.watcher.index for component in entries(state, service, revision) if component.holds}
+    index = next(i for i in range(len(used) + 1) if i not in used)
+    return Watcher(state.namespace, service, index, revision)
+
+
+def _with(state: State, component: Component) -> State:
+    return _replaced(state, {**state.components, component.watcher_name: component})
+
+
+def _replaced(state: State, components: dict[str, Component]) -> State:
+    return msgspec.structs.replace(state, components=components)
+
+
+def _entry(state: State, watcher: Watcher | str) -> Component:
+    component = state.components.get(str(watcher))
+    if component is None:
+        known = ", ".join(sorted(state.components)) or "none"
+        raise StateError(f"there is no entry {watcher}", f"entries are: {known}")
+    return component
+
+
+def _holding(state: State, watcher: Watcher | str) -> Component:
+    component = _entry(state, watcher)
+    if not component.holds:
+        raise StateError(f"{watcher} holds nothing: its process is gone", "claim it first")
+    return component
+
+
+def _parse(name: str) -> Watcher:
+    try:
+        return parse_watcher(name)
+    except ConfigError as error:
+        raise StateError(error.cause, error.remedy) from error

@@ -1,0 +1,106 @@
+"""What the frontend tells of usage: to administrators what each key has used, to others no name of a key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from components.frontend.http.administration import Administration
+from components.frontend.http.gate import HttpGate
+from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.usage import FrontendUsage
+from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.usage.records import UsageRecord
+from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.usage_counts import UsageCounts
+from state.paths import StatePaths
+from tests.unit.frontend.asgi_driver import Answer, call, scope
+
+HOUR = 3600.0
+
+
+class Front:
+    """A gate whose application shows metrics."""
+
+    def __init__(self, root: Path) -> None:
+        self.usage = FrontendUsage(StatePaths(root, "n"), "lease")
+        registry = CollectorRegistry()
+        expose(self.usage.samples, registry=registry)
+
+        async def metrics(asked: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": generate_latest(registry)})
+
+        limits = AdmissionLimits()
+        self.gate = HttpGate(
+            metrics,
+            limits=limits,
+            models=ModelTable([ModelEntry(["m"], lambda: None, limits, metrics)]),
+            is_draining=lambda: False,
+            api_keys=["plain"],
+            administration=Administration(["master"], usage=self.usage.answer),
+            meter=self.usage.meter,
+        )
+
+    async def get(self, path: str, key: str = "", query: str = "") -> Answer:
+        headers = [("authorization", f"Bearer {key}")] if key else []
+        return await call(self.gate, scope(path, "GET", headers, query_string=query.encode()))
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Front:
+    front = Front(tmp_path)
+    for hour, key in ((1, "team-a"), (1, "team-b"), (30, "team-a")):
+        front.usage.meter.write(UsageRecord(hour * HOUR, "m", key, status=200, prompt=7, output=3, seconds=0.5))
+    return front
+
+
+async def test_only_administrators_see_keys_in_metrics(front: Front) -> None:
+    for key in ("", "plain", "guess"):
+        body = (await front.get("/metrics", key)).body.decode()
+        assert 'dynamo_usage_prompt_tokens_total{key="",model="m"} 21.0' in body
+        assert "team" not in body
+    shown = (await front.get("/metrics", "master")).body.decode()
+    assert 'dynamo_usage_prompt_tokens_total{key="team-a",model="m"} 14.0' in shown
+    assert 'dynamo_usage_requests_total{key="team-b",model="m",outcome="ok"} 1.0' in shown
+    assert 'key="",model' not in shown
+
+
+async def test_administrators_are_told_what_was_used(front: Front) -> None:
+    answer = await front.get("/v1/usage", "master", "since=1970-01-01&until=1970-01-02&by=key")
+    rows = json.loads(answer.body)["data"]
+    assert [(row["key"], row["requests"], row["prompt_tokens"]) for row in rows] == [("team-a", 1, 7), ("team-b", 1, 7)]
+    everything = json.loads((await front.get("/v1/usage", "master")).body)
+    assert [(row["key"], row["endpoint"], row["output_tokens"]) for row in everything["data"]] == [
+        ("team-a", "m", 6),
+        ("team-b", "m", 3),
+    ]
+    assert everything["total"]["seconds"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("key", "query", "status", "says"),
+    [
+        ("", "", 401, "administrator"),
+        ("plain", "", 403, "administrator"),
+        ("master", "since=yesterday", 400, "yesterday"),
+        ("master", "by=color", 400, "color"),
+        ("master", "from=1d", 400, "from"),
+    ],
+)
+async def test_others_and_what_is_wrong_are_refused(front: Front, key: str, query: str, status: int, says: str) -> None:
+    answer = await front.get("/v1/usage", key, query)
+    assert answer.status == status
+    assert says in answer.error["message"]
+
+
+def test_series_of_keys_are_bounded() -> None:
+    counts = UsageCounts(most_keys=2)
+    for number in range(5):
+        counts.note(UsageRecord(0, "m", f"key{number}", prompt=1))
+    assert {sample.labels[1] for sample in counts.samples(by_key=True)} == {"key0", "key1"}
+    assert {sample.value for sample in counts.samples(by_key=False) if "prompt" in sample.metric.name} == {5}

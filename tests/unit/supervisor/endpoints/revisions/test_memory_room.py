@@ -1,0 +1,83 @@
+"""Memory for more workers of an endpoint: weights that nobody uses go, and the rest is named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.core.errors import MemoryShortError
+from dynamo_local.core.names import Revision, Watcher
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, write_order
+from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
+from state.files import make_private_directory
+from state.paths import StatePaths
+from state.statefile.model import State
+from state.statefile.transitions import claim, set_lease
+from tests.unit.state.builders import empty_state
+
+GIB = 2**30
+CHAT = Revision("chat", 1)
+
+
+class Machine:
+    """A machine whose kept weights go as soon as their orders do. `code` has a worker; the others have none."""
+
+    def __init__(self, root: Path, free: int) -> None:
+        self.paths, self.free = StatePaths(root, "ns"), free
+        make_private_directory(self.paths.root)
+        make_private_directory(self.paths.run_dir)
+        make_private_directory(self.paths.prepared_dir)
+        code = Watcher("ns", "VllmWorker", revision="code@1")
+        state = claim(empty_state("ns"), code, role="aggregated", cmd="worker", devices=(0,), share=1.0)
+        self.state: State = set_lease(state, code, "lease", os.getpid())
+        self.room = MemoryRoom(self.paths, lambda: self.state, lambda pids: GIB if pids else 0)
+
+    def keep(self, revision: str, gib: int, key: str = "") -> None:
+        watcher = Watcher("ns", "VllmWorker", revision=revision)
+        write_order(self.paths, watcher, PreparedOrder(key or revision, "module", b"", gib * GIB, 0))
+        self.paths.prepared_socket(key or revision).touch()
+
+    def check(self, needed: int) -> None:
+        orders = [path.name for path in self.paths.prepared_dir.glob("*.order")]
+        for key in ("story@1", "code@1"):
+            if not any(key in name for name in orders) and self.paths.prepared_socket(key).exists():
+                self.paths.prepared_socket(key).unlink()
+                self.free += GIB
+        if self.free < needed:
+            raise MemoryShortError("too little", "end programs", needed - self.free)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "state", GIB)
+
+
+def test_weights_without_a_worker_go_first(machine: Machine) -> None:
+    machine.keep("story@1", 1)
+    machine.keep("code@1", 1)
+    asyncio.run(machine.room.require(CHAT, lambda: machine.check(2 * GIB)))
+    assert not machine.paths.prepared_socket("story@1").exists()
+    assert machine.paths.prepared_socket("code@1").exists()
+
+
+def test_what_cannot_go_is_named_and_stays(machine: Machine) -> None:
+    machine.keep("story@1", 1)
+    with pytest.raises(MemoryShortError) as caught:
+        asyncio.run(machine.room.require(CHAT, lambda: machine.check(4 * GIB)))
+    assert "3.0 GiB would have to go" in str(caught.value)
+    assert "endpoint code holds 1.0 GiB, endpoint story holds 1.0 GiB of weights" in str(caught.value)
+    assert machine.paths.prepared_socket("story@1").exists()
+
+
+def test_weights_of_ones_own_are_counted_once(machine: Machine) -> None:
+    machine.keep("chat@1", 1, "same")
+    machine.keep("story@1", 1, "same")
+    assert machine.room.shared_bytes(CHAT) == GIB
+    assert machine.room.shared_bytes(Revision("code", 1)) == 0
+    # They would not be given up for the endpoint that uses them.
+    with pytest.raises(MemoryShortError):
+        asyncio.run(machine.room.require(CHAT, lambda: machine.check(2 * GIB)))
+    assert machine.paths.prepared_socket("same").exists()

@@ -1,0 +1,72 @@
+"""The end of a revision: repeated until nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from dynamo_local.core.endpoints.rollout.steps import End
+from dynamo_local.core.errors import BusError, StateError, SupervisorError
+from dynamo_local.core.names import Revision
+from dynamo_local.supervisor.endpoints.revisions.observing import Room
+from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
+from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from tests.unit.state.builders import empty_state
+
+
+class Failing:
+    """Workers and files of a revision, whose removal fails in turn by these errors, and then succeeds."""
+
+    def __init__(self, of_workers: list[Exception], of_files: list[Exception]) -> None:
+        self.of_workers, self.of_files = of_workers, of_files
+        self.removed = 0
+
+    @asynccontextmanager
+    async def open_actuator(self, endpoint: str) -> AsyncIterator[Failing]:
+        if self.of_workers:
+            raise self.of_workers.pop(0)
+        yield self
+
+    async def end_revision(self, revision: str) -> None:
+        pass
+
+    async def remove(self, revision: Revision) -> None:
+        if self.of_files:
+            raise self.of_files.pop(0)
+        self.removed += 1
+
+
+def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None:
+    async def scenario() -> None:
+        failing = Failing([BusError("no NATS")], [StateError("full"), SupervisorError("gone")])
+        tools = RevisionTools(
+            launcher=cast("Any", None),
+            memory=cast("Any", None),
+            renew=cast("Any", None),
+            files=cast("Any", failing),
+            watch=cast("Any", None),
+            given_up={},
+            read_state=empty_state,
+            open_actuator=cast("Any", failing.open_actuator),
+            ask_to_park=cast("Any", None),
+            on_failure=lambda revision, error: pytest.fail(error),
+            spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
+            namespace="many",
+            frontend_deadline_s=1,
+            drain_s=1,
+            retry_s=0,
+        )
+        woken = asyncio.Event()
+        run = RevisionRun(Revision("chat", 1), tools, woken.set)
+        run.launched = cast("Any", object())
+        run.carry_out(End(1))
+        assert run.wanted(3, 0, empty_state()) == (), "its templates may be gone"
+        assert not run.seen(empty_state(), Room()).is_gone
+        await woken.wait()
+        assert (failing.removed, run.seen(empty_state(), Room()).is_gone) == (1, True)
+
+    asyncio.run(scenario())

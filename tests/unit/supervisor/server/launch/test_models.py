@@ -1,0 +1,155 @@
+"""The models of a graph are obtained once, and its services are given folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dynamo_local.model.obtain import Obtained, Wish
+from dynamo_local.sdk import depends, service
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.graph import build_graph
+from dynamo_local.supervisor.server.launch.models import with_models, without_downloads_for_mockers
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Keys of vLLM that matter here."""
+
+    model: str = ""
+    served_model_name: list[str] | None = None
+    revision: str | None = None
+    load_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class Worker(Engine):
+    engine: Literal["vllm", "mocker"] = "vllm"
+
+
+@dataclass(frozen=True)
+class Other:
+    model: str = ""
+
+
+@service(config=Other)
+class Stranger:
+    """Knows models of its own kind."""
+
+
+@service(config=Worker, role="prefill")
+class Prefill:
+    """A worker."""
+
+    stranger = depends(Stranger)
+
+
+@service(config=Worker, role="decode")
+class Decode:
+    """A worker."""
+
+    prefill = depends(Prefill)
+
+
+@service(config=Engine)
+class Front:
+    """The server."""
+
+    decode = depends(Decode)
+
+
+class Obtains:
+    """Finds every model in /there, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.wishes: list[Wish] = []
+
+    def __call__(self, wish: Wish) -> Obtained:
+        self.wishes.append(wish)
+        if "://" in wish.model or wish.model.startswith("/"):
+            return Obtained(wish.model, wish.model)
+        return Obtained("/there", wish.model, Path("/there"))
+
+
+def obtained(obtains: Obtains, *overrides: str) -> dict[str, dict[str, object]]:
+    graph = build_graph("m:Front", Front, ())
+    resolved = with_models(graph, resolve(graph, overrides=overrides), obtains, on_cpu=True)
+    return {each.name: each.config for each in resolved.services}
+
+
+def everywhere(model: str, *services: str) -> list[str]:
+    return [f"--{name}.model={model}" for name in services or ("Front", "Decode", "Prefill")]
+
+
+def test_a_model_is_obtained_once_and_keeps_its_name() -> None:
+    obtains = Obtains()
+    configs = obtained(
+        obtains, *everywhere("org/name"), "--Front.served-model-name=[mine]", "--Stranger.model=org/name"
+    )
+    assert [wish.model for wish in obtains.wishes] == ["org/name"]
+    assert configs["Front"] == {"model": "/there", "served-model-name": ["mine"]}
+    assert configs["Decode"] == configs["Prefill"] == {"model": "/there", "served-model-name": ["org/name"]}
+    assert configs["Stranger"] == {"model": "org/name"}
+
+
+def test_what_is_left_to_vllm_is_left_as_it_is() -> None:
+    configs = obtained(Obtains(), *everywhere("s3://bucket/model"), "--Decode.revision=v1")
+    assert configs["Decode"] == {"model": "s3://bucket/model", "revision": "v1"}
+    assert configs["Front"] == {"model": "s3://bucket/model"}
+
+
+def test_a_folder_has_no_revision() -> None:
+    obtains = Obtains()
+    configs = obtained(obtains, *everywhere("org/name"), "--Decode.revision=v1", "--Prefill.revision=v1")
+    assert obtains.wishes[0].revision == "v1"
+    assert "revision" not in configs["Decode"]
+
+
+def test_the_devices_are_told() -> None:
+    obtains = Obtains()
+    obtained(obtains, *everywhere("org/name"))
+    assert obtains.wishes[0].needs.on_cpu is True
+
+
+def test_models_of_mockers_are_left_alone() -> None:
+    obtains = Obtains()
+    configs = obtained(obtains, *everywhere("org/name"), "--Decode.engine=mocker", "--Prefill.engine=mocker")
+    assert not obtains.wishes
+    assert configs["Front"] == {"model": "org/name"}
+
+
+def test_two_models_are_both_obtained() -> None:
+    obtains = Obtains()
+    obtained(obtains, *everywhere("org/one", "Front", "Decode"), *everywhere("org/two", "Prefill"))
+    assert sorted(wish.model for wish in obtains.wishes) == ["org/one", "org/two"]
+
+
+def test_a_graph_without_models_asks_for_none() -> None:
+    obtains = Obtains()
+    obtained(obtains)
+    assert not obtains.wishes
+
+
+def mocked(*overrides: str) -> dict[str, dict[str, object]]:
+    graph = build_graph("m:Front", Front, ())
+    resolved = without_downloads_for_mockers(graph, resolve(graph, overrides=overrides))
+    return {each.name: each.config for each in resolved.services}
+
+
+MOCKERS = ("--Decode.engine=mocker", "--Prefill.engine=mocker")
+
+
+def test_mockers_serve_the_random_model_under_the_name_quickstart() -> None:
+    configs = mocked(*everywhere("quickstart"), *MOCKERS, "--Decode.served-model-name=[mine]")
+    assert configs["Front"] == {"model": "random", "served-model-name": ["quickstart"]}
+    assert configs["Decode"] == {"model": "random", "served-model-name": ["mine"], "engine": "mocker"}
+
+
+def test_quickstart_stays_where_a_worker_computes() -> None:
+    configs = mocked(*everywhere("quickstart"), MOCKERS[0])
+    assert {config["model"] for name, config in configs.items() if name != "Stranger"} == {"quickstart"}
+
+
+def test_mockers_serve_other_models_as_they_are() -> None:
+    assert mocked(*everywhere("smollm2"), *MOCKERS)["Front"] == {"model": "smollm2"}
