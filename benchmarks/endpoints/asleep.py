@@ -42,7 +42,7 @@ def sleeper(name: str, **fields: Any) -> dict[str, Any]:
 
 
 class Sleepers:
-    """Those endpoints, while their server runs."""
+    """The endpoints that wake, while their server runs."""
 
     def __init__(self, server: Server, bus: Bus) -> None:
         assert server.state_root is not None

@@ -16,7 +16,8 @@ _TOKENS = 8
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """One round. `starts`: of workers. `first_s`, `last_s`: times of the first tokens, since the requests were sent."""
+    """A round of the crowd. `starts`: of workers. `first_s`, `last_s`: times of the first tokens, since the requests
+    were sent."""
 
     requests: int
     answered: int

@@ -49,8 +49,11 @@ _WAKING_S = 0.2
 
 @dataclass(frozen=True)
 class Killed:
-    """One kill. `answered_s`: from the kill to the answer; None: there was none in time. `right`: the answer had the
-    right tokens. `wrong`: what was wrong afterwards, empty if nothing."""
+    """A kill and what followed.
+
+    `answered_s`: from the kill to the answer; None: there was none in time. `right`: the answer had the right tokens.
+    `wrong`: what was wrong afterwards, empty if nothing.
+    """
 
     moment: str
     part: str

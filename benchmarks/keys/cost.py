@@ -24,9 +24,8 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
-from dynamo_local.core.keys.checks import KeyTerms
 from dynamo_local.core.keys.registry import MOST_KEYS, KeyRegistry, create_key
-from dynamo_local.core.keys.values import digest_of
+from dynamo_local.core.keys.values import KeyTerms, digest_of
 from dynamo_local.core.ports import Request
 from dynamo_local.supervisor.keys.orders import new_secret
 from state.documents import DocumentStore

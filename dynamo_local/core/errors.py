@@ -69,7 +69,7 @@ class EndpointConflictError(UsageError):
 
 
 class KeyAbsentError(UsageError):
-    """There is no API key of that name."""
+    """No API key has that name."""
 
 
 class KeyConflictError(UsageError):

@@ -1,4 +1,4 @@
-"""Who asks: found once for each request, by the key that it brings.
+"""The caller of a request: found once for each request, by the key that it brings.
 
 The gate puts the caller into the request's ASGI scope, where everything behind it finds it.
 """
@@ -29,8 +29,11 @@ _SCOPE_KEY = "dynamo.caller"
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks. `name`: None where no key is needed. `key`: None for keys of files, which have no limits. `admin`: may
-    change endpoints and keys. `generates`: may ask models."""
+    """The caller of a request.
+
+    `name`: None where no key is needed. `key`: None for keys of files, which have no limits. `admin`: may change
+    endpoints and keys. `generates`: may ask models.
+    """
 
     name: str | None = None
     key: ApiKey | None = None

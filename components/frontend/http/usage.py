@@ -60,7 +60,7 @@ class UsageMeter:
 
 
 class Metered:
-    """One request that is metered."""
+    """A request that is metered."""
 
     def __init__(self, meter: UsageMeter, scope: Scope, endpoint: str, *, as_told: bool) -> None:
         self.tally = scope[_SCOPE_KEY] = Tally()

@@ -66,83 +66,75 @@ def paths_to_stop(namespace: str) -> StatePaths:
 
 def paths_of_logs(namespace: str) -> StatePaths:
     """As `paths_of`; if no server runs, the only one that has crashed is meant, or else the only one that has logs."""
-    from dynamo_local.core.errors import NotRunningError, UsageError
-    from dynamo_local.core.server_choice import START_REMEDY, choose_server
+    from dynamo_local.core.errors import NotRunningError
+    from dynamo_local.core.server_choice import START_REMEDY
     from state.namespaces import with_logs
 
-    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
-        if running:
-            return choose_server(running, crashed)
+    def choose(crashed: Sequence[str]) -> str:
         if len(crashed) == 1:
             return crashed[0]
-        found = with_logs(state_folder())
-        if len(found) > 1:
-            raise UsageError(
-                f"no server runs, and {len(found)} have left logs: {', '.join(found)}",
-                f"name one by --namespace or {NAMESPACE_ENV}",
-            )
-        if not found:
+        found = _only(with_logs(state_folder()), "{number} have left logs")
+        if found is None:
             raise NotRunningError("no server runs, and none has left logs", START_REMEDY)
-        return found[0]
+        return found
 
-    return _paths(namespace, choose)
+    return _paths_without_server(namespace, choose)
 
 
 def paths_of_endpoints(namespace: str) -> StatePaths:
     """As `paths_of`; if no server runs, the only namespace in which endpoints are ordered is meant."""
-    from dynamo_local.core.errors import UsageError
     from dynamo_local.core.server_choice import choose_server
     from state.namespaces import with_registry
 
-    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
-        found = () if running else with_registry(state_folder())
-        if len(found) > 1:
-            raise UsageError(
-                f"no server runs, and endpoints are ordered in {len(found)} namespaces: {', '.join(found)}",
-                f"name one by --namespace or {NAMESPACE_ENV}",
-            )
-        return found[0] if found else choose_server(running, crashed)
+    def choose(crashed: Sequence[str]) -> str:
+        found = _only(with_registry(state_folder()), "endpoints are ordered in {number} namespaces")
+        return found or choose_server((), crashed)
 
-    return _paths(namespace, choose)
+    return _paths_without_server(namespace, choose)
 
 
 def paths_of_keys(namespace: str) -> StatePaths:
     """As `paths_of`; if no server runs, the only namespace that has keys is meant, or else the default one: keys are
     made before the server that wants them."""
-    from dynamo_local.core.errors import UsageError
-    from dynamo_local.core.server_choice import choose_server
     from state.namespaces import with_keys
 
-    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
-        if running:
-            return choose_server(running, crashed)
-        found = with_keys(state_folder())
-        if len(found) > 1:
-            raise UsageError(
-                f"no server runs, and there are keys in {len(found)} namespaces: {', '.join(found)}",
-                f"name one by --namespace or {NAMESPACE_ENV}",
-            )
-        return found[0] if found else DEFAULT_NAMESPACE
+    def choose(crashed: Sequence[str]) -> str:
+        return _only(with_keys(state_folder()), "there are keys in {number} namespaces") or DEFAULT_NAMESPACE
 
-    return _paths(namespace, choose)
+    return _paths_without_server(namespace, choose)
 
 
 def paths_of_usage(namespace: str) -> StatePaths:
     """As `paths_of`; if no server runs, the only namespace of which usage is known is meant."""
-    from dynamo_local.core.errors import UsageError
     from dynamo_local.core.server_choice import choose_server
     from state.namespaces import with_usage
 
-    def choose(running: Sequence[str], crashed: Sequence[str]) -> str:
-        found = () if running else with_usage(state_folder())
-        if len(found) > 1:
-            raise UsageError(
-                f"no server runs, and {len(found)} have left usage: {', '.join(found)}",
-                f"name one by --namespace or {NAMESPACE_ENV}",
-            )
-        return found[0] if found else choose_server(running, crashed)
+    def choose(crashed: Sequence[str]) -> str:
+        return _only(with_usage(state_folder()), "{number} have left usage") or choose_server((), crashed)
 
-    return _paths(namespace, choose)
+    return _paths_without_server(namespace, choose)
+
+
+def _only(found: Sequence[str], what: str) -> str | None:
+    """Return the only namespace found, None if there is none. Raises UsageError for several; `what` says of what."""
+    from dynamo_local.core.errors import UsageError
+
+    if len(found) > 1:
+        raise UsageError(
+            f"no server runs, and {what.format(number=len(found))}: {', '.join(found)}",
+            f"name one by --namespace or {NAMESPACE_ENV}",
+        )
+    return found[0] if found else None
+
+
+def _paths_without_server(namespace: str, choose: Callable[[Sequence[str]], str]) -> StatePaths:
+    """As `paths_of`; if no server runs, `choose` chooses by the servers that have crashed."""
+    from dynamo_local.core.server_choice import choose_server
+
+    return _paths(
+        namespace,
+        lambda running, crashed: choose_server(running, crashed) if running else choose(crashed),
+    )
 
 
 def _paths(namespace: str, choose: Callable[[Sequence[str], Sequence[str]], str]) -> StatePaths:

@@ -48,7 +48,7 @@ def shortage(base: EndpointSpec, adapters: Ranks, *, on_cpu: bool) -> str:
 
 
 def served_on(base: EndpointSpec, adapters: Ranks, *, on_cpu: bool) -> tuple[str, ...]:
-    """Those of the adapters that workers of `base` can serve: the earliest, where there is no room for all."""
+    """The adapters that workers of `base` can serve: the earliest of `adapters`, where there is no room for all."""
     if not takes_adapters(base):
         return ()
     if base.engine != "vllm":

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import msgspec
-
 from dynamo_local.core.endpoints.values import shown
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.keys.values import KeyTerms
 from dynamo_local.core.names import check_endpoint, endpoint_name_like
 from dynamo_local.core.suggestions import suggest
 
@@ -26,20 +25,6 @@ DEFAULT_OVERLAP_S = 3600.0
 MOST_OVERLAP_S = 366 * 86_400.0
 LATEST = 253_402_300_799.0
 """The end of the year 9999, in seconds since 1970."""
-
-
-class KeyTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is ordered of a key. The fields are those of ApiKey."""
-
-    name: str
-    endpoints: tuple[str, ...] = ()
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    requests_at_once: int | None = None
-    best_priority: int | None = None
-    expires_at: float | None = None
-    admin: bool = False
-
 
 EXPIRES_IN_S = "expires_in_s"
 """Beside the fields of a key: in how many seconds it expires."""

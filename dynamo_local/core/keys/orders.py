@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_local.core.keys.checks import DEFAULT_OVERLAP_S, check_overlap, read_terms
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
-from dynamo_local.core.keys.values import ApiKey, digest_of
+from dynamo_local.core.keys.values import ApiKey, KeyTerms, digest_of
 from dynamo_local.core.messages.keys import CreateKey, KeyView, RevokeKey, RotateKey
 
 
@@ -38,14 +38,7 @@ def view_of(key: ApiKey, now: float) -> KeyView:
     """The key as it is shown."""
     former = key.former
     return KeyView(
-        name=key.name,
+        **{field: getattr(key, field) for field in KeyTerms.__struct_fields__},
         created_at=key.created_at,
-        endpoints=key.endpoints,
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        requests_at_once=key.requests_at_once,
-        best_priority=key.best_priority,
-        expires_at=key.expires_at,
-        admin=key.admin,
         former_until=None if former is None or now >= former.valid_until else former.valid_until,
     )

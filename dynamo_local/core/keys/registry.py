@@ -16,8 +16,7 @@ import msgspec
 from dynamo_local.core.documents import Convert, NewerDocumentError, as_document, from_versions
 from dynamo_local.core.endpoints.values import shown
 from dynamo_local.core.errors import KeyAbsentError, KeyConflictError, StateError
-from dynamo_local.core.keys.checks import KeyTerms
-from dynamo_local.core.keys.values import ApiKey, FormerSecret
+from dynamo_local.core.keys.values import ApiKey, FormerSecret, KeyTerms
 from dynamo_local.core.suggestions import suggest
 
 KEYS_VERSION = 1

@@ -28,21 +28,15 @@ class FormerSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     valid_until: float
 
 
-class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A key. Times are of the wall clock, in seconds since 1970.
+class KeyTerms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a key allows. Times are of the wall clock, in seconds since 1970.
 
-    `digest`: of its secret. `endpoints`: those that it may use; none: all. `requests_per_minute`, `tokens_per_minute`,
-    `requests_at_once`: limits on all frontends together; None: no limit. `best_priority`: the lowest number that its
-    requests may have as `priority`, where lower numbers are served first; None: any. `admin`: it may change endpoints
-    and keys. `number` grows with each key that is created; `slot` is the key's place among the counters of limits,
-    which a later key may get.
+    `endpoints`: those that it may use; none: all. `requests_per_minute`, `tokens_per_minute`, `requests_at_once`:
+    limits on all frontends together; None: no limit. `best_priority`: the lowest number that its requests may have as
+    `priority`, where lower numbers are served first; None: any. `admin`: it may change endpoints and keys.
     """
 
     name: str
-    digest: str
-    number: int
-    slot: int
-    created_at: float
     endpoints: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -50,6 +44,19 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     best_priority: int | None = None
     expires_at: float | None = None
     admin: bool = False
+
+
+class ApiKey(KeyTerms, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A key as it is stored.
+
+    `digest`: of its secret. `number` grows with each key that is created; `slot` is the key's place among the counters
+    of limits, which a later key may get.
+    """
+
+    digest: str
+    number: int
+    slot: int
+    created_at: float
     former: FormerSecret | None = None
 
     def has_expired(self, now: float) -> bool:

@@ -8,24 +8,17 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.codec import VERSION
+from dynamo_local.core.keys.values import KeyTerms
 from dynamo_local.core.messages.endpoints import EndpointRefusal
 
 
-class KeyView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A key as commands and REST show it. The fields are those of core.keys.values.ApiKey.
+class KeyView(KeyTerms, frozen=True, omit_defaults=True, kw_only=True):
+    """A key as commands and REST show it.
 
     `former_until`: until when the secret before the last rotation is valid; None: it is not.
     """
 
-    name: str
     created_at: float
-    endpoints: tuple[str, ...] = ()
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    requests_at_once: int | None = None
-    best_priority: int | None = None
-    expires_at: float | None = None
-    admin: bool = False
     former_until: float | None = None
 
 

@@ -38,7 +38,7 @@ class FrontendsWatch:
         return in_flight_of(self._living(revision))
 
     def held(self, revision: str) -> int | None:
-        """Those of them that wait for a worker. None as in `in_flight`."""
+        """Sequences in flight that wait for a worker. None as in `in_flight`."""
         counts = [presence.counts for presence in self._living(revision)]
         known = [each.held for each in counts if each is not None and each.held is not None]
         return sum(known) if counts and len(known) == len(counts) else None

@@ -27,8 +27,8 @@ def on_cpu(inventory: Inventory) -> bool:
 
 
 def with_rooms(endpoints: Sequence[EndpointSpec], registry: Registry, inventory: Inventory) -> tuple[EndpointSpec, ...]:
-    """These endpoints and the bases of their adapters, with room for all adapters. Nothing is rolled for that: their
-    workers have not started. Raises UsageError for an adapter of these that cannot be served. Blocks.
+    """Return the endpoints and the bases of their adapters, with room for all adapters. Nothing is rolled for that:
+    their workers have not started. Raises UsageError for an adapter of these that cannot be served. Blocks.
 
     `registry`: everything that is ordered, these endpoints included. The folders of adapters that were ordered earlier
     may have gone.

@@ -1,4 +1,4 @@
-"""Who asks: what the gate makes of the key that a request brings, for everything behind it."""
+"""The caller of a request: what the gate makes of the key that a request brings, for everything behind it."""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.keys.checks import KeyTerms
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
-from dynamo_local.core.keys.values import digest_of
+from dynamo_local.core.keys.values import KeyTerms, digest_of
 from dynamo_local.core.ports import Request
 from state.documents import DocumentStore
 from state.keys import KEYS

@@ -11,8 +11,8 @@ import pytest
 
 from dynamo_local.core.documents import NewerDocumentError
 from dynamo_local.core.errors import StateError
-from dynamo_local.core.keys.checks import KeyTerms
 from dynamo_local.core.keys.registry import KeyRegistry, create_key
+from dynamo_local.core.keys.values import KeyTerms
 from state.documents import DamagedDocumentError, DocumentStore, Stored, decode, encode
 from state.endpoints.registry import forget
 from state.keys import KEYS, read_key_registry

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.documents import NewerDocumentError
 from dynamo_local.core.errors import KeyAbsentError, KeyConflictError, StateError
-from dynamo_local.core.keys.checks import KeyTerms
 from dynamo_local.core.keys.registry import (
     KEYS_VERSION,
     KeyRegistry,
@@ -20,6 +19,7 @@ from dynamo_local.core.keys.registry import (
     revoke_key,
     rotate_key,
 )
+from dynamo_local.core.keys.values import KeyTerms
 
 NAMES = st.sampled_from(["a", "b", "c"])
 ORDERS = st.lists(
@@ -34,7 +34,7 @@ ORDERS = st.lists(
 
 
 class Model:
-    """Who is known by which secret, and until when."""
+    """The naive model: which secret belongs to which key, and until when."""
 
     def __init__(self) -> None:
         self.now = 1000.0
