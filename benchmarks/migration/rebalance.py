@@ -38,7 +38,7 @@ from benchmarks.planner.fleet import PROFILE
 from dynamo_local.load.workload.arrivals import Gamma
 from dynamo_local.load.workload.lengths import PowerLaw, Uniform
 from dynamo_local.load.workload.workload import Lengthwise, drawn
-from dynamo_local.supervisor.admin.settings import set_value
+from dynamo_local.supervisor.admin.orders.settings import set_value
 from state.paths import StatePaths
 
 SUMMARY = "workers are added to full ones: the same requests with rebalancing and without"

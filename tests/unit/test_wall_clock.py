@@ -11,12 +11,12 @@ ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|
 KNOWN = {
     "components/frontend/usage.py": "what usage is asked for: the time of the question",
     "dynamo_local/cli/keys/key.py": "whether the end of a key that is created is still to come",
-    "dynamo_local/cli/server/usage.py": "what usage is asked for: the time of the question",
+    "dynamo_local/cli/look/usage.py": "what usage is asked for: the time of the question",
     "state/limits_file.py": "a note that keys have changed, which differs from the last one",
     "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
     "dynamo_local/supervisor/endpoints/start.py": "when endpoints of a file were created or changed: shown",
     "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
-    "dynamo_local/cli/server/events.py": "which day it is: events of other days are shown with their date",
+    "dynamo_local/cli/look/events.py": "which day it is: events of other days are shown with their date",
     "dynamo_local/doctor/kernel.py": "whether the clock is years behind: shown, never waited for",
     "dynamo_local/supervisor/circus/circusd.py": "where circusd's own clock begins",
 }

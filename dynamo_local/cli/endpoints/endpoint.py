@@ -11,11 +11,11 @@ from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options, ways_options
+from dynamo_local.cli.look.logs import log_options, show_logs
 from dynamo_local.cli.output.console import Console
-from dynamo_local.cli.server.logs import log_options, show_logs
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.endpoints import EndpointRow
+    from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
     from state.paths import StatePaths
 
 _TAKES_MORE = {"ignore_unknown_options": True}
@@ -221,7 +221,7 @@ def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str 
 def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
     import asyncio
 
-    from dynamo_local.supervisor.admin.endpoints import list_endpoints, ordered_endpoints
+    from dynamo_local.supervisor.admin.orders.endpoints import list_endpoints, ordered_endpoints
     from state.namespaces import is_running
 
     if is_running(paths):

@@ -19,7 +19,7 @@ from dynamo_local.core.messages.endpoints import (
     UpdateEndpoint,
     WakeEndpoint,
 )
-from dynamo_local.supervisor.admin.endpoints import ANSWERS, RESTS, client_of
+from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS, RESTS, client_of
 from dynamo_local.supervisor.server.reports.report import Report
 from state.paths import StatePaths
 

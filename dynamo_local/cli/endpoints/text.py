@@ -13,7 +13,7 @@ from dynamo_local.core.endpoints.awake.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
 from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.supervisor.admin.endpoints import EndpointRow, progress_of
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow, progress_of
 
 _HEADERS = ("NAME", "STATE", "READY", "WORKERS", "MODEL", "REASON")
 _UNKNOWN = "-"

@@ -151,7 +151,7 @@ def revoke(name: str, yes: bool, opens: bool, namespace: str, as_json: bool) -> 
 def _send(namespace: str, order: KeyOrder, *, as_json: bool) -> KeysAnswer:
     import asyncio
 
-    from dynamo_local.supervisor.admin.keys import order_key
+    from dynamo_local.supervisor.admin.orders.keys import order_key
 
     return asyncio.run(order_key(paths_of_keys(namespace), order, Console(err=as_json)))
 

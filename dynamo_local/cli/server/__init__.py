@@ -1,1 +1,1 @@
-"""Commands that start, show and stop a server."""
+"""Commands that start, set and stop a server."""

@@ -12,7 +12,7 @@ from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.output.console import table
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.settings import SettingRow
+    from dynamo_local.supervisor.admin.orders.settings import SettingRow
 
 _HEADERS = ("KEY", "VALUE", "SOURCE", "MEANING")
 
@@ -41,7 +41,7 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.settings import get_settings
+    from dynamo_local.supervisor.admin.orders.settings import get_settings
 
     found = asyncio.run(get_settings(paths_of(namespace), key))
     if as_json:
@@ -60,7 +60,7 @@ def set_(key: str, value: str, namespace: str) -> None:
     """Change the live setting KEY to VALUE, until the server ends."""
     import asyncio
 
-    from dynamo_local.supervisor.admin.settings import set_value
+    from dynamo_local.supervisor.admin.orders.settings import set_value
 
     changed = asyncio.run(set_value(paths_of(namespace), key, value))
     click.echo(f"{changed.key} is {changed.value} now")

@@ -31,7 +31,7 @@ def rotate_token(namespace: str, as_json: bool) -> None:
     import msgspec
 
     from dynamo_local.core.names import short_watcher
-    from dynamo_local.supervisor.admin.rotation import rotate_token as rotate
+    from dynamo_local.supervisor.admin.orders.rotation import rotate_token as rotate
 
     answer = asyncio.run(rotate(paths_of(namespace)))
     if as_json:

@@ -28,7 +28,7 @@ def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) ->
 
     import msgspec
 
-    from dynamo_local.supervisor.admin.role import change_role_by_hand
+    from dynamo_local.supervisor.admin.orders.role import change_role_by_hand
 
     answer = asyncio.run(change_role_by_hand(paths_of(namespace), watcher, role, even_the_last=force))
     if answer.refused is not None:

@@ -10,7 +10,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import EndpointView, ScaleEndpoint
 from dynamo_local.core.names import endpoint_of, parse_revision
 from dynamo_local.core.planning.actions import Action, Restart
-from dynamo_local.supervisor.admin.endpoints import client_of
+from dynamo_local.supervisor.admin.orders.endpoints import client_of
 from dynamo_local.supervisor.server.launch.blueprint import is_worker
 from state.paths import StatePaths
 from state.statefile.model import Component, State

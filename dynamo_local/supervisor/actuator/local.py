@@ -20,7 +20,7 @@ from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.change_lock import change_lock, check_changeable
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.role import change_role
+from dynamo_local.supervisor.admin.orders.role import change_role
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.process_registry import StateRegistry

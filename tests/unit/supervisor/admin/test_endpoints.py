@@ -26,7 +26,7 @@ from dynamo_local.core.messages.endpoints import (
     EndpointView,
     ListEndpoints,
 )
-from dynamo_local.supervisor.admin.endpoints import EndpointClient, is_done, progress_of
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient, is_done, progress_of
 from tests.unit.supervisor.recording import RecordingReport
 
 

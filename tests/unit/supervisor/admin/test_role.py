@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.supervisor.admin.role import worker_to_ask
+from dynamo_local.supervisor.admin.orders.role import worker_to_ask
 from dynamo_local.supervisor.admin.status import Row
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynamo_local.cli.server.ps import _cells, as_table
+from dynamo_local.cli.look.ps import _cells, as_table
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.supervisor.admin.status import _by_endpoint, row
 from state.statefile.model import Component, Resources

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dynamo_local.cli.server.usage import usage
+from dynamo_local.cli.look.usage import usage
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.usage.records import UsageRecord
 from state.paths import StatePaths

@@ -1,0 +1,1 @@
+"""Commands that show a server and what happens to it."""
