@@ -46,14 +46,12 @@ from dynamo_local.monitor.families import HOLD_SECONDS, MIGRATION_GAP_SECONDS, M
 from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.metrics import Distribution, ModelState, Sample, samples
 from dynamo_local.process.context import ServiceContext
+from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 from state.paths import StatePaths
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.frontend.server import HttpServer
-
-_UNREAD_MS = 60_000
-"""How long data sent to a client may remain unacknowledged, in milliseconds."""
 
 
 @service(
@@ -96,7 +94,7 @@ class Frontend(Service):
     @async_on_start
     async def start(self) -> None:
         """Serve HTTP. The process is ready then, and /health reports whether a model is."""
-        listener = bind()
+        listener = await asyncio.to_thread(api_listener)
         context = self._context
         loop, announcer = asyncio.get_running_loop(), context.announcer
 
@@ -208,23 +206,13 @@ def _application(config: Mapping[str, Any], private_dir: Path, dispatcher: Dispa
     return ModelApplication(config, private_dir, dispatcher)
 
 
-def bind() -> socket.socket:
-    """Return a socket bound to the address that `dynamo serve` has chosen and found free. Raises PortInUseError."""
-    host = os.environ.get(HTTP_HOST_ENV, "127.0.0.1")
-    port = int(os.environ.get(HTTP_PORT_ENV, "0"))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off on the connections; otherwise it does not, and the
-    # first token of every stream waits 40 ms for the client's delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # A client that does not read its answer is disconnected: its requests would never end.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port") from error
-    return listener
+def api_listener() -> socket.socket:
+    """Return the socket of the API: the server's, or where none hands one over, one bound to the address in the
+    environment. Blocks. Raises PortInUseError, SupervisorError."""
+    name = os.environ.get(LISTENER_ENV)
+    if name is not None:
+        return take_over(name)
+    return bind(os.environ.get(HTTP_HOST_ENV, "127.0.0.1"), int(os.environ.get(HTTP_PORT_ENV, "0")))
 
 
 def _url(listener: socket.socket) -> str:

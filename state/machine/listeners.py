@@ -82,14 +82,19 @@ def _collide(one: _Address, other: _Address) -> bool:
 
 
 def _owner_of(inode: str) -> int | None:
-    """The process that has the socket open, the oldest if it has been inherited."""
-    for pid in sorted(pids()):
-        with suppress(OSError):
-            for descriptor in (_PROC / str(pid) / "fd").iterdir():
-                with suppress(OSError):
-                    if str(descriptor.readlink()) == f"socket:[{inode}]":
-                        return pid
-    return None
+    """The process that has the socket open: of several that have inherited it, the oldest of a server of ours, which
+    names its namespace, or else the oldest."""
+    owners = [pid for pid in sorted(pids()) if _has_open(pid, inode)]
+    return next((pid for pid in owners if _namespace(pid) is not None), owners[0] if owners else None)
+
+
+def _has_open(pid: int, inode: str) -> bool:
+    with suppress(OSError):
+        for descriptor in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                if str(descriptor.readlink()) == f"socket:[{inode}]":
+                    return True
+    return False
 
 
 def _name(pid: int) -> str | None:

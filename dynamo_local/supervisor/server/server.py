@@ -17,6 +17,7 @@ from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.process.death_pipe import DeathPipe
+from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon_restarts import CircusRestarts
@@ -28,7 +29,7 @@ from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.listening import answers
-from dynamo_local.supervisor.server.launch.plan import plan_bus, stop_order
+from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
 from dynamo_local.supervisor.server.launch.prepare import Launch, shown_url
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
@@ -103,6 +104,7 @@ class Server:
             sockets = await self._directory.create(stack, self._bus)
             stack.enter_context(self._events.of_server(self._launch.graph.target))
             await self._directory.create_state(stack, sockets, self._plans())
+            api = self._open_api(stack)
             circusd = await self._start_circusd(stack, sockets)
             circus = await stack.enter_async_context(circusd.client())
             events = await stack.enter_async_context(EventStream(sockets.circus_pubsub_endpoint))
@@ -110,7 +112,11 @@ class Server:
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
             stack.push_async_callback(self._drain, circusd, circus, stop.hurry)
-            # Pushed after the drain, hence called before it: nobody restarts what is being stopped.
+            # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
+            # nobody restarts what is being stopped.
+            if api is not None:
+                stack.callback(api.close)
+                self._tasks.spawn("API's socket", api.run())
             stack.push_async_callback(self._tasks.close)
             restarter = self._restarter(circus)
             files = ServerFiles(
@@ -140,6 +146,16 @@ class Server:
         stopped.cancel()
         if failed in done:
             await failed
+
+    def _open_api(self, stack: AsyncExitStack) -> ListenerHolder | None:
+        """Open the socket of the API, for the frontends that start. None: the root service binds its address for
+        itself. Raises PortInUseError, SupervisorError."""
+        http = self._launch.http
+        if not hands_over(self._launch.graph, http):
+            return None
+        api = ListenerHolder(bind(http.host, http.port), http.handover)
+        stack.callback(api.close)
+        return api
 
     def _plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers to start with: NATS, the fork server, then the services."""

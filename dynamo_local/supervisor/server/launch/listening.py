@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 
 from dynamo_local.core.errors import PortInUseError, UsageError
@@ -29,7 +30,7 @@ def claim_address(host: str, port: int) -> HttpAddress:
             probe.listen(1)
         except OSError as error:
             raise _refusal(host, target[0], port, error) from error
-        return HttpAddress(host, probe.getsockname()[1])
+        return HttpAddress(host, probe.getsockname()[1], f"dynamo-local-http-{secrets.token_hex(16)}")
 
 
 def answers(address: HttpAddress) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.names import (
     BUS_SERVICE,
     FORKSERVER_SERVICE,
@@ -23,6 +23,7 @@ from dynamo_local.core.names import (
 )
 from dynamo_local.core.shares import devices_of, share_of, summed
 from dynamo_local.process.forkserver.protocol import FORKSERVER_ENV, PREPARED_ENV
+from dynamo_local.process.listener import LISTENER_ENV
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS, ServiceTemplate, WatcherPlan
 from state.devices.allocation import DEVICES_VARIABLE, SHARE_VARIABLE, Inventory, allocate, environment_for, threads_for
@@ -36,10 +37,15 @@ _LAUNCHER = "dynamo_local.process.forkserver.launcher"
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """The address at which the root service listens."""
+    """The address at which the root service listens.
+
+    `handover`: name at which the server hands over the socket of the address to frontends (process/listener.py); empty:
+    the root service binds the address for itself.
+    """
 
     host: str
     port: int
+    handover: str = field(default="", compare=False)
 
     @property
     def url(self) -> str:
@@ -53,6 +59,11 @@ def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress)
     _check_names(graph.services)
     _check_root(graph.root)
     return tuple(_template(graph, service, state_root, http) for service in graph.services)
+
+
+def hands_over(graph: ResolvedGraph, http: HttpAddress) -> bool:
+    """Whether the server hands over the socket of the API. Services that are no frontend bind it for themselves."""
+    return bool(http.handover) and graph.root.role == FRONTEND_ROLE
 
 
 def revision_templates(graph: ResolvedGraph, revision: str, state_root: Path) -> tuple[ServiceTemplate, ...]:
@@ -176,6 +187,8 @@ def _settings(
     settings = service.envs | _marks(graph.namespace, state_root)
     if http is not None and service.name == graph.root.name:
         settings |= {HTTP_HOST_ENV: http.host, HTTP_PORT_ENV: str(http.port)}
+        if hands_over(graph, http):
+            settings[LISTENER_ENV] = http.handover
     return settings
 
 

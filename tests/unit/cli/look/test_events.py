@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.cli.arguments.age import cutoff_of
+from dynamo_local.cli.look import events as command
 from dynamo_local.cli.main import run
 from dynamo_local.cli.output.event_lines import chosen, line_of
-from dynamo_local.cli.look import events as command
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.events import EVENT_KINDS, Event
 from dynamo_local.supervisor.server.reports.event_log import EventLog

@@ -19,7 +19,7 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.connections import GRACE_S
-from dynamo_local.core.names import HTTP_PORT_ENV
+from dynamo_local.process.listener import bind
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn comes with vLLM")
 
@@ -279,11 +279,8 @@ def test_no_more_connections_are_held_than_files_may_be_open(files: tuple[int, i
     assert (found, limit) == (connections, min(files[1], max(files[0], 1312)))
 
 
-def test_a_client_that_leaves_its_answer_unread_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.frontend.service import bind
-
-    monkeypatch.setenv(HTTP_PORT_ENV, "0")
-    with bind() as listener:
+def test_a_client_that_leaves_its_answer_unread_is_given_up() -> None:
+    with bind("127.0.0.1", 0) as listener:
         assert 0 < listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
         listener.listen()
