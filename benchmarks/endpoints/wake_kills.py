@@ -171,7 +171,7 @@ class _Scene:
     async def _prepared(self) -> None:
         """Wait until a process holds the model's weights."""
         deadline = time.monotonic() + _PREPARED_WITHIN_S
-        while "prepared" not in Parts(self.server, ROOT).processes() and time.monotonic() < deadline:
+        while "prepared" not in Parts(self.server, ROOT).processes() and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _order(self, *arguments: str) -> None:
