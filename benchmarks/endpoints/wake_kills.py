@@ -1,4 +1,6 @@
-"""Kill -9 of each process of a server while an endpoint parks, is parked, sleeps or wakes, with mockers.
+"""Kill -9 of each process of a server while an endpoint parks, is parked, sleeps or wakes.
+
+A mocker has neither an engine's processes nor one that holds its weights: these are killed with `--engine vllm`.
 
 A request is sent just after the kill, or just before it while the endpoint wakes. It is to be answered with the tokens
 that the undisturbed server gave; the request that a killed frontend had, or a killed `dynamo serve`, is sent again once
@@ -15,7 +17,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,36 @@ SUMMARY = (
     "every process of a server killed while an endpoint parks, is parked, sleeps or wakes: is it right after that?"
 )
 NAME = "chat"
-PARTS = ("host", "launcher", "frontend", "nats", "circusd", "forkserver", "serve")
+_ENGINE_PARTS = ("engine-core", "engine-worker", "prepared")
+"""Parts that a mocker does not have."""
+PARTS = (
+    "host",
+    "launcher",
+    *_ENGINE_PARTS,
+    "forkserver",
+    "frontend",
+    "router",
+    "planner",
+    "nats",
+    "circusd",
+    "serve",
+)
 """Parts of a server (benchmarks/faults/parts.py)."""
 MOMENTS = ("parking", "parked", "asleep", "waking")
 _OPTIONS = ("--cpu-slots=2",)
 _CUTS_CONNECTIONS = frozenset({"frontend", "serve"})
+_ARGS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "enforce-eager": True,
+    "max-model-len": 2048,
+    "max-num-seqs": 16,
+    "kv-cache-memory-bytes": 128 * 2**20,
+}
 _PROMPT = "the river and the stone"
 _TOKENS = 16
 _WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.1
+_PREPARED_WITHIN_S = 30.0
 _WAKING_S = 0.2
 """Time after a request by which the endpoint that it wakes is waking."""
 
@@ -69,16 +92,19 @@ class Killed:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--moments", nargs="+", choices=MOMENTS, metavar="MOMENT", help=f"of {', '.join(MOMENTS)}")
+    parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker", help="of the endpoint (mocker)")
     parser.add_argument("--rounds", type=int, default=1, help="kills of each part at each moment (1)")
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Kill, print, and return the figures. They are saved after each kill."""
-    parts = arguments.parts or (PARTS[:2] if arguments.quick else PARTS)
+    is_mocker = arguments.engine == "mocker"
+    there = tuple(part for part in PARTS if not (is_mocker and part in _ENGINE_PARTS))
+    parts = arguments.parts or (there[:2] if arguments.quick else there)
     moments = arguments.moments or MOMENTS
     kills = [(moment, part) for _ in range(arguments.rounds) for part in parts for moment in moments]
     found: list[Killed] = []
-    async for killed in killing(kills):
+    async for killed in killing(kills, is_mocker=is_mocker):
         found.append(killed)
         progress(f"{killed.part} while {killed.moment}: {_told(killed)}")
         save(arguments.json, "wake-kills", _figures(found))
@@ -87,9 +113,11 @@ async def run(arguments: argparse.Namespace) -> Figures:
     return _figures(found)
 
 
-async def killing(kills: Sequence[tuple[str, str]]) -> AsyncIterator[Killed]:
+async def killing(kills: Sequence[tuple[str, str]], *, is_mocker: bool) -> AsyncIterator[Killed]:
     """Kill at each of these moments these parts of one server. Raises ServerError for one that is beyond that."""
     spec = mocker(NAME, min_workers=0, max_workers=1, park_after_s=3600, sleep_after_s=7200)
+    if not is_mocker:
+        spec |= {"engine": "vllm", "args": dict(_ARGS)}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_endpoints(Path(scratch), [spec], _OPTIONS)
         async with running(server):
@@ -113,6 +141,8 @@ class _Scene:
         if not self.right:
             raise ServerError(f"{NAME} did not answer:\n{self.server.last_lines()}")
         await self._come_to(moment)
+        if part == "prepared":
+            await self._prepared()
         asking = asyncio.create_task(self._ask()) if moment == "waking" else None
         if asking is not None:
             await asyncio.sleep(_WAKING_S)
@@ -140,6 +170,12 @@ class _Scene:
             await self._order("endpoint", "park", NAME)
         if moment == "parked":
             await _until(self.server, "parked")
+
+    async def _prepared(self) -> None:
+        """Wait until a process holds the model's weights."""
+        deadline = time.monotonic() + _PREPARED_WITHIN_S
+        while "prepared" not in Parts(self.server, ROOT).processes() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _order(self, *arguments: str) -> None:
         """Retried, as a command is by its user: the server may be about to notice the last kill."""

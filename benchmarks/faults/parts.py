@@ -18,6 +18,7 @@ Row = dict[str, Any]
 
 WORKER_ROLES = ("aggregated", "decode", "prefill")
 _LAUNCHER = "dynamo_local.process.forkserver.launcher"
+_PREPARED = "dynamo_local.process.forkserver.prepared.process"
 _STAND_IN = "dynamo_local.supervisor.circus.adopted"
 """For circusd, of a process that another one has started."""
 _WORKER = "--service VllmWorker"
@@ -101,6 +102,8 @@ def _part_of(process: Process) -> str | None:
         return None
     if _LAUNCHER in command:
         return "launcher" if _WORKER in command else None
+    if _PREPARED in command:
+        return "prepared"
     return _PARTS.get(process.role)
 
 

@@ -9,7 +9,7 @@ cores, and are not held on the machine.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -49,11 +49,13 @@ class Device:
 @dataclass(frozen=True)
 class Inventory:
     """The devices that may be handed out: all of one kind, ids distinct and ascending, not necessarily
-    0..n-1. `exclusive`: each has one holder on the machine."""
+    0..n-1. `exclusive`: each has one holder on the machine. `gone`: those that are not there any more, each with the
+    reason: they are not handed out."""
 
     kind: DeviceKind
     devices: tuple[Device, ...]
     exclusive: bool = True
+    gone: Mapping[int, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         ids = self.ids
@@ -74,8 +76,12 @@ class Inventory:
         raise DeviceError(f"there is no {noun(self.kind, 1)} {device_id}", f"ids are {_listing(self.ids)}")
 
     def free(self, taken: Collection[int]) -> tuple[int, ...]:
-        """Ids that are not taken, ascending."""
-        return tuple(device_id for device_id in self.ids if device_id not in taken)
+        """Ids that are not taken, ascending, without those that are gone."""
+        return tuple(device_id for device_id in self.ids if device_id not in taken and device_id not in self.gone)
+
+    def lacking(self, gone: Mapping[int, str]) -> Inventory:
+        """The inventory of which these devices are gone, each with the reason."""
+        return replace(self, gone=gone)
 
     def machine_names(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Names of the devices that are the same for all servers of the machine: a GPU's UUID, each core of a slot.
@@ -117,7 +123,7 @@ def allocate(
         needed = f"{count} device" if count == 1 else f"{count} devices"
         available = _availability(inventory, free)
         others = {device_id: who for device_id, who in elsewhere.items() if device_id not in taken}
-        cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}"
+        cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}{_gone(inventory)}"
         raise DeviceError(cause, _remedy(inventory, count, bool(others)))
     return free[:count]
 
@@ -131,13 +137,20 @@ def _with_room(
         return max(roomy, key=lambda device_id: (round(taken.get(device_id, 0), 6), -device_id))
     total = len(inventory.devices)
     available = f"no {noun(inventory.kind, 1)} of {total} has as much room" if total else _availability(inventory, ())
-    cause = f"{needed_by} needs {share:g} of a device, {available}{held_by(inventory.kind, elsewhere)}"
+    cause = (
+        f"{needed_by} needs {share:g} of a device, {available}{held_by(inventory.kind, elsewhere)}{_gone(inventory)}"
+    )
     raise DeviceError(cause, _remedy(inventory, 1, bool(elsewhere)))
 
 
 def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:
     """Text to append to a message: which devices others hold, and who they are. Empty if nobody holds one."""
     return "".join(f"; {line}" for line in holder_lines(kind, holders))
+
+
+def gone_line(kind: DeviceKind, device_id: int, why: str) -> str:
+    """Says that a device is not there any more."""
+    return f"{noun(kind, 1)} {device_id} is gone ({why})"
 
 
 def holder_lines(kind: DeviceKind, holders: Mapping[int, str]) -> list[str]:
@@ -205,7 +218,20 @@ def _availability(inventory: Inventory, free: Sequence[int]) -> str:
     return f"{len(free)} of {total} {noun(inventory.kind, total)} {verb} free"
 
 
+def _gone(inventory: Inventory) -> str:
+    return "".join(f"; {gone_line(inventory.kind, number, why)}" for number, why in sorted(inventory.gone.items()))
+
+
+def gone_remedy(kind: DeviceKind) -> str:
+    """What to do about a device that is not there any more."""
+    if kind == "cpu-slot":
+        return "bring its cores online again"
+    return "see what nvidia-smi and the kernel's log say of it; it is used again once it answers"
+
+
 def _remedy(inventory: Inventory, count: int, held_elsewhere: bool) -> str:
+    if inventory.gone:
+        return gone_remedy(inventory.kind)
     fewer = "ask for fewer workers or devices a worker"
     if held_elsewhere:
         virtual = f"give this server CPU slots that may share cores (--cpu-slots {max(count, len(inventory.devices))})"

@@ -105,7 +105,7 @@ class ModelChooser:
         if facts is not None and self.wishes.parsers and not is_pooling(facts, wanted.given):
             self._take(graph, choose_parsers(facts, _given(resolved)))
         sections = _sections(self.decided)
-        return Chosen(sections) if plan is None else Chosen(sections, plan.slots, plan.engine_bytes)
+        return Chosen(sections) if plan is None else Chosen(sections, plan.slots, plan.engine_bytes, plan.kv_bytes)
 
     def _plan(self, graph: Graph, plan: EnginePlan, machine: Machine, wanted: Wanted) -> None:
         if not self.sized:

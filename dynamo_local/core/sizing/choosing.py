@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dynamo_local.core.shares import times_in_one
@@ -49,7 +49,8 @@ class EnginePlan:
     """What was chosen. `ranks`: devices of an engine. `slots`: CPU slots to make, None as the user says.
 
     `most_engines`: how many engines the memory has room for, where the planner may add some. `engine_bytes`: what each
-    takes of the machine's memory at most; None on GPUs, and where it is not known.
+    takes of the machine's memory at most, and `kv_bytes` what its KV cache does; None on GPUs, and where it is not
+    known.
     """
 
     choices: tuple[Choice, ...]
@@ -57,6 +58,7 @@ class EnginePlan:
     slots: int | None
     most_engines: int
     engine_bytes: int | None = None
+    kv_bytes: int | None = None
 
 
 def plan_engines(facts: ModelFacts, machine: Machine, wanted: Wanted) -> EnginePlan:
@@ -75,27 +77,28 @@ def plan_engines(facts: ModelFacts, machine: Machine, wanted: Wanted) -> EngineP
     machine = replace(machine, slots=number)
     devices = machine.gpu_count if machine.on_gpu else number
     most = max(devices // ranks * times_in_one(wanted.share), wanted.engines)
-    engine_bytes: int | None = None
+    engine_bytes = kv_bytes = None
     if machine.on_gpu:
         choices = [parallel, *_on_gpu(facts, machine, wanted, ranks, loaded)]
     else:
         most = _most_engines(facts, machine, wanted, ranks, loaded, most)
         engines = most if wanted.scaling else wanted.engines
         found = list(_on_cpu(facts, machine, wanted, ranks, loaded, engines))
-        engine_bytes = _engine_bytes(facts, machine, wanted, ranks, loaded, found)
+        kv = next((int(choice.value) for choice in found if choice.key == KV_BYTES), _given_kv(wanted))
+        kv_bytes = None if kv is None else ranks * kv
+        engine_bytes = _engine_bytes(facts, machine, wanted, ranks, loaded, kv_bytes)
         choices = [slots, *found]
     choices += [dtype, *_always(facts, machine, wanted), frontend_choice(facts, wanted.given)]
     kept = tuple(choice for choice in choices if choice is not None and choice.key not in wanted.given)
-    return EnginePlan(kept, ranks, None if slots is None else int(slots.value), most, engine_bytes)
+    return EnginePlan(kept, ranks, None if slots is None else int(slots.value), most, engine_bytes, kv_bytes)
 
 
 def _engine_bytes(
-    facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, choices: Sequence[Choice]
+    facts: ModelFacts, machine: Machine, wanted: Wanted, ranks: int, dtype: str, kv_bytes: int | None
 ) -> int | None:
     """What an engine on CPUs takes of the memory: all its ranks, with weights, KV cache and the rest."""
     budget = cpu_budget(facts, machine, wanted, 1, ranks, dtype)
-    kv = next((choice.value for choice in choices if choice.key == KV_BYTES), _given_kv(wanted))
-    return None if budget is None or kv is None else ranks * (budget.weights + budget.rest + int(kv))
+    return None if budget is None or kv_bytes is None else ranks * (budget.weights + budget.rest) + kv_bytes
 
 
 def _dtype(facts: ModelFacts, machine: Machine, wanted: Wanted) -> Choice | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import FleetWatch
@@ -49,16 +51,21 @@ async def open_actuator(
     ready_deadline_s: float | None = None,
     lock_wait_s: float | None = None,
     bus: Bus | None = None,
+    gone: Callable[[Inventory], Mapping[int, str]] | None = None,
 ) -> AsyncIterator[LocalActuator]:
     """The actuator of the namespace's server.
 
     `endpoint`: whose workers are changed; empty for the graph's own processes. `ready_deadline_s`: for a worker that is
     added; the server's own by default. `lock_wait_s`: how long to wait while another process changes them; by default
-    as long as any one change may take. `bus`: a connection that the caller has; by default one is made. Raises
-    NotRunningError when no server runs, SupervisorError when it is only starting or is stopping.
+    as long as any one change may take. `bus`: a connection that the caller has; by default one is made. `gone`: asked
+    once for the devices that are not there any more, which no worker gets. Raises NotRunningError when no server runs,
+    SupervisorError when it is only starting or is stopping.
     """
     async with _connected(paths, bus) as bus:
         blueprint = await asyncio.to_thread(Blueprint.read, paths)
+        if gone is not None:
+            found = await asyncio.to_thread(gone, blueprint.inventory)
+            blueprint = msgspec.structs.replace(blueprint, inventory=blueprint.inventory.lacking(found))
         if lock_wait_s is None:
             lock_wait_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
         store = StateStore(paths)

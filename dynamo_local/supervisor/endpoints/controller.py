@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.endpoints.devices import check_devices, devices_of_worker
 from dynamo_local.core.endpoints.registry import Entry
@@ -38,12 +40,19 @@ from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
 from dynamo_local.supervisor.endpoints.orders import Orders
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
 from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
-from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch, Room, amounts_of, room_for
+from dynamo_local.supervisor.endpoints.revisions.observing import (
+    RevisionWatch,
+    Room,
+    amounts_of,
+    not_there,
+    room_for,
+)
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
@@ -68,6 +77,7 @@ class ControllerPorts:
     server: ControlledServer
     kept: KeptRegistry
     launcher: EndpointLauncher
+    facts: MachineFacts
     tasks: TaskGuard
     own_names: frozenset[str] = frozenset()
     own_devices: float = 0
@@ -233,6 +243,7 @@ class EndpointController:
                 revision.endpoint, f"revision {revision.number} cannot start", error
             ),
             renew=self._renew,
+            inventory=self._inventory,
             spawn=ports.tasks.spawn,
             namespace=ports.paths.namespace,
             frontend_deadline_s=ports.server.settings.ready_deadline_s,
@@ -245,18 +256,24 @@ class EndpointController:
             await run.renew(revision.number)
 
     def _open_actuator(self, endpoint: str) -> AbstractAsyncContextManager[LocalActuator]:
-        return open_actuator(self._ports.paths, self._server.report, endpoint=endpoint, bus=self._server.bus)
+        ports, server = self._ports, self._server
+        return open_actuator(ports.paths, server.report, endpoint=endpoint, bus=server.bus, gone=ports.facts.gone)
 
     async def _room(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Room:
         def look() -> Room:
-            blueprint = self._server.blueprint.current()
+            blueprint = msgspec.structs.replace(self._server.blueprint.current(), inventory=self._inventory())
             room = room_for(state, blueprint, wanted, self._elsewhere())
             amounts = amounts_of(blueprint, wanted[: room.workers])
             number = self._turns.most(endpoint, state, amounts)
             shortage = self._turns.why_short(endpoint) or room.shortage
-            return Room(number, shortage or "others wait for the devices that are free" if number < len(wanted) else "")
+            shortage = "" if number >= len(wanted) else shortage or "others wait for the devices that are free"
+            return Room(number, shortage, gone=not_there(blueprint, wanted))
 
         return await asyncio.to_thread(look)
+
+    def _inventory(self) -> Inventory:
+        """The devices, with those marked that are gone. Blocks."""
+        return self._ports.inventory.lacking(self._ports.facts.gone(self._ports.inventory))
 
     def _elsewhere(self) -> dict[int, str]:
         """The devices that others on the machine hold, and who holds them. Blocks for milliseconds."""
@@ -272,10 +289,11 @@ class EndpointController:
         if run.status().ready > 1:
             return
         state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
+        inventory = await asyncio.to_thread(self._inventory)
         # Mockers compute nothing, and share devices with whoever does.
         elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
         try:
-            allocate(self._ports.inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+            allocate(inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
         except DeviceError:
             raise EndpointConflictError(
                 f"no device is free for a worker of the new revision of {spec.name}, beside the only one of the old",
@@ -288,9 +306,10 @@ class EndpointController:
             return
         spec = run.entry.spec
         state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
+        inventory = await asyncio.to_thread(self._inventory)
         elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
         try:
-            allocate(self._ports.inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+            allocate(inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
         except DeviceError as error:
             holders = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.holds}
             listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
@@ -305,7 +324,7 @@ class EndpointController:
         return any(run.has_more_than_minimum for run in others)
 
     def _free(self, state: State) -> dict[int, float]:
-        taken = {**shares_taken(state), **dict.fromkeys(self._elsewhere(), 1.0)}
+        taken = {**shares_taken(state), **dict.fromkeys((*self._elsewhere(), *self._inventory().gone), 1.0)}
         return {device: max(0.0, 1 - taken.get(device, 0.0)) for device in self._ports.inventory.ids}
 
     def _happened(self, endpoint: str, what: str, why: str) -> None:

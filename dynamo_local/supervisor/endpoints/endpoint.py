@@ -340,8 +340,13 @@ class EndpointRun:
         return None if None in numbers else False
 
     def _has_failed_to_wake(self, ordered: Ordered) -> bool:
-        """Whether a start has failed just now that is not repeated before somebody asks again. It is asleep then."""
+        """Whether a start has failed just now that is not repeated before somebody asks again. It is asleep then, or
+        parked as it was."""
         current = self._seen.get(ordered.revision, Seen())
+        if current.not_woken and ordered.rest == "awake" and not current.under_way and not current.workers.ready:
+            self.idleness.fail(current.not_woken, "parked")
+            self.look()
+            return True
         if self.entry.spec.min_workers > 0 or ordered.rest != "awake" or not current.launched or current.under_way:
             return False
         most = 1 if ordered.waking else GIVEN_UP_AFTER

@@ -8,6 +8,7 @@ import time
 from dynamo_local.core.endpoints.registry import ordered
 from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.machine_facts import THIS_MACHINE, MachineFacts
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, MakeTools
 from dynamo_local.supervisor.keys.start import take_key_orders
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
@@ -19,7 +20,7 @@ _END_S = 4.0
 """The time that tasks of endpoints have to end when the server does. What they leave undone goes with the server."""
 
 
-def endpoint_controller(make_tools: MakeTools, *, forks: bool = True) -> Controller:
+def endpoint_controller(make_tools: MakeTools, *, forks: bool = True, facts: MachineFacts = THIS_MACHINE) -> Controller:
     """Return the controller of a server's endpoints. `forks`: whether workers may be forked from the fork server."""
 
     async def run(server: ControlledServer) -> None:
@@ -27,7 +28,9 @@ def endpoint_controller(make_tools: MakeTools, *, forks: bool = True) -> Control
         await take_key_orders(server)
         tasks = TaskGuard()
         try:
-            tasks.spawn("endpoints", EndpointController(_ports(server, kept, tasks, make_tools, forks=forks)).run())
+            launcher = _launcher(server, make_tools, facts, forks=forks)
+            controller = EndpointController(_ports(server, kept, tasks, launcher, facts))
+            tasks.spawn("endpoints", controller.run())
             await tasks.failed()
         finally:
             await tasks.close(_END_S)
@@ -46,18 +49,21 @@ async def _open(server: ControlledServer) -> KeptRegistry:
     return kept
 
 
+def _launcher(server: ControlledServer, make_tools: MakeTools, facts: MachineFacts, *, forks: bool) -> EndpointLauncher:
+    launch = server.launch
+    namespace, root = launch.graph.namespace, launch.paths.root
+    return EndpointLauncher(namespace, root, launch.inventory, make_tools, server.report, forks, facts.memory)
+
+
 def _ports(
-    server: ControlledServer, kept: KeptRegistry, tasks: TaskGuard, make_tools: MakeTools, *, forks: bool
+    server: ControlledServer, kept: KeptRegistry, tasks: TaskGuard, launcher: EndpointLauncher, facts: MachineFacts
 ) -> ControllerPorts:
     launch = server.launch
-    paths = launch.paths
-    launcher = EndpointLauncher(
-        launch.graph.namespace, paths.root, launch.inventory, make_tools, server.report, forks=forks
-    )
     return ControllerPorts(
         server=server,
         kept=kept,
         launcher=launcher,
+        facts=facts,
         tasks=tasks,
         own_names=own_names(launch.graph),
         own_devices=own_devices(launch.templates),

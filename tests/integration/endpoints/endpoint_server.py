@@ -33,10 +33,19 @@ class EndpointServer(ServerProcess):
 
     def __init__(self, root: Path, slots: int = SLOTS, turn_s: float = 30) -> None:
         self.in_flight = root.parent / "in_flight"
-        os.environ["IN_FLIGHT"] = str(self.in_flight)
+        self._facts = root.parent / "machine.json"
+        os.environ |= {"IN_FLIGHT": str(self.in_flight), "MACHINE_FACTS": str(self._facts)}
         arguments = ["-m", "tests.integration.endpoints.serve_endpoints", NAMESPACE, str(slots), str(turn_s)]
         super().__init__(root, NAMESPACE, arguments)
-        self.line("all services ready")
+        self._await_start()
+
+    def _await_start(self) -> None:
+        """Raises AssertionError, with all that the server has said, if it ends; then nothing of it is left."""
+        try:
+            self.line("all services ready")
+        except BaseException:
+            self.__exit__()
+            raise
 
     def order(self, order: Any) -> EndpointsAnswer:
         """Give an order on the bus, and return its answer."""
@@ -111,6 +120,12 @@ class EndpointServer(ServerProcess):
         whole = self.in_flight.with_suffix(".new")
         whole.write_bytes(msgspec.json.encode({name: (held, held) for name, held in requests.items()}))
         whole.rename(self.in_flight.with_suffix(".json"))
+
+    def make_up(self, *, gone: Mapping[int, str] | None = None, free_gib: float | None = None) -> None:
+        """Make up what the machine has: all devices are there, and memory is unknown, unless it is said here."""
+        whole = self._facts.with_suffix(".new")
+        whole.write_bytes(msgspec.json.encode({"gone": gone or {}, "free": free_gib}))
+        whole.rename(self._facts)
 
     def use(self, requests: int) -> None:
         """Have the frontend say that so many requests are under way in each revision."""

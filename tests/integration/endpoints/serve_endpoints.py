@@ -1,24 +1,67 @@
 """`dynamo serve` of endpoints behind an imitated frontend: `python -m tests.integration.endpoints.serve_endpoints
 NAMESPACE SLOTS TURN_S`. Everything but the frontend is the real thing. $READY_S: the time that a worker has to become
-ready."""
+ready. $MACHINE_FACTS: a file with what is made up of the machine (`MadeUpMachine`)."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.sizing.machine import GIB
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.graph import Graph
+from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
+from dynamo_local.supervisor.endpoints.revisions.launch import MakeTools, ModelTools
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.prepare import Chosen, Launch
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
-from state.devices.allocation import cpu_slots
+from state.devices.allocation import Inventory, cpu_slots
 from state.devices.inventory import usable_cores
+from state.machine.memory import Memory
 from state.paths import StatePaths
 from tests.integration.supervisor.exit_code import exit_code_of_serving
+
+
+class MadeUpMachine(msgspec.Struct):
+    """What is made up: devices that are gone, each with the reason, and free memory in GiB; None: unknown."""
+
+    gone: dict[int, str] = {}
+    free: float | None = None
+
+    @classmethod
+    def now(cls) -> MadeUpMachine:
+        path = Path(os.environ["MACHINE_FACTS"])
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+
+    def memory(self) -> Memory | None:
+        return None if self.free is None else Memory(64 * GIB, int(self.free * GIB))
+
+
+FACTS = MachineFacts(lambda _: MadeUpMachine.now().gone, lambda: MadeUpMachine.now().memory())
+WORKER_BYTES, KV_BYTES = 3 * GIB, GIB
+"""What each mocker is said to take of the memory."""
+
+
+def with_memory(make_tools: MakeTools) -> MakeTools:
+    """Tools that say what a mocker takes of the memory, as they do of an engine."""
+
+    def make(spec: EndpointSpec, inventory: Inventory, report: Report) -> ModelTools:
+        tools = make_tools(spec, inventory, report)
+
+        def choose(graph: Graph, resolved: ResolvedGraph, inventory: Inventory) -> Chosen:
+            return replace(tools.choose(graph, resolved, inventory), engine_bytes=WORKER_BYTES, kv_bytes=KV_BYTES)
+
+        return replace(tools, choose=choose)
+
+    return make
 
 
 def launch(namespace: str, slots: int) -> Launch:
@@ -49,7 +92,8 @@ def main() -> int:
         ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
     )
     launched = launch(namespace, int(slots))
-    controller = endpoint_controller(EndpointToolMaker.at_start(launched.inventory), forks=False)
+    tools = with_memory(EndpointToolMaker.at_start(launched.inventory))
+    controller = endpoint_controller(tools, forks=False, facts=FACTS)
     return exit_code_of_serving(launched, settings, controller)
 
 

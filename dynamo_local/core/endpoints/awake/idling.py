@@ -159,13 +159,14 @@ def yielded(idling: Idling, to: str, now: float) -> Idling:
     return Idling("asleep", f"its device was given to {to}", now, idling.served, cause="swap")
 
 
-def wake_failed(idling: Idling, why: str, now: float) -> Idling:
-    """After a start of which nothing came: nobody tries again before somebody asks again, after a pause."""
+def wake_failed(idling: Idling, why: str, now: float, rest: Rest = "asleep") -> Idling:
+    """After a start of which nothing came: nobody tries again before somebody asks again, after a pause. `rest`: how
+    it is until then."""
     failures = idling.failures + 1
     pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
     may_wake_at = now + pause_s
     return Idling(
-        "asleep",
+        rest,
         "its last start failed",
         now,
         idling.served,

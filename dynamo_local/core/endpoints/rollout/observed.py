@@ -85,7 +85,8 @@ class Seen:
     attempt can help (`error` says why). `may_start`: False while a failed start is not to be repeated yet, and
     `may_park` while workers are not to be asked again that have refused to park.
     `took_requests`: it took requests at some time, and may still have some. `drain_is_over`: these have had the time to
-    finish. `doing` and `shortage`: what is under way for it, and which devices it lacks, in words.
+    finish. `doing` and `shortage`: what is under way for it, and which devices it lacks, in words. `not_woken`: why its
+    parked workers must stay so for now, in words.
     """
 
     launched: bool = False
@@ -103,6 +104,7 @@ class Seen:
     drain_is_over: bool = False
     doing: str = ""
     shortage: str = ""
+    not_woken: str = ""
 
     @property
     def has_failed(self) -> bool:

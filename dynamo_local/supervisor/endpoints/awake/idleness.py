@@ -89,9 +89,9 @@ class Idleness:
             what = f"awake after {took_s:.2f} s"
             self.record(Event("wake", what, endpoint=self.spec.name, cause=self._cause, took_s=took_s))
 
-    def fail(self, why: str) -> None:
-        """Have it sleep because it cannot be started."""
-        self.state = idling.wake_failed(self.state, why, self.clock())
+    def fail(self, why: str, rest: Rest = "asleep") -> None:
+        """Have it rest because it cannot be started."""
+        self.state = idling.wake_failed(self.state, why, self.clock(), rest)
 
     def look_in_s(self, every_s: float) -> float:
         """Time until another look is due, in seconds, at most `every_s`."""

@@ -21,7 +21,7 @@ from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
-from dynamo_local.supervisor.server.launch.machine_room import check_room_for_workers
+from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from dynamo_local.supervisor.server.launch.prepare import (
@@ -34,6 +34,7 @@ from dynamo_local.supervisor.server.launch.prepare import (
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import Inventory
+from state.machine.memory import Memory, machine_memory
 
 AGGREGATED = "components.graphs.aggregated:Frontend"
 DISAGGREGATED = "components.graphs.disaggregated:Frontend"
@@ -66,14 +67,15 @@ raise to end them. Raises UsageError for settings that no service takes."""
 class Launched:
     """What a revision runs: the graph for its frontend and workers, and the templates of the latter.
 
-    `engine_bytes`: what each worker takes of the machine's memory at most, see `server.launch.Chosen`. `files`:
-    identity of the model's files, by folder.
+    `engine_bytes` and `kv_bytes`: what each worker takes of the machine's memory at most, and its KV cache, see
+    `server.launch.Chosen`. `files`: identity of the model's files, by folder.
     """
 
     graph: ResolvedGraph
     templates: tuple[ServiceTemplate, ...]
     engine_bytes: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    kv_bytes: int | None = None
 
     def template(self, *, prefill: bool) -> ServiceTemplate | None:
         """The template of the workers that answer, or of those that prefill."""
@@ -82,7 +84,8 @@ class Launched:
 
 @dataclass(frozen=True)
 class EndpointLauncher:
-    """Launches the endpoints of one server. `forks`: whether workers may be forked from the fork server."""
+    """Launches the endpoints of one server. `forks`: whether workers may be forked from the fork server. `memory`:
+    there is now."""
 
     namespace: str
     root: Path
@@ -90,6 +93,7 @@ class EndpointLauncher:
     make_tools: MakeTools
     report: Report
     forks: bool = True
+    memory: Callable[[], Memory | None] = machine_memory
 
     async def launch(self, revision: Revision, spec: EndpointSpec, progress: Callable[[str], None]) -> Launched:
         """Decide what the revision runs, and get its model. `progress` is told in words how far that is.
@@ -115,7 +119,7 @@ class EndpointLauncher:
         resolved = with_files(resolved, files)
         templates = revision_templates(resolved, str(revision), self.root)
         self._check_devices(spec, templates)
-        return Launched(resolved, templates, chosen.engine_bytes, files)
+        return Launched(resolved, templates, chosen.engine_bytes, files, chosen.kv_bytes)
 
     def check_room(self, launched: Launched, number: int, *, prefill: bool, shared: int = 0) -> None:
         """Raise UsageError if the machine has no room for so many more workers, MemoryShortError if that is for its
@@ -123,7 +127,11 @@ class EndpointLauncher:
         template = launched.template(prefill=prefill)
         if template is not None and number > 0:
             needed = worker_bytes(launched.engine_bytes, shared)
-            check_room_for_workers(self.root, template, number, self.inventory.kind, needed)
+            check_room_for_workers(self.root, template, number, self.inventory.kind, needed, self.memory)
+
+    def check_room_to_wake(self, launched: Launched, number: int) -> None:
+        """Raise MemoryShortError if the machine has no memory for the KV caches of so many parked workers. Blocks."""
+        check_memory_for_wake(number, launched.kv_bytes, self.memory)
 
     def _resolve(self, graph: Graph, spec: EndpointSpec, tools: ModelTools, chosen: Chosen) -> ResolvedGraph:
         resolved = resolve(

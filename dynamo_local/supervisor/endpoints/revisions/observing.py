@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.add import claim_worker, template_of
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from state.devices.allocation import Inventory, allocate, gone_line
 from state.statefile.model import Component, State
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -134,10 +135,12 @@ def amounts_of(blueprint: Blueprint, wanted: Iterable[AddWorker]) -> tuple[float
 
 @dataclass(frozen=True)
 class Room:
-    """How many of the wanted workers there are devices for, and what the next one lacks, in words."""
+    """How many of the wanted workers there are devices for, and what the next one lacks, in words. `gone`: why there
+    would be no device for it even if nobody else had any; empty if there would."""
 
     workers: int = 0
     shortage: str = ""
+    gone: str = ""
 
 
 def room_for(state: State, blueprint: Blueprint, wanted: Iterable[AddWorker], elsewhere: Mapping[int, str]) -> Room:
@@ -150,3 +153,24 @@ def room_for(state: State, blueprint: Blueprint, wanted: Iterable[AddWorker], el
             return Room(count, str(error))
         count += 1
     return Room(count)
+
+
+def not_there(blueprint: Blueprint, wanted: Sequence[AddWorker]) -> str:
+    """Why none of these workers has devices, whoever ends, as some are gone; empty if that is not so. Pure."""
+    inventory = blueprint.inventory
+    if not inventory.gone or not wanted:
+        return ""
+    template = template_of(blueprint, wanted[0])
+    try:
+        allocate(inventory, {}, template.devices, template.service, share=template.share)
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+def why_off_device(state: State, watcher: str, inventory: Inventory) -> str:
+    """Which device of a worker is gone; empty if all are there, or the worker is not. Pure."""
+    component = state.components.get(watcher)
+    devices = () if component is None else component.devices
+    lost = [gone_line(inventory.kind, number, inventory.gone[number]) for number in devices if number in inventory.gone]
+    return "; ".join(lost)

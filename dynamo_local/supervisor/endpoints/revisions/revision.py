@@ -11,7 +11,7 @@ from dynamo_local.core.endpoints.rollout.next_steps import back_off_s
 from dynamo_local.core.endpoints.rollout.observed import Frontends, Seen, UnderWay, Workers
 from dynamo_local.core.endpoints.rollout.steps import BreakOff, End, Launch, Park, Retire, RevisionStep, Start, Wake
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import ConfigError, DynamoError, UsageError, one_line
+from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError, UsageError, one_line
 from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
 from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
@@ -25,6 +25,7 @@ from dynamo_local.supervisor.endpoints.revisions.observing import (
     frontends_of,
     is_nearly_ready,
     served_by,
+    why_off_device,
     workers_of,
 )
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, until
@@ -67,6 +68,10 @@ class RevisionRun:
         """By watcher, how often in a row it could not be woken."""
         self._lost: dict[str, str] = {}
         """Workers that cannot be woken, each with the reason."""
+        self._without_device: set[str] = set()
+        """Those of them whose devices are gone: others take their place, and nothing has failed."""
+        self._short_of_memory = ""
+        """Why its parked workers have not been woken."""
         self._heard = asyncio.Event()
         self._doing = ""
         self._renewed_for: Mapping[str, str] | None = None
@@ -121,6 +126,8 @@ class RevisionRun:
         frontends = frontends_of(self._view)
         self._check_frontends(bool(workers.ready), frontends)
         now = self._tools.clock()
+        if room.gone and not self._under_way and now >= self._may_start_at:
+            self._fail(room.gone)
         return Seen(
             launched=self.launched is not None,
             under_way=self._under_way,
@@ -137,6 +144,7 @@ class RevisionRun:
             drain_is_over=self._drained_by is not None and now >= self._drained_by,
             doing=self._doing if self._under_way == "launching" else doing(self._view),
             shortage=room.shortage,
+            not_woken=self._short_of_memory,
         )
 
     def begin_drain(self) -> None:
@@ -148,7 +156,7 @@ class RevisionRun:
         """Forget its failures: something was ordered that may help."""
         self._failures, self._error, self._is_hopeless, self._may_start_at = 0, "", False, 0.0
         self._may_park_at = 0.0
-        self._repeated = False
+        self._repeated, self._short_of_memory = False, ""
 
     @property
     def _view(self) -> FleetView:
@@ -302,9 +310,11 @@ class RevisionRun:
             )
 
     async def _wake(self, step: Wake) -> None:
-        not_done = await self._asked(step.watchers, parked=False)
+        watchers = await self._with_devices(step.watchers)
+        await self._require_memory_to_wake(len(watchers))
+        not_done = await self._asked(watchers, parked=False)
         failed = {watcher: each for watcher, each in not_done.items() if each.reached}
-        if not not_done:
+        if not not_done and watchers:
             self._not_woken.clear()
             self.try_again()
         elif not failed:
@@ -318,6 +328,31 @@ class RevisionRun:
             # Once it is lost, its removal says so.
             watcher, each = next(iter(failed.items()))
             self._fail(f"{watcher} does not wake: {each.why}")
+
+    async def _with_devices(self, watchers: Sequence[str]) -> tuple[str, ...]:
+        """Those of these parked workers whose devices are there. The others are lost."""
+        state = await asyncio.to_thread(self._tools.read_state)
+        inventory = await asyncio.to_thread(self._tools.inventory)
+        for watcher in watchers:
+            why = why_off_device(state, watcher, inventory)
+            if why:
+                self._lost[watcher] = f"{watcher} cannot be woken: {why}"
+                self._without_device.add(watcher)
+                _log.warning("%s; it ends, and another one starts if there is a device", self._lost[watcher])
+        return tuple(watcher for watcher in watchers if watcher not in self._without_device)
+
+    async def _require_memory_to_wake(self, number: int) -> None:
+        """Raise MemoryShortError if the KV caches of so many workers do not fit, and note it."""
+        launched, self._short_of_memory = self.launched, ""
+        if launched is None:
+            return
+        try:
+            await self._tools.memory.require(
+                self.name, lambda: self._tools.launcher.check_room_to_wake(launched, number)
+            )
+        except MemoryShortError as error:
+            self._short_of_memory = str(error)
+            raise
 
     async def _asked(self, watchers: Sequence[str], *, parked: bool) -> dict[str, NotDone]:
         """Have workers park or wake, and wait until they have announced it. Returns by watcher why some have not."""
@@ -340,12 +375,14 @@ class RevisionRun:
         there = [state.components[watcher] for watcher in step.watchers if watcher in state.components]
         changes = [RemoveWorker(worker.watcher_name, worker.role) for worker in there if worker.holds]
         reasons = {**self._tools.given_up, **self._lost}
-        given_up = [reasons[watcher] for watcher in step.watchers if watcher in reasons]
+        failed = [watcher for watcher in step.watchers if watcher not in self._without_device]
+        given_up = [reasons[watcher] for watcher in failed if watcher in reasons]
         async with self._tools.open_actuator(self.name.endpoint) as actuator:
             await actuator.apply_all(changes, DeviceLimits())
         for watcher in step.watchers:
             self._lost.pop(watcher, None)
             self._not_woken.pop(watcher, None)
+            self._without_device.discard(watcher)
         if given_up:
             self._fail(given_up[-1])
 

@@ -16,6 +16,7 @@ from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch, Spawn
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
+from state.devices.allocation import Inventory
 from state.statefile.model import State
 
 
@@ -33,8 +34,9 @@ class RevisionTools:
     that endpoint's workers. `memory`: has room made for workers that start. `ask_to_park`: has workers park, or take
     requests again. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a worker.
     `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each
-    start that has failed. `renew`: orders another revision with the same spec. `retry_s`: time until a step is tried
-    again that could not be taken, or an end that has failed.
+    start that has failed. `renew`: orders another revision with the same spec. `inventory`: the devices, with those
+    marked that are gone; blocks. `retry_s`: time until a step is tried again that could not be taken, or an end that
+    has failed.
     """
 
     launcher: EndpointLauncher
@@ -47,6 +49,7 @@ class RevisionTools:
     ask_to_park: AskToPark
     on_failure: Callable[[Revision, str], None]
     renew: Callable[[Revision], Awaitable[None]]
+    inventory: Callable[[], Inventory]
     spawn: Spawn
     namespace: str
     frontend_deadline_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dynamo_local.core.sizing.machine import counted, size
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import DeviceKind
 from state.files import free_bytes, nearest
-from state.machine.memory import machine_memory
+from state.machine.memory import Memory, machine_memory
 from state.machine.processes import pids_of_user, task_count
 from state.paths import STATE_DIR_VARIABLE
 from state.remains import SHARED_MEMORY
@@ -80,14 +80,28 @@ def check_room(root: Path, templates: Sequence[ServiceTemplate] = (), kind: Devi
 
 
 def check_room_for_workers(
-    root: Path, template: ServiceTemplate, number: int, kind: DeviceKind, engine_bytes: int | None
+    root: Path,
+    template: ServiceTemplate,
+    number: int,
+    kind: DeviceKind,
+    engine_bytes: int | None,
+    memory: Callable[[], Memory | None] = machine_memory,
 ) -> None:
     """Raise UsageError, with figures, if the machine has no room for so many more workers of a running server;
     MemoryShortError if that is for its memory.
 
-    `engine_bytes`: what each takes of the machine's memory, as `launch.Chosen` has it.
+    `engine_bytes`: what each takes of the machine's memory, as `launch.Chosen` has it. `memory`: there is now.
     """
-    require(needs_of_workers(template, number, kind, engine_bytes), room_of(root))
+    require(needs_of_workers(template, number, kind, engine_bytes), room_of(root, memory))
+
+
+def check_memory_for_wake(number: int, kv_bytes: int | None, memory: Callable[[], Memory | None]) -> None:
+    """Raise MemoryShortError if the KV caches of so many parked workers do not fit any more. `kv_bytes`: that of each;
+    None if it is not known, or not in the machine's memory. `memory`: there is now."""
+    found = memory()
+    if kv_bytes is not None and found is not None:
+        needed = number * kv_bytes
+        _require_memory(counted(number, "parked worker"), needed, found.free, "end other programs")
 
 
 def needs_of_workers(
@@ -95,7 +109,7 @@ def needs_of_workers(
 ) -> Needs:
     """The needs of so many more workers of a running server. Pure."""
     first = needs_of([msgspec.structs.replace(template, workers=number)], kind)
-    memory = None if engine_bytes is None or template.virtual else number * engine_bytes
+    memory = None if engine_bytes is None else number * engine_bytes
     return Needs(first.shared_bytes, first.tasks - TASKS_OF_SERVER, memory, counted(number, "more worker"))
 
 
@@ -121,18 +135,20 @@ def require(needs: Needs, room: Room) -> None:
     if room.tasks_limit is not None and room.tasks_limit - room.tasks < needs.tasks:
         raise UsageError(
             f"this user may have {room.tasks_limit} processes and threads (ulimit -u) and has {room.tasks}; "
-            f"{needs.who} {_needs(needs)} {needs.tasks} more",
+            f"{needs.who} {_need(needs.who)} {needs.tasks} more",
             "raise the limit, or end processes",
         )
-    _require_memory(needs, room)
+    if needs.memory is not None and room.memory is not None:
+        fewer = "end other programs, start fewer workers, or give them a smaller KV cache (--kv-cache-memory-bytes)"
+        _require_memory(needs.who, needs.memory, room.memory, fewer)
 
 
-def room_of(root: Path) -> Room:
+def room_of(root: Path, memory_now: Callable[[], Memory | None] = machine_memory) -> Room:
     """Look at the machine."""
     folder = nearest(root)
     shared_is_writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
     tasks_limit = _task_limit()
-    memory = machine_memory()
+    memory = memory_now()
     return Room(
         root,
         folder.is_dir() and os.access(folder, os.W_OK | os.X_OK),
@@ -158,17 +174,15 @@ def _require_state(room: Room) -> None:
         )
 
 
-def _require_memory(needs: Needs, room: Room) -> None:
-    if needs.memory is not None and room.memory is not None and room.memory < needs.memory:
+def _require_memory(who: str, needed: int, free: int, remedy: str) -> None:
+    if free < needed:
         raise MemoryShortError(
-            f"{size(room.memory)} of memory is free, and {needs.who} {_needs(needs)} {size(needs.memory)}",
-            "end other programs, start fewer workers, or give them a smaller KV cache (--kv-cache-memory-bytes)",
-            needs.memory - room.memory,
+            f"{size(free)} of memory is free, and {who} {_need(who)} {size(needed)}", remedy, needed - free
         )
 
 
-def _needs(needs: Needs) -> str:
-    return "need" if needs.who.endswith("s") else "needs"
+def _need(who: str) -> str:
+    return "need" if who.endswith("s") else "needs"
 
 
 def _require_shared_memory(needs: Needs, room: Room) -> None:

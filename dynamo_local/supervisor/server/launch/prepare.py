@@ -74,12 +74,14 @@ class ServeRequest:
 class Chosen:
     """What was chosen where the user gives nothing: by service, and the number of CPU slots (None: as it is).
 
-    `engine_bytes`: what each engine takes of the machine's memory at most; None on GPUs, and where it is not known.
+    `engine_bytes`: what each engine takes of the machine's memory at most, and `kv_bytes` what its KV cache does; None
+    on GPUs, and where it is not known.
     """
 
     sections: Mapping[str, Section] = field(default_factory=lambda: MappingProxyType({}))
     slots: int | None = None
     engine_bytes: int | None = None
+    kv_bytes: int | None = None
 
 
 Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]

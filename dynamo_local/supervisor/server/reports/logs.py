@@ -7,6 +7,7 @@ are written between the two are lost. Logs of the previous run are renamed when 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ BACKUPS = 3
 CIRCUSD_LOG = "circusd"
 _SUFFIX = ".log"
 _TAIL_BLOCK_BYTES = 64 * 1024
+_HARMLESS = re.compile(r"(\([^()]*pid=\d+\) )?(DEBUG|INFO|WARNING|warning:) ")
+"""Begins a line, of vLLM's logs or of ours, after which a process may have been killed."""
 
 
 def start_afresh(directory: Path) -> None:
@@ -96,10 +99,12 @@ def _tail(descriptor: int, lines: int, first: int, end: int) -> list[str]:
 
 
 def last_error(lines: Iterable[str]) -> str | None:
-    """The error of a process that failed: its last line "error: ...", else its last line, else None."""
+    """The error of a process that failed: its last line "error: ...", else its last line unless that is a warning or
+    tells of progress, else None."""
     stripped = [line.strip() for line in lines if line.strip()]
     errors = [line.removeprefix("error: ") for line in stripped if line.startswith("error: ")]
-    return errors[-1] if errors else (stripped[-1] if stripped else None)
+    last = stripped[-1] if stripped and not _HARMLESS.match(stripped[-1]) else None
+    return errors[-1] if errors else last
 
 
 def select(directory: Path, selector: str | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from tests.unit.state.builders import empty_state
 from tests.unit.supervisor.recording import RecordingReport
@@ -90,6 +91,7 @@ def tools(launching: Launching, read_state: Any) -> EndpointTools:
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: pytest.fail(error),
         renew=cast("Any", None),
+        inventory=lambda: cpu_slots([0], 1),
         spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
         namespace="many",
         frontend_deadline_s=1,

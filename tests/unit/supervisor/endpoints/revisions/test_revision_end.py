@@ -15,6 +15,7 @@ from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from state.devices.allocation import cpu_slots
 from tests.unit.state.builders import empty_state
 
 
@@ -47,6 +48,7 @@ def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None
             launcher=cast("Any", None),
             memory=cast("Any", None),
             renew=cast("Any", None),
+            inventory=lambda: cpu_slots([0], 1),
             files=cast("Any", failing),
             watch=cast("Any", None),
             given_up={},

@@ -18,6 +18,7 @@ from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from state.devices.allocation import cpu_slots
 
 CHAT = Revision("chat", 1)
 
@@ -93,6 +94,7 @@ def tools(launches: Launches, renew: Any, failed: Callable[[str], None]) -> Revi
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: failed(error),
         renew=renew,
+        inventory=lambda: cpu_slots([0], 1),
         spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
         namespace="ns",
         frontend_deadline_s=1,

@@ -16,6 +16,7 @@ from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from state.statefile.transitions import claim, set_lease, settle
 from tests.unit.state.builders import empty_state
@@ -40,6 +41,7 @@ class FakeWorker:
     view: FleetView = field(default_factory=FleetView)
     changed: Callable[[], None] = lambda: None
     now: float = 0.0
+    gone: Mapping[int, str] = field(default_factory=dict)
 
     def announce(self, state: ProcessState) -> None:
         self.view.observe(Presence(NAME, "VllmWorker", "aggregated", "lease", 1, state), 0.0)
@@ -61,6 +63,7 @@ def scenario(test: Callable[[FakeWorker, RevisionRun, Callable[[], Awaitable[See
             launcher=cast("Any", None),
             memory=cast("Any", None),
             renew=cast("Any", None),
+            inventory=lambda: cpu_slots([0], 1).lacking(worker.gone),
             files=cast("Any", None),
             watch=cast("Any", None),
             given_up={},
@@ -139,5 +142,16 @@ def test_a_worker_that_cannot_be_woken_is_to_be_replaced() -> None:
         assert (once.workers.parked, once.failures, "its engine is broken" in once.error) == ((NAME,), 1, True)
         revision.carry_out(Wake(1, (NAME,)))
         assert (await seen()).workers.dead == (NAME,)
+
+    scenario(test)
+
+
+def test_a_worker_whose_device_is_gone_is_not_asked_and_nothing_has_failed() -> None:
+    async def test(worker: FakeWorker, revision: RevisionRun, seen: Callable[[], Awaitable[Seen]]) -> None:
+        worker.announce("parked")
+        worker.gone = {0: "offline: 0"}
+        revision.carry_out(Wake(1, (NAME,)))
+        lost = await seen()
+        assert (lost.workers.dead, lost.failures, worker.asked) == ((NAME,), 0, [])
 
     scenario(test)

@@ -133,7 +133,6 @@ def test_more_workers_of_a_running_server_need_memory_but_no_second_server() -> 
     needs = needs_of_workers(template(1), 2, "cpu-slot", 3 * 1024 * MIB)
     assert needs.memory == 6 * 1024 * MIB
     assert needs.tasks == 2 * TASKS_OF_ENGINE
-    assert needs_of_workers(template(1, virtual=True), 2, "cpu-slot", 3 * 1024 * MIB).memory is None
     assert needs_of_workers(template(1), 2, "gpu").memory is None
     roomy = replace(ROOM, tasks=0, memory=needs.memory)
     require(needs, roomy)
@@ -146,6 +145,6 @@ def test_more_workers_of_a_running_server_need_memory_but_no_second_server() -> 
 
 
 def test_this_machine_has_no_room_for_a_worker_larger_than_it(tmp_path: Path) -> None:
-    check_room_for_workers(tmp_path, template(1, virtual=True), 1, "cpu-slot", 2**60)
+    check_room_for_workers(tmp_path, template(1), 1, "cpu-slot", None)
     with pytest.raises(UsageError, match="of memory is free, and 1 more worker needs"):
         check_room_for_workers(tmp_path, template(1), 1, "cpu-slot", 2**60)

@@ -87,6 +87,11 @@ def test_the_error_line_is_told_before_any_other() -> None:
     assert last_error(["error: first", "error: no such model", "Exception ignored in"]) == "no such model"
     assert last_error(["Segmentation fault", ""]) == "Segmentation fault"
     assert last_error([]) is None
+    # It was killed after these.
+    warning = "(MainProcess pid=18775) WARNING 11-24 00:28:43 [vllm.py:1727] Inductor compilation was disabled"
+    for line in (warning, "INFO 11-24 00:28:43 [x.py:1] starting", "warning: no fork with loaded weights"):
+        assert last_error(["ValueError: of one before", line]) is None
+    assert last_error([warning, "(EngineCore pid=7) ERROR 11-24 00:28:43 [core.py:9] ValueError: no"]) is not None
 
 
 def test_a_selector_is_a_service_a_watcher_or_the_circusd(tmp_path: Path) -> None:
