@@ -8,6 +8,7 @@ an error, the client is answered with its status, as if it had not asked for a s
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 
 from components.frontend.http.answers import JSON, answer
 from dynamo_local.core.http.asgi import Event, Send, begins_event_stream
@@ -20,11 +21,11 @@ def with_early_errors(send: Send) -> Send:
     start: Event | None = None
     answered = False
 
-    async def send_on(event: Event) -> None:
+    async def send_late(event: Event) -> None:
         nonlocal start, answered
         if answered:
             return
-        if begins_event_stream(event) and event["status"] == 200:
+        if begins_event_stream(event):
             start = event
             return
         if start is not None:
@@ -38,6 +39,10 @@ def with_early_errors(send: Send) -> Send:
             beginning, start = start, None
             await send(beginning)
         await send(event)
+
+    def send_on(event: Event) -> Awaitable[None]:
+        begins = begins_event_stream(event) and event["status"] == 200
+        return send_late(event) if begins or answered or start is not None else send(event)
 
     return send_on
 

@@ -79,6 +79,7 @@ class HttpGate:
         self._callers = Callers(api_keys, administration.keys, known_keys)
         self._gatekeeper = gatekeeper
         self._names = names
+        self._settings = frozenset(names.settings)
         self._administration = administration
         self._generations = Generations(models, is_draining, meter=meter)
 
@@ -193,7 +194,7 @@ class HttpGate:
         return await self._generations.serve(request, receive, send, self._renamed)
 
     def _renamed(self, send: Send) -> Send:
-        return with_setting_names(send, self._names.service, self._names.settings)
+        return with_setting_names(send, self._names.service, self._settings)
 
     async def _order(self, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         body = await read_body(scope, receive, self._limits)
@@ -260,5 +261,7 @@ class HttpGate:
 
 
 def _head_bytes(scope: Scope) -> int:
-    fields = sum(len(name) + len(value) for name, value in scope["headers"])
-    return fields + len(scope["path"]) + len(scope.get("query_string", b""))
+    size = len(scope["path"]) + len(scope.get("query_string", b""))
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+    return size

@@ -12,8 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from components.frontend.http.body import ClientGoneError, replayed
 from components.frontend.http.callers import caller_of
@@ -39,8 +40,7 @@ DRAINING = Unready("the server is shutting down", comes=False)
 _FIRST_TOKEN = "waiting for the first token"
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """A request that generates. `fields`: of its body. `streams`: it asks for a stream of events."""
 
     scope: Scope
@@ -48,7 +48,7 @@ class GenerationRequest:
     fields: dict[str, Any]
     streams: bool
 
-    @cached_property
+    @property
     def conversation(self) -> int | None:
         """The conversation that it belongs to, as `core.http.conversations` recognises it."""
         return conversation_of(self.fields)
@@ -65,8 +65,7 @@ class GenerationRequest:
         return self.fields.get("use_beam_search") is True
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True):
     """A request and the way to its client. `after_body` gives what comes after the body. `changed` makes the changes of
     answers."""
 
@@ -93,8 +92,7 @@ class _Place:
     entry: ModelEntry
 
 
-@dataclass(frozen=True)
-class _Entered:
+class _Entered(NamedTuple):
     """A request that was held has entered this model, which is not always the one that it came to."""
 
     entry: ModelEntry

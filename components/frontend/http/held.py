@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from components.frontend.http.outgoing import with_stream_headers
 from dynamo_local.core.histogram import Histogram
@@ -20,6 +20,8 @@ CACHE, DROPPED = b"x-dynamo-cache", b"dropped"
 """Header of answers to conversations of which no worker has kept what was cached."""
 
 _DISCONNECT = "http.disconnect"
+
+_SILENT = nullcontext()
 
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -146,11 +148,13 @@ class EarlyAnswer:
         """Have the answer tell, if it has not begun, whether what was cached of the conversation was dropped."""
         self._is_cold = is_cold
 
-    @contextmanager
-    def commented(self, text: Callable[[], str]) -> Iterator[None]:
+    def commented(self, text: Callable[[], str]) -> AbstractContextManager[None]:
         """Send comments until the first event of an answer that has begun."""
-        if self.has_begun:
-            self._commenting = asyncio.create_task(self._comment(text), name="comments in a stream")
+        return self._commented(text) if self.has_begun else _SILENT
+
+    @contextmanager
+    def _commented(self, text: Callable[[], str]) -> Iterator[None]:
+        self._commenting = asyncio.create_task(self._comment(text), name="comments in a stream")
         try:
             yield
         finally:
@@ -163,14 +167,18 @@ class EarlyAnswer:
         await self._end_with(refusal.body())
         return None
 
-    async def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> Awaitable[None]:
         """Send an event of the application."""
-        if not self.has_begun:
-            self._is_answered = True
-            if event["type"] == "http.response.start" and (more := self._all_headers()):
-                event = {**event, "headers": [*event["headers"], *more]}
-            await self._send(event)
-        elif event["type"] == "http.response.start":
+        if self.has_begun:
+            return self._go_on(event)
+        self._is_answered = True
+        if event["type"] == "http.response.start" and (more := self._all_headers()):
+            event = {**event, "headers": [*event["headers"], *more]}
+        return self._send(event)
+
+    async def _go_on(self, event: Event) -> None:
+        """Send an event of an answer that had begun before."""
+        if event["type"] == "http.response.start":
             self._instead = None if event["status"] == 200 and begins_event_stream(event) else bytearray()
         elif self._instead is not None:
             self._instead += event.get("body", b"")

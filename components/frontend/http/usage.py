@@ -7,8 +7,9 @@ of `Metered` is over, the tally is complete, whatever became of the request: ans
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextvars import Token
+from types import TracebackType
 
 import msgspec
 
@@ -28,8 +29,8 @@ Write = Callable[[UsageRecord], None]
 
 def tally_of(scope: Scope) -> Tally:
     """Return the tally of a request. An empty one, which counts nothing, if the request is not metered."""
-    tally: Tally = scope.get(_SCOPE_KEY) or Tally()
-    return tally
+    tally: Tally | None = scope.get(_SCOPE_KEY)
+    return Tally() if tally is None else tally
 
 
 class UsageMeter:
@@ -46,21 +47,14 @@ class UsageMeter:
         self.clock = clock
         self.wall_clock = wall_clock
 
-    @contextmanager
-    def of(self, scope: Scope, entry: ModelEntry, asked: str | None, *, as_told: bool = False) -> Iterator[Metered]:
-        """Meter what is called within. `asked`: the model that the request names. `as_told`: count what the answer
-        tells, since engines compute more than that."""
-        metered = Metered(self, scope, entry.name_of(asked), as_told=as_told)
-        token = counting.set(metered.tally)
-        try:
-            yield metered
-        finally:
-            counting.reset(token)
-            metered.end()
+    def of(self, scope: Scope, entry: ModelEntry, asked: str | None, *, as_told: bool = False) -> Metered:
+        """Meter what is called within its context. `asked`: the model that the request names. `as_told`: count what the
+        answer tells, since engines compute more than that."""
+        return Metered(self, scope, entry.name_of(asked), as_told=as_told)
 
 
 class Metered:
-    """A request that is metered."""
+    """A request that is metered, in a context whose end writes what is not written yet."""
 
     def __init__(self, meter: UsageMeter, scope: Scope, endpoint: str, *, as_told: bool) -> None:
         self.tally = scope[_SCOPE_KEY] = Tally()
@@ -69,32 +63,40 @@ class Metered:
         self._endpoint = endpoint
         self._as_told = as_told
         self._began = meter.clock()
+        self._token: Token[Tally | None] | None = None
         self._status = LEFT
         self._is_answered = False
-        self._written: Tally | None = None
-        """What the tally was at the last record."""
+        self._written: tuple[int, int, int] | None = None
+        """What the tally was at the last record: tokens of prompts, cached ones, and output."""
+
+    def __enter__(self) -> Metered:
+        self._token = counting.set(self.tally)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            counting.reset(self._token)
+        if not self._is_answered:
+            self._status = LEFT
+        self._write()
 
     def sending(self, send: Send) -> Send:
         """Return an ASGI `send` that writes the request's record before the client has the rest of the answer."""
 
-        async def send_on(event: Event) -> None:
+        def send_on(event: Event) -> Awaitable[None]:
             if event["type"] == "http.response.start":
                 self._status = event["status"]
             else:
                 self._look(event)
-            await send(event)
+            return send(event)
 
         return send_on
 
     def refused(self, status: int) -> None:
         """Note that the request is refused after all, with this status."""
         self._status, self._is_answered = status, True
-
-    def end(self) -> None:
-        """Write what is not written yet."""
-        if not self._is_answered:
-            self._status = LEFT
-        self._write()
 
     def _look(self, event: Event) -> None:
         """Write before the last part of an answer is sent, and before any part behind the last token: a stream tells
@@ -108,24 +110,22 @@ class Metered:
 
     def _write(self) -> None:
         tally, before = self.tally, self._written
-        if self._is_over_a_limit:
-            return
-        if before is not None and (tally.prompt, tally.output) == (before.prompt, before.output):
-            return
+        prompt, cached, output = before or (0, 0, 0)
         first = before is None
-        before = before or Tally()
-        self._written = Tally(tally.prompt, tally.cached, tally.output)
+        if (not first and tally.prompt == prompt and tally.output == output) or self._is_over_a_limit:
+            return
+        self._written = tally.prompt, tally.cached, tally.output
         meter = self._meter
-        self._meter.write(
+        meter.write(
             UsageRecord(
                 time=round(meter.wall_clock(), 3),
                 endpoint=self._endpoint,
                 key=caller_of(self._scope).name,
                 path=self._scope["path"],
                 status=self._status,
-                prompt=tally.prompt - before.prompt,
-                cached=tally.cached - before.cached,
-                output=tally.output - before.output,
+                prompt=tally.prompt - prompt,
+                cached=tally.cached - cached,
+                output=tally.output - output,
                 seconds=round(meter.clock() - self._began, 6) if first else 0.0,
                 requests=int(first),
             )
@@ -134,8 +134,10 @@ class Metered:
     @property
     def _is_over_a_limit(self) -> bool:
         """Whether no model was asked, because a limit of the key has refused what was to be submitted."""
+        if self.tally.total:
+            return False
         ticket = current_ticket()
-        return ticket is not None and ticket.refusal is not None and not self.tally.total
+        return ticket is not None and ticket.refusal is not None
 
     def _take_told(self, body: bytes) -> None:
         try:

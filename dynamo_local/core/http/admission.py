@@ -124,6 +124,10 @@ class _Asked(msgspec.Struct):
     label_token_ids: Any = None
 
 
+_NUMBERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs")
+_NUMBER_FIELDS = frozenset(_NUMBERS)
+
+
 @dataclass(frozen=True)
 class Demand:
     """Number of sequences that a request occupies."""
@@ -152,17 +156,19 @@ def examine(fields: dict[str, Any], limits: AdmissionLimits) -> Demand | Refusal
     if forbidden is not None:
         return _bad(f"{forbidden} cannot be set by clients", forbidden)
     asked = msgspec.convert(fields, _Asked)
+    has_numbers = not _NUMBER_FIELDS.isdisjoint(fields)
     refusal = (
         _refused(excess_of(fields, limits, limits.max_candidates))
-        or _not_numbers(asked)
-        or _over_bounds(asked, limits)
+        or (_not_numbers(asked) if has_numbers else None)
+        or _over_bounds(asked, limits, has_numbers)
         or _inputs_over_bounds(fields, limits)
-        or _negative(asked, limits)
+        or (_negative(asked, limits) if has_numbers else None)
     )
     if refusal is not None:
         return refusal
     inputs = number_of_inputs(fields)
-    demand = Demand(max(_prompts(asked) * max(_int(asked.n), _int(asked.best_of), 1), inputs))
+    choices = max(_int(asked.n), _int(asked.best_of), 1) if has_numbers else 1
+    demand = Demand(max(_prompts(asked) * choices, inputs))
     if inputs > limits.max_requests:
         why = f"a request must have at most {limits.max_requests} inputs (setting max-requests), got {inputs}"
         return _bad(why, field_of_inputs(fields))
@@ -189,9 +195,10 @@ def _refused(excess: Excess | None) -> Refusal | None:
 
 
 def _forbidden(fields: dict[str, Any]) -> str | None:
-    for name in FORBIDDEN_FIELDS:
-        if fields.get(name) is not None:
-            return name
+    if not FORBIDDEN_FIELDS.isdisjoint(fields):
+        for name in FORBIDDEN_FIELDS:
+            if fields.get(name) is not None:
+                return name
     extra = fields.get("vllm_xargs")
     if isinstance(extra, dict):
         return next((name for name in FORBIDDEN_FIELDS if name in extra), None)
@@ -199,22 +206,17 @@ def _forbidden(fields: dict[str, Any]) -> str | None:
 
 
 def _not_numbers(asked: _Asked) -> Refusal | None:
-    for name in ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs"):
+    for name in _NUMBERS:
         value = getattr(asked, name)
         if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) is None:
             return _bad(f"{name} is a string that is no whole number", name)
     return None
 
 
-def _over_bounds(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
-    labels = asked.label_token_ids
-    bounds = (
-        ("n", "n", _int(asked.n), limits.max_n, "max-n"),
-        ("best_of", "best_of", _int(asked.best_of), limits.max_n, "max-n"),
-        ("logprobs", "logprobs", _int(asked.logprobs), limits.max_candidates, "max-candidates"),
-        ("top_logprobs", "top_logprobs", _int(asked.top_logprobs), limits.max_candidates, "max-candidates"),
-        ("prompt_logprobs", "prompt_logprobs", _int(asked.prompt_logprobs), limits.max_candidates, "max-candidates"),
-        ("label_token_ids", "label_token_ids", _length(labels), limits.max_candidates, "max-candidates"),
+def _over_bounds(asked: _Asked, limits: AdmissionLimits, has_numbers: bool) -> Refusal | None:
+    candidates = limits.max_candidates
+    bounds = [
+        ("label_token_ids", "label_token_ids", _length(asked.label_token_ids), candidates, "max-candidates"),
         (_prompt_field(asked), "prompts in one request", _prompts(asked), limits.max_prompts, "max-prompts"),
         (
             "items",
@@ -223,7 +225,15 @@ def _over_bounds(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
             limits.max_scored_characters,
             "max-scored-characters",
         ),
-    )
+    ]
+    if has_numbers:
+        bounds += [
+            ("n", "n", _int(asked.n), limits.max_n, "max-n"),
+            ("best_of", "best_of", _int(asked.best_of), limits.max_n, "max-n"),
+            ("logprobs", "logprobs", _int(asked.logprobs), candidates, "max-candidates"),
+            ("top_logprobs", "top_logprobs", _int(asked.top_logprobs), candidates, "max-candidates"),
+            ("prompt_logprobs", "prompt_logprobs", _int(asked.prompt_logprobs), candidates, "max-candidates"),
+        ]
     for name, what, value, bound, setting in bounds:
         if value > bound and not (setting == "max-candidates" and bound == ALL):
             return _bad(f"{what} must be at most {bound} (setting {setting}), got {value}", name)
@@ -232,8 +242,10 @@ def _over_bounds(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
 
 def _inputs_over_bounds(fields: dict[str, Any], limits: AdmissionLimits) -> Refusal | None:
     """Bound the inputs of a request for pooled outputs."""
+    if not (inputs := number_of_inputs(fields)):
+        return None
     bounds = (
-        ("inputs", number_of_inputs(fields), limits.max_inputs, "max-inputs"),
+        ("inputs", inputs, limits.max_inputs, "max-inputs"),
         ("characters of all inputs", characters_of_inputs(fields), limits.max_input_characters, "max-input-characters"),
     )
     for what, value, bound, setting in bounds:

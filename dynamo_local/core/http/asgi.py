@@ -17,7 +17,12 @@ CROWDED = "dynamo_local.crowded"
 
 def header(carrier: Scope | Event, name: bytes) -> bytes:
     """Return the value of the first header of that name (in lower case) of a request or an answer, else nothing."""
-    return next((value for key, value in carrier.get("headers", ()) if key.lower() == name), b"")
+    length = len(name)
+    for key, value in carrier.get("headers", ()):
+        if len(key) == length and key.lower() == name:
+            found: bytes = value
+            return found
+    return b""
 
 
 def begins_event_stream(event: Event) -> bool:

@@ -17,14 +17,16 @@ import msgspec
 NAME_CHARACTERS = 256
 """Longest id that a client may make up."""
 
-_NAMES = ("request_id", "session_id", "cache_salt")
+_NAMES = frozenset({"request_id", "session_id", "cache_salt"})
 _NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
 _NAME_HEADER = b"x-request-id"
 
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
+_LISTS = frozenset({*_WORDS, "logprob_token_ids"})
 
 _GRAMMARS = (("structured_outputs",), ("response_format",), ("text", "format"), ("output_config",), ("output_format",))
 """Paths of fields in which requests of the several APIs have grammars."""
+_GRAMMAR_FIELDS = frozenset(path[0] for path in _GRAMMARS)
 
 _MEDIA_TYPES = frozenset(
     {
@@ -40,9 +42,11 @@ _MEDIA_KEYS = _MEDIA_TYPES & {
 }  # fmt: skip
 """Keys by which vLLM recognises a part without a type."""
 
-_PROMPTS = (
-    "messages", "input", "system", "items",
-    "inputs", "query", "queries", "text_1", "text_2", "data_1", "data_2",
+_PROMPTS = frozenset(
+    {
+        "messages", "input", "system", "items",
+        "inputs", "query", "queries", "text_1", "text_2", "data_1", "data_2",
+    }
 )  # fmt: skip
 """Fields in which the several APIs have texts, or messages with parts. (`documents` of a conversation are others.)"""
 
@@ -84,8 +88,16 @@ class Excess:
 
 
 def excess_of(fields: Mapping[str, Any], bounds: RequestBounds, max_candidates: int) -> Excess | None:
-    """Find what a request's body asks too much of; None: nothing. `max_candidates` < 0: no bound."""
-    return _long_name(fields) or _media(fields) or _grammar(fields, bounds) or _lists(fields, bounds, max_candidates)
+    """Find what a request's body asks too much of; None: nothing. `max_candidates` < 0: no bound.
+
+    A body has few of the fields that have bounds, so that is looked at first.
+    """
+    excess = _long_name(fields) or _media(fields)
+    if excess is None and not _GRAMMAR_FIELDS.isdisjoint(fields):
+        excess = _grammar(fields, bounds)
+    if excess is None and not _LISTS.isdisjoint(fields):
+        excess = _lists(fields, bounds, max_candidates)
+    return excess
 
 
 def fields_of_text(body: bytes, bounds: RequestBounds) -> dict[str, Any] | Excess:
@@ -114,13 +126,15 @@ def _read(body: bytes) -> Any:
 def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
     """Check X-Request-Id, which is a request's id where it has no other."""
     for name, value in headers:
-        if name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
+        if len(name) == len(_NAME_HEADER) and name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
             return _no_name("X-Request-Id")
     return None
 
 
 def _long_name(fields: Mapping[str, Any]) -> Excess | None:
-    for name in _NAMES:
+    if _NAMES.isdisjoint(fields):
+        return None
+    for name in sorted(_NAMES):
         value = fields.get(name)
         if isinstance(value, str) and not _is_name(value):
             return _no_name(name)
@@ -140,8 +154,10 @@ def _media(fields: Mapping[str, Any]) -> Excess | None:
     if fields.get("images"):
         return Excess("multimodal prompts are not supported: text only", "images")
     scored = fields.get("query") is not None or fields.get("queries") is not None
-    for name in (*_PROMPTS, "documents") if scored else _PROMPTS:
-        for part in _parts(fields.get(name)):
+    for name, value in fields.items():
+        if isinstance(value, str) or not (name in _PROMPTS or (scored and name == "documents")):
+            continue
+        for part in _parts(value):
             kind = part.get("type")
             if (isinstance(kind, str) and kind in _MEDIA_TYPES) or not _MEDIA_KEYS.isdisjoint(part):
                 return Excess("multimodal prompts are not supported: text only", name)
@@ -158,9 +174,11 @@ def _parts(value: Any) -> Iterator[Mapping[str, Any]]:
         value = waiting.pop()
         if isinstance(value, list):
             waiting.extend(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             yield value
-            waiting.extend(value.get(name) for name in _CONTENTS)
+            for name in _CONTENTS:
+                if isinstance(content := value.get(name), list | dict):
+                    waiting.append(content)
 
 
 def _grammar(fields: Mapping[str, Any], bounds: RequestBounds) -> Excess | None:

@@ -20,6 +20,9 @@ _PAIRS = (
 )
 """Fields with texts that are scored against each other. A model may embed each, so both sides count."""
 
+_FIELDS = frozenset({*_LISTS, *(other for _, other in _PAIRS)})
+"""Without any of them, a request has no inputs."""
+
 
 def number_of_inputs(fields: Mapping[str, Any]) -> int:
     """Count the inputs, at least as many as the engines get. 0: the request has none in any of these fields."""
@@ -39,6 +42,8 @@ def field_of_inputs(fields: Mapping[str, Any]) -> str | None:
 
 def _found(fields: Mapping[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
     """The fields in use, each with its inputs, those of both sides of a pair."""
+    if _FIELDS.isdisjoint(fields):
+        return
     for name, kind in _LISTS.items():
         if (value := fields.get(name)) is not None:
             yield name, [value if isinstance(value, list) and value and isinstance(value[0], kind) else [value]]

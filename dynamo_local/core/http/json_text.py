@@ -7,6 +7,8 @@ import json
 
 def as_utf8(body: bytes) -> bytes:
     """The text in UTF-8 without a byte order mark. Raises UnicodeDecodeError."""
+    if body[:1] == b"{" and body[1:2] > b"\0":
+        return body
     encoding = json.detect_encoding(body)
     return body if encoding == "utf-8" else body.decode(encoding).encode()
 

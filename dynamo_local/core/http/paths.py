@@ -93,6 +93,8 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 
 def route_of(path: str) -> Route | None:
     """Find what is open at exactly this path; None if nothing is."""
+    if (route := ROUTES.get(path)) is not None:
+        return route
     if path.startswith(MODEL_PREFIX) and path != MODEL_PREFIX:
         return _LOOK
     if path == USAGE:
@@ -101,7 +103,7 @@ def route_of(path: str) -> Route | None:
         return _named_route(path.removeprefix(ENDPOINTS), _ENDPOINTS, _ENDPOINT, (SCALE, PARK, WAKE))
     if path.startswith(KEYS):
         return _named_route(path.removeprefix(KEYS), _KEYS, _KEY, (ROTATE,))
-    return ROUTES.get(path)
+    return None
 
 
 def _named_route(rest: str, of_all: Route, of_one: Route, actions: tuple[str, ...]) -> Route | None:
