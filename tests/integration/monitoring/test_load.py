@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,3 +120,16 @@ def test_a_running_server_is_found_by_its_model_and_asked(server: ServerProcess)
     checked = subprocess.run([*command, "doctor", "--json"], env=dict(server.environ), capture_output=True, check=False)
     found = {finding["check"]: finding["found"] for finding in json.loads(checked.stdout)["findings"]}
     assert found["server load"].startswith("ready at http://127.0.0.1:")
+
+
+def test_connections_wait_for_the_successor_of_a_killed_frontend(server: ServerProcess, url: str) -> None:
+    killed = server.pid("Frontend")
+    os.kill(killed, signal.SIGKILL)
+
+    def ask(_: int) -> int:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=READY_WITHIN_S) as answer:
+            return int(answer.status)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(ask, range(4))) == [200] * 4
+    assert server.pid("Frontend") != killed
