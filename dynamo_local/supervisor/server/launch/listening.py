@@ -30,7 +30,7 @@ def claim_address(host: str, port: int) -> HttpAddress:
             probe.listen(1)
         except OSError as error:
             raise _refusal(host, target[0], port, error) from error
-        return HttpAddress(host, probe.getsockname()[1], f"dynamo-local-http-{secrets.token_hex(16)}")
+        return HttpAddress(host, probe.getsockname()[1], f"dynamo-local/http/{secrets.token_hex(16)}")
 
 
 def answers(address: HttpAddress) -> bool:
