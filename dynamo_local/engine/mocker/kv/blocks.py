@@ -59,10 +59,16 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, the longest free first."""
         self._report: Callable[[Iterable[int]], None] = lambda blocks: None
+        self._report_stored: Callable[[BlockHash], None] = lambda block_hash: None
+        self._report_removed: Callable[[BlockHash], None] = lambda block_hash: None
 
     def report_references(self, changed: Callable[[Iterable[int]], None]) -> None:
         """Call `changed` with blocks whose count of references has changed, except those newly taken."""
         self._report = changed
+
+    def report_contents(self, stored: Callable[[BlockHash], None], removed: Callable[[BlockHash], None]) -> None:
+        """Call these with each hash that can be found from now on, or no longer."""
+        self._report_stored, self._report_removed = stored, removed
 
     @property
     def free(self) -> int:
@@ -109,6 +115,7 @@ class BlockPool:
         if self._hashes[block] is None and block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             self._hashes[block] = block_hash
+            self._report_stored(block_hash)
 
     def give_up(self, blocks: Sequence[int]) -> None:
         """Take one reference from each block. The last, least shared, is evicted first."""
@@ -145,3 +152,4 @@ class BlockPool:
         if block_hash is not None:
             del self._by_hash[block_hash]
             self._hashes[block] = None
+            self._report_removed(block_hash)
