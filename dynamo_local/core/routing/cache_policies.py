@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.routing.block_keys import KEY_BYTES
 from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, cached_tokens, lot, not_avoided, weighed
 from dynamo_local.core.routing.ledger import Ledger
 
@@ -69,12 +70,12 @@ def _cheapest(
     if not candidates:
         return None
     of_worker = {each.worker: each for each in costs}
-    seed = request.blocks[:8].hex() or request.request_id
-
-    def rank(worker: Presence) -> tuple[float, int, str, str]:
-        return of_worker[worker.lease].cost, lot(seed, worker), worker.watcher, worker.lease
-
-    best = of_worker[min(not_avoided(request, candidates), key=rank).lease]
+    allowed = not_avoided(request, candidates)
+    lowest = min(of_worker[worker.lease].cost for worker in allowed)
+    equals = [worker for worker in allowed if of_worker[worker.lease].cost == lowest]
+    seed = request.blocks[:KEY_BYTES].hex() or request.request_id
+    drawn = min(equals, key=lambda worker: (lot(seed, worker), worker.watcher, worker.lease))
+    best = of_worker[drawn.lease]
     return RoutingChoice(best.worker, best.cached, _holder(best, costs), tuple(costs))
 
 
