@@ -17,6 +17,7 @@ from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
+from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
@@ -113,6 +114,7 @@ def launch(
     # For forked processes; spawned ones load plugin.py.
     patch_requests()
     let_engines_park()
+    let_engines_tell_of_caches()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
