@@ -3,8 +3,6 @@ anything, and asks when a number is missing, knows what the worker has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -14,43 +12,10 @@ from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.block_keys import pack, unpack
 from dynamo_local.core.routing.mirror import CacheMirror
+from tests.kv_reader import KvReader
 
 MOST = 3
 KEYS = st.sets(st.integers(0, 9).map(lambda key: key + 2**63), max_size=6)
-
-
-@dataclass
-class Reader:
-    """A reader by the letter of core/messages/kv_events.py."""
-
-    number: int | None = None
-    """Of the last changes that it knows; None: it is not in step."""
-    keys: set[int] = field(default_factory=set)
-    _parts: dict[int, bytes] = field(default_factory=dict)
-
-    def read(self, message: KvChanges) -> None:
-        if message.parts:
-            self._repeat(message)
-        elif self.number is not None and message.number == self.number + 1:
-            self.number += 1
-            if message.cleared:
-                self.keys.clear()
-            self.keys -= set(unpack(message.removed))
-            self.keys |= set(unpack(message.stored))
-        elif self.number is None or message.number > self.number:
-            self.number = None
-
-    def _repeat(self, message: KvChanges) -> None:
-        if self.number is not None and self.number >= message.number:
-            return
-        if message.part == 0:
-            self._parts = {}
-        self._parts[message.part] = message.stored
-        if message.part == message.parts - 1:
-            if len(self._parts) == message.parts:
-                self.number = message.number
-                self.keys = {key for part in self._parts.values() for key in unpack(part)}
-            self._parts = {}
 
 
 class Publishing(RuleBasedStateMachine):
@@ -59,7 +24,7 @@ class Publishing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.mirror = CacheMirror("w", most_keys=MOST)
-        self.reader = Reader()
+        self.reader = KvReader()
         self.cached: set[int] = set()
 
     def send(self, messages: list[KvChanges], arrive: st.DataObject | None = None) -> None:
@@ -91,7 +56,7 @@ class Publishing(RuleBasedStateMachine):
 
     @rule()
     def join_anew(self) -> None:
-        self.reader = Reader()
+        self.reader = KvReader()
 
     @rule()
     def notice_and_ask(self) -> None:
