@@ -14,6 +14,7 @@ from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
+from dynamo_local.engine.vllm.kv.events_config import check_events_config
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
@@ -83,6 +84,7 @@ def launch(
 
     def configuration(transfer: Any = None) -> Any:
         args = arguments()
+        check_events_config(args.kv_events_config)
         if config.get("max-loras") is None:
             adapters.leave_slots(args)
         if current_platform.is_cpu():
