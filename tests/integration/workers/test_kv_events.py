@@ -11,8 +11,9 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.core.ports import CacheChanges, Step
+from dynamo_local.core.ports import CacheChanges, Progress, Step
 from dynamo_local.core.routing.block_keys import key_of, pack
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
@@ -66,8 +67,8 @@ class TellingEngine(ScriptedEngine):
 
     tells = True
 
-    async def start(self, progress: object) -> msgspec.Struct:  # type: ignore[override]
-        info = await super().start(lambda _: None)
+    async def start(self, progress: Progress) -> EngineInfo:
+        info = await super().start(progress)
         return msgspec.structs.replace(info, kv_events=self.tells)
 
     def changes(self, *stored: int, removed: tuple[int, ...] = (), cleared: bool = False) -> None:
