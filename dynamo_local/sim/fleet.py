@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_local.engine.mocker.kv.blocks import BlockHash
+from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.outcomes import Gaps, Served
@@ -33,7 +33,7 @@ class Router(Protocol):
 
     def ended(self, arrival: Arrival, worker: str) -> None: ...
 
-    def cache_changed(self, worker: str, removed: Sequence[BlockHash], stored: Sequence[BlockHash]) -> None: ...
+    def cache_changed(self, worker: str, changes: CacheChanges) -> None: ...
 
 
 @dataclass(frozen=True)

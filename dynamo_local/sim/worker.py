@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.kv.leases import Key
-from dynamo_local.engine.mocker.kv.blocks import BlockHash
 from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.outcome import Read, StepOutcome
 from dynamo_local.engine.mocker.scheduler import Scheduler
@@ -45,8 +45,7 @@ class Watcher:
 
     first_token: Callable[[Served], None]
     ended: Callable[[Served], None]
-    cache_changed: Callable[[str, list[BlockHash], list[BlockHash]], None]
-    """Worker, hashes that are no longer cached, hashes that are from now on."""
+    cache_changed: Callable[[str, CacheChanges], None]
 
 
 class Worker:
@@ -67,9 +66,6 @@ class Worker:
         self._begins = False
         self._line_free_at = 0.0
         self._sources: dict[Sequence, Worker] = {}
-        self._removed: dict[BlockHash, None] = {}
-        self._stored: dict[BlockHash, None] = {}
-        self.scheduler.pool.report_contents(self._note_stored, self._note_removed)
 
     def submit(self, served: Served, source: Worker | None = None) -> None:
         """Take a request, which pulls from `source` what that has more of."""
@@ -198,23 +194,10 @@ class Worker:
             source.scheduler.leases.end(Key("pin", f"{self.name} {sequence.order[2]}"))
             source._interrupt()
 
-    def _note_stored(self, block_hash: BlockHash) -> None:
-        if block_hash in self._removed:
-            del self._removed[block_hash]
-        else:
-            self._stored[block_hash] = None
-
-    def _note_removed(self, block_hash: BlockHash) -> None:
-        if block_hash in self._stored:
-            del self._stored[block_hash]
-        else:
-            self._removed[block_hash] = None
-
     def _tell_changes(self) -> None:
-        if self._removed or self._stored:
-            removed, self._removed = list(self._removed), {}
-            stored, self._stored = list(self._stored), {}
-            self._watcher.cache_changed(self.name, removed, stored)
+        changes = self.scheduler.pool.log.take()
+        if changes is not None:
+            self._watcher.cache_changed(self.name, changes)
 
 
 def _work_of(outcome: StepOutcome) -> StepWork:
