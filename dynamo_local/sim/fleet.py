@@ -11,17 +11,9 @@ from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.outcomes import Gaps, Served
 from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.routers import Placement
 from dynamo_local.sim.timing import Timing
 from dynamo_local.sim.worker import Watcher, Worker
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A worker for a request. `cached`: tokens that it is expected to have; `pull_from`: who has more of them."""
-
-    worker: str
-    cached: int = 0
-    pull_from: str | None = None
 
 
 class Router(Protocol):
@@ -29,9 +21,9 @@ class Router(Protocol):
 
     def place(self, arrival: Arrival, now: float) -> Placement: ...
 
-    def first_token(self, arrival: Arrival, worker: str) -> None: ...
+    def first_token(self, arrival: Arrival) -> None: ...
 
-    def ended(self, arrival: Arrival, worker: str) -> None: ...
+    def ended(self, arrival: Arrival) -> None: ...
 
     def cache_changed(self, worker: str, changes: CacheChanges) -> None: ...
 
@@ -64,35 +56,40 @@ class _Fleet:
         self._settings = settings
         self._agenda = Agenda()
         self._gaps = Gaps()
+        self._served: list[Served] = []
         watcher = Watcher(self._first_token, self._ended, router.cache_changed)
         self._workers = {
             name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
         }
 
     def run(self, arrivals: Sequence[Arrival]) -> Result:
-        for arrival in arrivals:
-            if not 0 < arrival.prompt_tokens < self._settings.context_limit or arrival.output_tokens < 1:
-                raise ValueError(f"request {arrival.number} of {arrival.prompt_tokens} tokens fits no worker")
-        served = [Served(arrival) for arrival in arrivals]
-        self._next(served, 0)
+        self._next(arrivals, 0)
         self._agenda.run()
-        return Result(tuple(served), self._gaps, tuple(self._workers.values()))
+        return Result(tuple(self._served), self._gaps, tuple(self._workers.values()))
 
-    def _next(self, served: Sequence[Served], index: int) -> None:
+    def _next(self, arrivals: Sequence[Arrival], index: int) -> None:
         """Have the request with that index arrive, and then the next one."""
-        if index < len(served):
-            self._agenda.at(served[index].arrival.at, lambda: self._arrive(served, index))
+        if index < len(arrivals):
+            self._agenda.at(arrivals[index].at, lambda: self._arrive_in_order(arrivals, index))
 
-    def _arrive(self, served: Sequence[Served], index: int) -> None:
-        each = served[index]
-        placement = self._router.place(each.arrival, self._agenda.now)
-        each.worker, each.predicted = placement.worker, placement.cached
+    def _arrive_in_order(self, arrivals: Sequence[Arrival], index: int) -> None:
+        self._arrive(arrivals[index])
+        self._next(arrivals, index + 1)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if not 0 < arrival.prompt_tokens < self._settings.context_limit or arrival.output_tokens < 1:
+            raise ValueError(f"request {arrival.number} of {arrival.prompt_tokens} tokens fits no worker")
+        placement = self._router.place(arrival, self._agenda.now)
+        served = Served(arrival, self._agenda.now, placement.worker, predicted=placement.cached)
+        self._served.append(served)
         source = None if placement.pull_from is None else self._workers[placement.pull_from]
-        self._workers[placement.worker].submit(each, source)
-        self._next(served, index + 1)
+        self._workers[placement.worker].submit(served, source)
 
     def _first_token(self, served: Served) -> None:
-        self._router.first_token(served.arrival, served.worker)
+        self._router.first_token(served.arrival)
 
     def _ended(self, served: Served) -> None:
-        self._router.ended(served.arrival, served.worker)
+        self._router.ended(served.arrival)
+        then = served.arrival.then
+        if then is not None:
+            self._agenda.at(self._agenda.now + then.at, lambda: self._arrive(then))

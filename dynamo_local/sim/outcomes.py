@@ -15,6 +15,8 @@ class Served:
     """A request and what came of it. Times in seconds, nan until they are known; counts in tokens."""
 
     arrival: Arrival
+    at: float
+    """When it came."""
     worker: str = ""
     first_token_at: float = math.nan
     ended_at: float = math.nan
@@ -28,7 +30,7 @@ class Served:
 
     @property
     def ttft_s(self) -> float:
-        return self.first_token_at - self.arrival.at
+        return self.first_token_at - self.at
 
 
 @dataclass
@@ -89,7 +91,7 @@ def figures(served: Sequence[Served], gaps: Gaps) -> Figures:
     """Sum up requests, all of which have ended."""
     prompt = sum(each.arrival.prompt_tokens for each in served)
     ttfts = [each.ttft_s for each in served]
-    span = max(each.ended_at for each in served) - min(each.arrival.at for each in served)
+    span = max(each.ended_at for each in served) - min(each.at for each in served)
     mean_itl, (p99_itl,) = gaps.mean, gaps.percentiles([0.99])
     return Figures(
         requests=len(served),

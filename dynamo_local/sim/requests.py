@@ -17,7 +17,8 @@ _OWN = 1 << 63
 @dataclass(frozen=True)
 class Arrival:
     """A request: when it comes, in seconds, and its lengths in tokens. `keys` name the first full blocks of its
-    context, prompt and output; the blocks behind them are nobody else's."""
+    context, prompt and output; the blocks behind them are nobody else's. `then`: the next one of its session, whose
+    `at` counts from the end of this one."""
 
     number: int
     at: float
@@ -25,6 +26,7 @@ class Arrival:
     output_tokens: int
     keys: tuple[int, ...] = ()
     priority: int = 0
+    then: Arrival | None = None
 
     def hashes(self, count: int) -> list[BlockHash]:
         """Hashes of the first `count` blocks of its context."""
@@ -66,14 +68,14 @@ class Counted(Sequence):
             self.finish = "length"
 
 
-def counted(arrival: Arrival, block_size: int, context_limit: int) -> Counted:
+def counted(arrival: Arrival, now: float, block_size: int, context_limit: int) -> Counted:
     """State of a request that has just been submitted."""
     end = min(arrival.prompt_tokens + arrival.output_tokens, context_limit)
     return Counted(
         tokens=[],
         prompt_tokens=arrival.prompt_tokens,
         sampling=_LENGTH_ALONE,
-        order=(arrival.priority, arrival.at, arrival.number),
+        order=(arrival.priority, now, arrival.number),
         end=end,
         root=b"",
         state=0,

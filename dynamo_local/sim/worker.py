@@ -69,7 +69,7 @@ class Worker:
 
     def submit(self, served: Served, source: Worker | None = None) -> None:
         """Take a request, which pulls from `source` what that has more of."""
-        sequence = counted(served.arrival, self._settings.mocker_block_size, self._settings.context_limit)
+        sequence = counted(served.arrival, served.at, self._settings.mocker_block_size, self._settings.context_limit)
         if source is not None and source is not self:
             self._plan_pull(sequence, source)
         self._lives[sequence] = _Live(served, sequence)
