@@ -60,9 +60,9 @@ def bimodal(low: Draw, high: Draw, share_of_high: float) -> Draw:
 
 
 # Lengths, turns and pauses: `workload-catalog/*/config.json` (kubernetes-sigs/inference-perf). Contexts end
-# at 300,000 tokens and sessions at 40 requests, so that workers of 1,048,576 tokens can run some. For the replayed
-# agents, which have no distributions, log-normal ones of the observed means. Rates are ours: some two thirds of what the
-# fleet can do with its caches.
+# at 300,000 tokens and sessions at 40 requests, so that workers of 1,048,576 tokens can run some. The
+# replayed agents have no distributions there: log-normal ones of the observed means. Rates are ours: below what workers
+# can compute with their caches.
 SHAPES = (
     Shape(
         "interactive chat",
