@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.routing import AssignRequest, Charges, Released
+from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 from dynamo_local.core.subjects import Subjects
 
 UNDER_WAY_S = 3.0
@@ -60,10 +62,11 @@ class ModelRouting:
 
     def assign(self, request: AssignRequest) -> str | None:
         """Choose a worker and charge it with the request. Returns its lease; None if no worker is routable."""
-        worker = self.policy.choose(request, self._fleet.view.routable(), self.ledger)
-        if worker is not None:
-            self.ledger.charge(request.frontend, request.request_id, worker, request.tokens, time.monotonic())
-        return worker
+        choice = self.policy.choose(request, self._fleet.view.routable(), self.ledger, time.monotonic())
+        if choice is None:
+            return None
+        self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens, time.monotonic())
+        return choice.worker
 
     def release(self, released: Released) -> None:
         """Charge the request to no worker."""

@@ -1,4 +1,4 @@
-"""The router service: assigns requests to workers by a routing policy (core/fleet/routing.py)."""
+"""The router service: assigns requests to workers by a routing policy (core/routing)."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from components.workers.exclusivity import Exclusivity
+from components.workers.kv_events import KvPublisher
 from components.workers.kv_puller import KvPuller
 from components.workers.kv_source import KvSource
 from components.workers.migration_target import MigrationTarget
@@ -72,6 +73,7 @@ class EngineService:
         self._queue_head = QueueHead()
         self._sender = TokenSender(context)
         self._kv_puller = KvPuller(context, engine)
+        self._kv_publisher = KvPublisher(context)
         self._kv_source = KvSource(context, engine, self._is_parked)
         self._admission = Admission(context.tasks, engine, self._kv_puller, self._is_open, self._reject)
         self._epoch_events = EpochEvents()
@@ -110,6 +112,7 @@ class EngineService:
             context.tasks.spawn("ends", self._expire()),
         ]
         await self._kv_source.start()
+        await self._kv_publisher.start()
         await self._migration_target.start()
         await context.bus.listen(context.subjects.work(context.lease), Work, self._on_work)
 
@@ -292,6 +295,7 @@ class EngineService:
             self._stepped_at = time.monotonic()
             self._counters.computed(step.deltas)
             self._queue_head.stepped(step.deltas)
+            self._kv_publisher.note(step.cache)
             load = None if self.parking.resting else self._load(step)
             self._context.announcer.note(load=load, counts=self._counters.counts)
             await self._send(step)

@@ -17,12 +17,29 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class CacheChanges:
+    """What has become of an engine's cached blocks, by their keys, packed (core/routing/block_keys.py).
+
+    First `cleared`, which forgets all of them, then `removed`, then `stored`. A key is in one of the two at most.
+    """
+
+    removed: bytes = b""
+    stored: bytes = b""
+    cleared: bool = False
+
+
+@dataclass(frozen=True)
 class Step:
-    """The outcome of one engine step. `timestamp` is CLOCK_MONOTONIC, in seconds."""
+    """The outcome of one engine step. `timestamp` is CLOCK_MONOTONIC, in seconds.
+
+    `cache`: what has become of cached blocks since the step before, or since the start; None: nothing, or the engine
+    tells nothing of it (`EngineInfo.kv_events`). An engine whose cache is reset says so by a step without deltas.
+    """
 
     timestamp: float
     deltas: tuple[TokenDelta, ...]
     load: Load | None = None
+    cache: CacheChanges | None = None
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,24 @@ class Subjects:
         """Tells the router all requests of a frontend that workers have."""
         return f"{self._root}.router.charges"
 
+    @property
+    def prefilled(self) -> str:
+        """Tells the router that a request's first token has come."""
+        return f"{self._root}.router.prefilled"
+
+    def kv_events(self, lease: str) -> str:
+        """What has become of a worker's cached blocks (core/messages/kv_events.py)."""
+        return f"{self._root}.kv_events.{lease}"
+
+    @property
+    def kv_events_of_all(self) -> str:
+        """Matches `kv_events` of all workers."""
+        return f"{self._root}.kv_events.*"
+
+    def kv_state(self, lease: str) -> str:
+        """Asks a worker to publish all its cached blocks, on `kv_events`."""
+        return f"{self._root}.kv_state.{lease}"
+
     def cached(self, lease: str) -> str:
         """Asks a worker how much of a prompt it has cached (request and answer)."""
         return f"{self._root}.cached.{lease}"

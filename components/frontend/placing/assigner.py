@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger, RoutingPolicy
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
@@ -47,10 +50,11 @@ class LocalAssigner:
         fleet.subscribe(self._on_change)
 
     async def assign(self, request: AssignRequest) -> str | None:
-        worker = self._policy.choose(request, self._fleet.view.routable(), self.ledger)
-        if worker is not None:
-            self.ledger.charge(request.frontend, request.request_id, worker, request.tokens)
-        return worker
+        choice = self._policy.choose(request, self._fleet.view.routable(), self.ledger, time.monotonic())
+        if choice is None:
+            return None
+        self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens)
+        return choice.worker
 
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)

@@ -29,6 +29,8 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters whose state this engine cannot rebuild from a request's log (see Survival.rebuilt)."""
     tasks: tuple[str, ...] = ("generate",)
     """What the engine can be asked for, in vLLM's words: "generate", or for pooling models "embed", "classify", ..."""
+    kv_events: bool = False
+    """Whether the worker publishes which blocks it has cached (core/messages/kv_events.py)."""
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):

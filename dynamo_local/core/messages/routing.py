@@ -8,12 +8,18 @@ from dynamo_local.core.codec import VERSION
 
 
 class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Question for the worker to take a request. `avoid`: leases of workers that have just failed it."""
+    """Question for the worker to take a request. `avoid`: leases of workers that have just failed it.
+
+    `blocks`: keys of the full blocks of its context (core/routing/block_keys.py), in order, each of `block_tokens`
+    tokens. Empty if they are not known, or not needed by the router's policy.
+    """
 
     request_id: str
     frontend: str
     tokens: int
     avoid: tuple[str, ...] = ()
+    blocks: bytes = b""
+    block_tokens: int = 0
     v: int = VERSION
 
 
@@ -21,15 +27,24 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """The lease of the worker to take the request; None if no worker is routable."""
 
     worker: str | None
+    cached: int | None = None
+    """Leading tokens of the context that the worker is expected to have cached. None: not known."""
+    pull_from: str | None = None
+    """Lease of another worker from which it had better pull the prefix. None: the worker pulls as it sees fit."""
     v: int = VERSION
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """A request counted as load of a worker, with its tokens."""
+    """A request counted as load of a worker, with its tokens.
+
+    `uncached`: tokens of its context that the worker has still to compute, 0 once its first token has come. None: not
+    known; they are taken for all.
+    """
 
     request_id: str
     worker: str
     tokens: int
+    uncached: int | None = None
 
 
 class Charges(msgspec.Struct, frozen=True):
@@ -42,6 +57,14 @@ class Charges(msgspec.Struct, frozen=True):
 
 class Released(msgspec.Struct, frozen=True):
     """The request is no longer load of the worker to which it was assigned."""
+
+    request_id: str
+    frontend: str
+    v: int = VERSION
+
+
+class Prefilled(msgspec.Struct, frozen=True):
+    """The request's first token has come: its worker has no more of its context to compute."""
 
     request_id: str
     frontend: str

@@ -114,6 +114,7 @@ class MockerEngine:
             block_size=self._settings.mocker_block_size,
             kv_blocks=self._settings.mocker_kv_blocks,
             max_num_seqs=self._settings.mocker_max_num_seqs,
+            kv_events=self._settings.mocker_prefix_caching,
         )
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
@@ -207,6 +208,8 @@ class MockerEngine:
         if (refused := self._scheduler.empty_cache()) is not None:
             raise EngineError(refused)
         self._parked = True
+        # A step without deltas tells that nothing is cached any more.
+        self._load_changed()
         # As long as an engine takes at least: others run meanwhile.
         await self._sleep(0)
 
@@ -312,7 +315,8 @@ class MockerEngine:
     def _told(self, emitted: tuple[sequence.Sequence, ...]) -> Step:
         self._load_untold = False
         deltas = [self._delta(live) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None]
-        return Step(self._clock(), tuple(deltas), self._scheduler.load)
+        cache = self._scheduler.pool.log.take() if self._settings.mocker_prefix_caching else None
+        return Step(self._clock(), tuple(deltas), self._scheduler.load, cache)
 
     def _delta(self, live: _Live) -> TokenDelta:
         drawn = live.sequence

@@ -66,6 +66,6 @@ class Draft:
     fillings: list[Filling] = field(default_factory=list)
 
     def outcome(self) -> StepOutcome:
-        emitted = tuple([sequence for sequence in self.computed if sequence.computed == len(sequence.tokens)])
+        emitted = tuple([sequence for sequence in self.computed if sequence.computed == sequence.length])
         admitted, preempted = tuple(self.admitted), tuple(self.preempted)
         return StepOutcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))

@@ -36,8 +36,10 @@ class Scheduler:
     blocks of all others, and fits alone.
     """
 
-    def __init__(self, settings: MockerSettings) -> None:
+    def __init__(self, settings: MockerSettings, *, contents: bool = True) -> None:
+        """`contents`: whether to keep what the blocks hold, and have the tokens depend on that."""
         self._settings = settings
+        self._contents = contents
         self.memory = BlockMemory(settings.mocker_kv_blocks)
         self.pool = BlockPool(settings.mocker_kv_blocks, keep_freed=settings.mocker_prefix_caching)
         self.leases = Leases(self.pool, settings.most_leased)
@@ -61,6 +63,11 @@ class Scheduler:
         waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
         total, kept = self.pool.total, self.leases.kept()
         return Load(len(self._running), waiting, (total - self.pool.free - kept) / total, kept / total)
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """Requests that run, in order of admission."""
+        return self._running
 
     def submit(
         self,
@@ -86,8 +93,12 @@ class Scheduler:
             root=root_hash(cache_salt, adapter),
             state=tokens.absorb(token_ids, tokens.start_of(adapter)),
         )
-        self._enqueue(sequence)
+        self.enter(sequence)
         return sequence
+
+    def enter(self, sequence: Sequence) -> None:
+        """Queue a request that fits into the cache alone."""
+        self._enqueue(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request and free its blocks. A finished or forgotten one is ignored."""
@@ -122,15 +133,14 @@ class Scheduler:
 
     def complete(self, outcome: StepOutcome, now: float = 0.0) -> None:
         """The step's time is over: its blocks are written, its tokens drawn from what the blocks hold."""
-        for filling in outcome.fillings:
-            fill(self.memory, filling)
+        if self._contents:
+            for filling in outcome.fillings:
+                fill(self.memory, filling)
         running = set(self._running)
         # Not those cancelled meanwhile.
         emitted = [sequence for sequence in outcome.emitted if sequence in running]
         for sequence in emitted:
-            hashes = self._full_hashes(sequence)
-            foreign = foreign_content(self.memory, sequence.blocks[: len(hashes)], hashes)
-            sequence.draw(self._settings.mocker_vocab_size, foreign)
+            sequence.draw(self._settings.mocker_vocab_size, self._foreign(sequence) if self._contents else None)
         self._retire([sequence for sequence in emitted if sequence.finish is not None], now)
 
     def is_loading(self, sequence: Sequence) -> bool:
@@ -155,7 +165,7 @@ class Scheduler:
         budget, index = draft.budget, 0
         while index < len(self._running) and budget > 0:
             sequence = self._running[index]
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            count = min(sequence.length - sequence.computed, budget)
             if self._provide(sequence, count):
                 planned[sequence] = count
                 budget -= count
@@ -179,9 +189,9 @@ class Scheduler:
         while self._waiting and draft.budget > 0 and self._has_place:
             sequence = self._waiting[0]
             # The last token is always computed: the next one is drawn from that.
-            full = (len(sequence.tokens) - 1) // block_size
+            full = (sequence.length - 1) // block_size
             hits = self.pool.match(sequence.hashes(full, block_size))
-            if self._blocks_of(len(sequence.tokens)) - len(hits) > self.pool.free_beside(hits):
+            if self._blocks_of(sequence.length) - len(hits) > self.pool.free_beside(hits):
                 break
             self._waiting.pop(0)
             self.pool.refer(hits)
@@ -190,7 +200,7 @@ class Scheduler:
             pull, sequence.pull = sequence.pull, None
             if pull is not None and pull.helps(cached, now):
                 # All blocks at once: once loaded it needs none that somebody else may hold.
-                self._provide(sequence, len(sequence.tokens) - sequence.computed)
+                self._provide(sequence, sequence.length - sequence.computed)
                 self._loading.append(sequence)
                 draft.reads.append(Read(sequence, pull, cached))
             else:
@@ -205,7 +215,7 @@ class Scheduler:
         self._running.append(sequence)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
-        count = min(len(sequence.tokens) - sequence.computed, draft.budget)
+        count = min(sequence.length - sequence.computed, draft.budget)
         self._provide(sequence, count)
         self._compute(sequence, count, draft)
         draft.admitted.append(sequence)
@@ -226,9 +236,15 @@ class Scheduler:
         sequence.computed += count
         draft.computed[sequence] = count
         draft.budget -= count
+        if sequence.computed // self._settings.mocker_block_size == before:
+            return
         hashes = self._register(sequence, before)
-        if len(hashes) > before:
+        if self._contents:
             draft.fillings.append(Filling(tuple(sequence.blocks[: len(hashes)]), tuple(hashes), before))
+
+    def _foreign(self, sequence: Sequence) -> bytes | None:
+        hashes = self._full_hashes(sequence)
+        return foreign_content(self.memory, sequence.blocks[: len(hashes)], hashes)
 
     def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
         """Hashes of the blocks that are full of computed tokens."""

@@ -51,8 +51,13 @@ class Sequence:
     _hashes: list[BlockHash] = field(default_factory=list)
 
     @property
+    def length(self) -> int:
+        """Tokens of its context, drawn ones included."""
+        return len(self.tokens)
+
+    @property
     def drawn(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+        return self.length - self.prompt_tokens
 
     def hashes(self, count: int, block_size: int) -> list[BlockHash]:
         """Hashes of the first `count` blocks, all of which are full."""

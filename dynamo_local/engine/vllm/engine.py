@@ -27,6 +27,7 @@ from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, 
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV
 from dynamo_local.engine.vllm.information import info_of
+from dynamo_local.engine.vllm.kv.cache_changes import ask_for_changes, changes_of
 from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
@@ -114,6 +115,7 @@ class VllmEngine:
         try:
             launched = await self._launch(progress)
             self._core, self._adapters, self._no_transfer = launched.core, launched.adapters, launched.no_transfer
+            no_events = await ask_for_changes(self._core)
             await self._adapters.load(self._core)
             self._supported = await self._core.get_supported_tasks_async()
             if launched.identity is not None:
@@ -124,7 +126,11 @@ class VllmEngine:
             # vLLM has no error tree for start-up, and its argument parser exits.
             raise EngineError(f"vLLM cannot start: {one_line(error)}", "the worker's log has the details") from error
         self._processes = watch_processes(self._core)
-        info = info_of(launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported))
+        if no_events is not None:
+            _log.info("this engine does not tell which blocks it has cached: %s", no_events)
+        info = info_of(
+            launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported), kv_events=no_events is None
+        )
         # Not awaited: for tens of milliseconds it reads what /proc tells of each process.
         self._tasks.spawn("shared memory", asyncio.to_thread(note_segments, self._private_dir, os.environ))
         if launched.weights is not None:
@@ -253,7 +259,8 @@ class VllmEngine:
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
-        return Step(outputs.timestamp, deltas, self._load(outputs.scheduler_stats))
+        stats = outputs.scheduler_stats
+        return Step(outputs.timestamp, deltas, self._load(stats), changes_of(stats))
 
     async def park(self, deadline_s: float) -> None:
         if self._live or self._warm:

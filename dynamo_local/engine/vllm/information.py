@@ -8,7 +8,9 @@ from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.engine.vllm.kv.pull.host import PullHost
 
 
-def info_of(vllm_config: Any, pull: PullHost | None, no_transfer: str | None, tasks: tuple[str, ...]) -> EngineInfo:
+def info_of(
+    vllm_config: Any, pull: PullHost | None, no_transfer: str | None, tasks: tuple[str, ...], *, kv_events: bool
+) -> EngineInfo:
     """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
     from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
 
@@ -23,4 +25,5 @@ def info_of(vllm_config: Any, pull: PullHost | None, no_transfer: str | None, ta
         forgotten=forgotten(vllm_config),
         block_bytes=None if pull is None else pull.block_bytes,
         tasks=tasks,
+        kv_events=kv_events,
     )

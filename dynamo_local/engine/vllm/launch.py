@@ -14,9 +14,11 @@ from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
+from dynamo_local.engine.vllm.kv.events_config import check_events_config
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
 from dynamo_local.engine.vllm.patches.check import applies, require
+from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
@@ -82,6 +84,7 @@ def launch(
 
     def configuration(transfer: Any = None) -> Any:
         args = arguments()
+        check_events_config(args.kv_events_config)
         if config.get("max-loras") is None:
             adapters.leave_slots(args)
         if current_platform.is_cpu():
@@ -113,6 +116,7 @@ def launch(
     # For forked processes; spawned ones load plugin.py.
     patch_requests()
     let_engines_park()
+    let_engines_tell_of_caches()
     progress("loading the model")
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True

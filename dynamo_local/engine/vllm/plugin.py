@@ -10,6 +10,7 @@ import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.processes.garbage import keep_frozen
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
@@ -38,3 +39,4 @@ def register() -> None:
         _marks.extend(mark(os.environ))
         patch_requests()
         let_engines_park()
+        let_engines_tell_of_caches()

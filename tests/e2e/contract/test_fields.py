@@ -116,7 +116,7 @@ SCHEDULER: Fields = {
     "kv_cache_eviction_events": ("meaningless", "for vLLM's metrics of one engine"),
     "spec_decoding_stats": ("meaningless", "for vLLM's metrics of one engine"),
     "kv_connector_stats": ("derived", "Load.kv_usage and Load.kv_pinned"),
-    "ec_connector_stats": ("meaningless", "there is no such connector"),
+    "ec_connector_stats": ("derived", "changes of the prefix cache (kv/cache_changes.py); there is no such connector"),
     "waiting_lora_adapters": ("meaningless", "for vLLM's metrics of one engine"),
     "running_lora_adapters": ("meaningless", "for vLLM's metrics of one engine"),
     "cudagraph_stats": ("meaningless", "for vLLM's log"),

@@ -22,6 +22,8 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import PulledPrefix
+from dynamo_local.core.routing.block_keys import key_of
+from dynamo_local.core.routing.mirror import CacheMirror
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
 from dynamo_local.model.named.random_model import random_model
@@ -130,6 +132,7 @@ class PullEngine:
         }
         self.engine = VllmEngine({**settings, **config}, private_dir, kv_transfer=True)
         self.load: Load | None = None
+        self.mirror = CacheMirror(name)
         self.most_pinned = 0.0
         """Highest of all loads so far; a test may begin anew."""
         self.pids: list[int] = []
@@ -215,6 +218,19 @@ class PullEngine:
         assert prefix is not None
         return await self.engine.cached(prefix)
 
+    async def agrees(self, tokens: Sequence[int]) -> int:
+        """Number of a context's cached blocks, once the steps have told of just as many. No request runs."""
+        prefix = self.engine.prefix(tokens, None, None)
+        assert prefix is not None
+        cached = await self.engine.cached(prefix)
+        keys = [key_of(block_hash) for block_hash in prefix.hashes]
+
+        def told() -> int:
+            return next((index for index, key in enumerate(keys) if key not in self.mirror), len(keys))
+
+        await self.until(lambda: told() == cached)
+        return cached
+
     def resident(self) -> int:
         """Bytes of memory that the engine's processes have."""
         return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids) * mmap.PAGESIZE
@@ -262,6 +278,8 @@ class PullEngine:
                 step = await self.engine.step()
                 async with self._changed:
                     self.load = step.load or self.load
+                    if step.cache is not None:
+                        self.mirror.apply(step.cache)
                     self.most_pinned = max(self.most_pinned, (self.load and self.load.kv_pinned) or 0.0)
                     for delta in step.deltas:
                         self._note(delta)

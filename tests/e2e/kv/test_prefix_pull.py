@@ -135,6 +135,29 @@ async def test_only_what_is_missing_is_read(source: PullEngine, reader: PullEngi
     assert await reader.engine.cached(again) == len(again.hashes) == 31
 
 
+async def test_steps_tell_of_all_blocks_that_are_cached(source: PullEngine, reader: PullEngine) -> None:
+    """Those computed, those read from another engine, those that were evicted for them, and that a park empties all."""
+    prompts = [prompt_of(1000 + turn, seed=90 + turn) for turn in range(6)]
+    for turn, prompt in enumerate(prompts):
+        await source.run(prompt, 40)
+        pulled = await reader.ask(source, prompt) if turn < 2 else None
+        assert (await reader.run(prompt, 1, pulled)).cached == (0 if pulled is None else 31 * BLOCK)
+        if pulled is not None:
+            await source.engine.unpin([pulled.pin])
+    await asyncio.gather(source.settled(), reader.settled())
+    for engine in (source, reader):
+        agreed = [await engine.agrees(prompt) for prompt in prompts]
+        assert agreed[-1] == 31
+        assert min(agreed) < 31, "nothing was evicted"
+        assert len(engine.mirror.keys()) <= BLOCKS
+        await engine.park()
+        await engine.until(lambda mirror=engine.mirror: not mirror.keys())  # type: ignore[misc]
+        await engine.engine.wake(PARK_S)
+        await engine.run(prompts[0], 1)
+        assert await engine.agrees(prompts[0]) == 31
+        assert len(engine.mirror.keys()) == 31
+
+
 async def test_what_is_scheduled_but_not_written_is_not_given_away(
     source: PullEngine, reader: PullEngine, levers: Levers
 ) -> None:

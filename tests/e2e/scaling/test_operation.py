@@ -45,7 +45,7 @@ def test_health_and_metrics_need_no_key(served: LlmServer) -> None:
 
 
 async def test_load_spreads_over_both_workers(served: LlmServer, client: openai.OpenAI) -> None:
-    # How many each gets is the policy's to say (tests/unit/core/fleet/test_routing.py).
+    # How many each gets is the policy's to say (tests/unit/core/routing/test_ledger.py).
     with ThreadPoolExecutor(STREAMS) as pool:
         stories = Stories.undisturbed(pool, client, STREAMS, TOKENS)
         clients = stories.begin(pool)

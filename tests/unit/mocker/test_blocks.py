@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dynamo_local.core.routing.block_keys import KEY_BYTES
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, chain_hash, chain_hashes, root_hash
 
 TOTAL = 6
-HASHES = [bytes([i]) for i in range(9)]
+HASHES = [bytes([i]) * KEY_BYTES for i in range(9)]
+
+
+def keys_in(packed: bytes) -> list[bytes]:
+    return [packed[start : start + KEY_BYTES] for start in range(0, len(packed), KEY_BYTES)]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -20,6 +25,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(TOTAL)
         self.held: list[list[int]] = []
+        self.told: set[bytes] = set()
+        """Keys of what is cached, by the pool's log."""
         self.content: dict[int, BlockHash] = {}
         """Hashes as last registered, of blocks that were not taken for something else since."""
 
@@ -83,6 +90,13 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def each_content_is_found_in_its_block(self) -> None:
         assert {self.pool.match([block_hash])[0]: block_hash for block_hash in self.content.values()} == self.content
+
+    @invariant()
+    def the_log_tells_what_is_cached(self) -> None:
+        if (changes := self.pool.log.take()) is not None:
+            removed, stored = set(keys_in(changes.removed)), set(keys_in(changes.stored))
+            self.told = ((set() if changes.cleared else self.told) - removed) | stored
+        assert self.told == set(self.content.values())
 
     def referenced(self) -> set[int]:
         return {block for blocks in self.held for block in blocks}

@@ -22,7 +22,13 @@ async def test_start_tells_what_came_up_and_takes_its_time() -> None:
     time, told = VirtualTime(), list[str]()
     info = await engine_in(time, replace(SETTINGS, mocker_start_s=3.0, mocker_speedup=2.0)).start(told.append)
     assert info == EngineInfo(
-        engine="mocker", model="test-model", max_model_len=64, block_size=4, kv_blocks=16, max_num_seqs=64
+        engine="mocker",
+        model="test-model",
+        max_model_len=64,
+        block_size=4,
+        kv_blocks=16,
+        max_num_seqs=64,
+        kv_events=True,
     )
     assert (time.slept, len(told)) == ([3.0], 1)
 

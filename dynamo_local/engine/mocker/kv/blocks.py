@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
+from dynamo_local.engine.kv.cache_log import CacheLog
+
 BlockHash = bytes
 """Names a full block's content and all that precedes it. The same in every process."""
 
@@ -58,6 +60,8 @@ class BlockPool:
         self._blank = list(range(total - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, the longest free first."""
+        self.log = CacheLog()
+        """What enters and leaves the prefix cache. (Without `keep_freed`, contents of referenced blocks.)"""
         self._report: Callable[[Iterable[int]], None] = lambda blocks: None
 
     def report_references(self, changed: Callable[[Iterable[int]], None]) -> None:
@@ -109,6 +113,7 @@ class BlockPool:
         if self._hashes[block] is None and block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             self._hashes[block] = block_hash
+            self.log.stored(block_hash)
 
     def give_up(self, blocks: Sequence[int]) -> None:
         """Take one reference from each block. The last, least shared, is evicted first."""
@@ -124,6 +129,7 @@ class BlockPool:
             return False
         while self._evictable:
             self._blank.append(self._evict())
+        self.log.cleared()
         return True
 
     def _reclaim(self, block: int) -> None:
@@ -145,3 +151,4 @@ class BlockPool:
         if block_hash is not None:
             del self._by_hash[block_hash]
             self._hashes[block] = None
+            self.log.removed(block_hash)

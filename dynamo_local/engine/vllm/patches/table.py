@@ -428,6 +428,34 @@ _KV: Mapping[str, Patch] = {
     ),
 }
 
+_ROUTING: Mapping[str, Patch] = {
+    "changes of the prefix cache": Patch(
+        file="patches/kv/cache_changes.py",
+        why="routers are to know which blocks are cached; vLLM's own events need a socket, and tell what prompts say",
+        test=f"{_CONTRACT}/test_cache_changes.py::test_what_is_told_is_what_the_pool_has_cached",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.v1.core.block_pool:BlockHashToBlockMap.insert(self, key, block)",
+            "vllm.v1.core.block_pool:BlockHashToBlockMap.pop(self, key, block_id)",
+            "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache(self)",
+            "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+        ),
+        uses=(
+            "vllm.v1.core.block_pool~self.cached_block_hash_to_block = BlockHashToBlockMap()",
+            "vllm.v1.core.block_pool~self._cache: dict[",
+            "vllm.v1.core.block_pool~self.hash_block_size",
+            "vllm.v1.core.kv_cache_manager~self.block_pool = self.coordinator.block_pool",
+            "vllm.v1.core.kv_cache_coordinator~self.single_type_managers",
+            "vllm.v1.core.kv_cache_utils:get_group_id(key)",
+            "vllm.v1.kv_cache_interface:is_full_attention_spec(kv_cache_spec)",
+            "vllm.v1.engine.core~self.output_queue",
+            "vllm.v1.engine:EngineCoreOutputs.scheduler_stats",
+            "vllm.v1.metrics.stats:SchedulerStats.ec_connector_stats",
+        ),
+        without="routers guess which blocks this engine has cached",
+    ),
+}
+
 _PROCESSES: Mapping[str, Patch] = {
     "frozen garbage collection": Patch(
         file="patches/processes/garbage.py",
@@ -582,7 +610,16 @@ _TUNING: Mapping[str, Patch] = {
     ),
 }  # fmt: skip
 
-PATCHES: Final[Mapping[str, Patch]] = {**_USED, **_FRONTEND, **_REQUESTS, **_PARKING, **_KV, **_PROCESSES, **_TUNING}
+PATCHES: Final[Mapping[str, Patch]] = {
+    **_USED,
+    **_FRONTEND,
+    **_REQUESTS,
+    **_PARKING,
+    **_KV,
+    **_ROUTING,
+    **_PROCESSES,
+    **_TUNING,
+}
 """Patches by the names that log lines and errors give."""
 
 KV_PATCHES: Final = tuple(_KV)

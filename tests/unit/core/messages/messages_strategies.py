@@ -49,6 +49,7 @@ from dynamo_local.core.messages.keys import (
     RotateKey,
 )
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
+from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
@@ -63,7 +64,7 @@ from dynamo_local.core.messages.presence import (
     Presence,
 )
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken, RotateToken, RotationAnswer
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Prefilled, Released
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
     Ack,
@@ -83,7 +84,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 tokens = st.lists(st.integers(0, 2**31), max_size=6)
 texts = st.lists(text, max_size=3).map(tuple)
 packed = st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m)))
-charges = st.builds(Charge, request_id=text, worker=text, tokens=counts)
+charges = st.builds(Charge, request_id=text, worker=text, tokens=counts, uncached=st.none() | counts)
 request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
 
 
@@ -130,6 +131,7 @@ engine_infos = st.builds(
     kv_blocks=counts,
     max_num_seqs=counts,
     tasks=texts,
+    kv_events=st.booleans(),
 )
 shares = st.none() | st.floats(0, 1)
 loads = st.builds(
@@ -343,10 +345,24 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         frontend=text,
         tokens=counts,
         avoid=texts,
+        blocks=st.binary(max_size=16),
+        block_tokens=counts,
     ),
-    Assignment: st.builds(Assignment, worker=st.none() | text),
+    Assignment: st.builds(Assignment, worker=st.none() | text, cached=st.none() | counts, pull_from=st.none() | text),
     Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
+    Prefilled: st.builds(Prefilled, request_id=text, frontend=text),
+    KvChanges: st.builds(
+        KvChanges,
+        worker=text,
+        number=counts,
+        removed=st.binary(max_size=16),
+        stored=st.binary(max_size=16),
+        cleared=st.booleans(),
+        part=counts,
+        parts=counts,
+    ),
+    KvStateQuestion: st.builds(KvStateQuestion),
     Work: submits | cancels | acks | resends | unpins | exclusive_words,
     TokenBatch: st.builds(
         TokenBatch,

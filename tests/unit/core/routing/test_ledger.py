@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.fleet.routing import LeastOutstandingTokens, Ledger
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
+from dynamo_local.core.routing.block_keys import pack
+from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 
 WORKERS = "abcd"
 policy = LeastOutstandingTokens()
@@ -22,6 +25,11 @@ def worker(lease: str) -> Presence:
 
 def asking(tokens: int = 10, avoid: tuple[str, ...] = (), request_id: str = "r") -> AssignRequest:
     return AssignRequest(request_id=request_id, frontend="f", tokens=tokens, avoid=avoid)
+
+
+def choose(request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger) -> str | None:
+    choice = policy.choose(request, candidates, ledger, now=0.0)
+    return None if choice is None else choice.worker
 
 
 requests = st.tuples(st.sampled_from("fg"), st.integers(0, 5).map(str))
@@ -74,9 +82,9 @@ def test_the_order_of_candidates_does_not_matter(
 ) -> None:
     ledger, _ = replay(history)
     candidates = [worker(lease) for lease in present]
-    chosen = policy.choose(asking(), candidates, ledger)
+    chosen = choose(asking(), candidates, ledger)
     random.shuffle(candidates)
-    assert policy.choose(asking(), candidates, ledger) == chosen
+    assert choose(asking(), candidates, ledger) == chosen
 
 
 @given(histories, st.lists(st.sampled_from(WORKERS), unique=True), st.lists(st.sampled_from(WORKERS)))
@@ -84,7 +92,7 @@ def test_only_a_candidate_with_the_least_load_is_chosen(
     history: list[tuple[object, ...]], present: list[str], avoid: list[str]
 ) -> None:
     ledger, _ = replay(history)
-    chosen = policy.choose(asking(avoid=tuple(avoid)), [worker(lease) for lease in present], ledger)
+    chosen = choose(asking(avoid=tuple(avoid)), [worker(lease) for lease in present], ledger)
     if not present:
         assert chosen is None
         return
@@ -98,7 +106,7 @@ def test_a_burst_of_equal_requests_spreads_evenly(workers: int, burst: int) -> N
     ledger, given_to = Ledger(), Counter[str]()
     candidates = [worker(lease) for lease in WORKERS[:workers]]
     for number in range(burst):
-        chosen = policy.choose(asking(), candidates, ledger)
+        chosen = choose(asking(), candidates, ledger)
         assert chosen is not None
         ledger.charge("f", str(number), chosen, 10)
         given_to[chosen] += 1
@@ -110,7 +118,7 @@ def test_a_burst_of_equal_requests_spreads_evenly(workers: int, burst: int) -> N
 def test_loads_differ_by_no_more_than_the_largest_request(sizes: list[int]) -> None:
     ledger = Ledger()
     for number, tokens in enumerate(sizes):
-        chosen = policy.choose(asking(tokens), [worker(lease) for lease in WORKERS], ledger)
+        chosen = choose(asking(tokens), [worker(lease) for lease in WORKERS], ledger)
         assert chosen is not None
         ledger.charge("f", str(number), chosen, tokens)
     loads = [ledger.outstanding(lease) for lease in WORKERS]
@@ -120,7 +128,7 @@ def test_loads_differ_by_no_more_than_the_largest_request(sizes: list[int]) -> N
 def test_one_request_after_another_takes_turns() -> None:
     ledger, order = Ledger(), list[str]()
     for number in range(4):
-        chosen = policy.choose(asking(), [worker("a"), worker("b")], ledger)
+        chosen = choose(asking(), [worker("a"), worker("b")], ledger)
         assert chosen is not None
         ledger.charge("f", str(number), chosen, 10)
         ledger.release("f", str(number))
@@ -160,14 +168,44 @@ def test_what_a_frontend_says_of_itself_settles_what_was_missed() -> None:
 
 
 def test_a_new_worker_is_not_given_everything_that_comes_one_by_one() -> None:
-    ledger, policy = Ledger(), LeastOutstandingTokens()
+    ledger = Ledger()
     chosen = []
     for number in range(6):
         request = AssignRequest(request_id=str(number), frontend="f", tokens=1)
         candidates = [worker("a"), worker("b")] if number > 1 else [worker("a")]
-        lease = policy.choose(request, candidates, ledger)
+        lease = choose(request, candidates, ledger)
         assert lease is not None
         ledger.charge("f", request.request_id, lease, 1)
         ledger.release("f", request.request_id)
         chosen.append(lease)
     assert chosen == ["a", "a", "b", "a", "b", "a"]
+
+
+def test_tokens_to_compute_are_those_that_are_not_cached_until_the_first_token() -> None:
+    ledger = Ledger()
+    ledger.charge("f", "r", "a", 100, uncached=40)
+    ledger.charge("f", "s", "a", 10)
+    assert (ledger.outstanding("a"), ledger.uncached("a"), ledger.requests("a")) == (110, 50, 2)
+    ledger.prefilled("f", "r")
+    assert (ledger.outstanding("a"), ledger.uncached("a"), ledger.requests("a")) == (110, 10, 2)
+    ledger.release("f", "r")
+    ledger.release("f", "s")
+    assert (ledger.outstanding("a"), ledger.uncached("a"), ledger.requests("a")) == (0, 0, 0)
+
+
+def test_a_frontends_account_tells_which_prompts_are_computed() -> None:
+    ledger = Ledger()
+    ledger.charge("f", "r", "a", 100, uncached=40)
+    ledger.settle("f", [Charge("r", "a", 100, 0), Charge("s", "a", 10, 7)], since=0.0, now=1.0)
+    assert ledger.uncached("a") == 7
+
+
+def test_blocks_come_to_a_worker_until_its_last_request_with_them_has_ended() -> None:
+    ledger = Ledger()
+    ledger.charge("f", "r", "a", 100, blocks=pack([1, 2, 3]))
+    ledger.charge("f", "s", "a", 100, blocks=pack([1, 2, 4]))
+    assert ledger.index.cached([1, 2, 3]) == {"a": 3}
+    ledger.release("f", "r")
+    assert ledger.index.cached([1, 2, 3]) == {"a": 2}
+    ledger.forget_worker("a")
+    assert ledger.index.cached([1, 2, 3]) == {}

@@ -1,0 +1,88 @@
+"""A routing policy's choice, and what it is made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.routing.block_keys import unpack
+from dynamo_local.core.routing.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class CandidateCost:
+    """What a policy has weighed for one candidate. The lowest `cost` wins; its unit is the policy's own.
+
+    `cached` and `uncached`: tokens of the request's context that the worker has, and would have to compute. `queued`:
+    tokens that it has to compute before. `requests`: those that it has.
+    """
+
+    worker: str
+    cost: float
+    cached: int
+    uncached: int
+    queued: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class RoutingChoice:
+    """The worker for a request. `cached`: leading tokens of the context that it is expected to have; None: not known.
+    `pull_from`: worker with more of them. `costs`: those of all candidates, in their order."""
+
+    worker: str
+    cached: int | None = None
+    pull_from: str | None = None
+    costs: tuple[CandidateCost, ...] = ()
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a worker. Alike in every router that knows the same: the order of the candidates does not matter."""
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether requests are to say which blocks their contexts have."""
+
+    def choose(
+        self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
+    ) -> RoutingChoice | None:
+        """Choose from workers that are all routable. None if there are none. `now`: CLOCK_MONOTONIC, in seconds.
+
+        Workers in `request.avoid` are chosen only if there is no other. Raises DecodeError if `request.blocks` are no
+        keys.
+        """
+
+
+def not_avoided(request: AssignRequest, candidates: Sequence[Presence]) -> Sequence[Presence]:
+    """The candidates that have not just failed the request; all if there are no others."""
+    return [each for each in candidates if each.lease not in request.avoid] or candidates
+
+
+def lot(text: str, worker: Presence) -> int:
+    """A number that is alike in every process and otherwise as if drawn by lot, for a text and a worker."""
+    return int.from_bytes(blake2b(f"{text}\0{worker.lease}".encode(), digest_size=8).digest(), "little")
+
+
+def cached_tokens(request: AssignRequest, ledger: Ledger) -> Mapping[str, int]:
+    """Leading tokens of the context that each worker need not compute, by lease; workers with none are left out.
+
+    A whole context is never cached: the last token is computed in any case.
+    """
+    if request.block_tokens < 1:
+        return {}
+    most = max((request.tokens - 1) // request.block_tokens, 0)
+    found = ledger.index.cached(unpack(request.blocks)[:most])
+    return {worker: blocks * request.block_tokens for worker, blocks in found.items()}
+
+
+def weighed(
+    request: AssignRequest, worker: Presence, ledger: Ledger, cached: Mapping[str, int], cost: float = 0.0
+) -> CandidateCost:
+    """The figures of one candidate."""
+    has = cached.get(worker.lease, 0)
+    queued, requests = ledger.uncached(worker.lease), ledger.requests(worker.lease)
+    return CandidateCost(worker.lease, cost, has, max(request.tokens - has, 0), queued, requests)

@@ -1,0 +1,91 @@
+"""Which workers hold which blocks: a table from a block's key to a set of workers. Pure.
+
+A set of workers is an integer with a bit for each. Most blocks have one holder, and the integers of single workers are
+shared, so that a block costs an entry of a dict and its key: some 130 bytes, however many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class WorkerBits:
+    """Numbers workers. A number that is free is given again."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, int] = {}
+        self._workers: dict[int, str] = {}
+
+    def bit(self, worker: str) -> int:
+        """The integer with the worker's bit alone. Gives the worker one if it has none."""
+        known = self._bits.get(worker)
+        if known is not None:
+            return known
+        taken = sum(self._workers)
+        free = ~taken & (taken + 1)
+        self._bits[worker] = free
+        self._workers[free] = worker
+        return free
+
+    def known(self, worker: str) -> int:
+        """The integer with the worker's bit; 0 if it has none."""
+        return self._bits.get(worker, 0)
+
+    def free(self, worker: str) -> None:
+        """Take the worker's bit away. No table may contain it any more."""
+        bit = self._bits.pop(worker, None)
+        if bit is not None:
+            del self._workers[bit]
+
+    def workers(self, bits: int) -> Iterator[str]:
+        """The workers in a set."""
+        while bits:
+            lowest = bits & -bits
+            yield self._workers[lowest]
+            bits ^= lowest
+
+
+class HolderTable:
+    """The holders of each block. Blocks without a holder are not in it; it has `most` blocks at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._holders: dict[int, int] = {}
+        self.get = self._holders.get
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, bit: int, keys: Iterable[int]) -> int:
+        """Add a holder to blocks. Returns to how many it is new. Blocks beyond `most` are left out."""
+        holders, new = self._holders, 0
+        for key in keys:
+            before = holders.get(key, 0)
+            if before & bit:
+                continue
+            if before:
+                holders[key] = before | bit
+            elif len(holders) < self._most:
+                holders[key] = bit
+            else:
+                continue
+            new += 1
+        return new
+
+    def remove(self, bit: int, keys: Iterable[int]) -> int:
+        """Remove a holder from blocks. Returns from how many it was removed; others are ignored."""
+        holders, gone = self._holders, 0
+        for key in keys:
+            before = holders.get(key, 0)
+            if not before & bit:
+                continue
+            gone += 1
+            if before == bit:
+                del holders[key]
+            else:
+                holders[key] = before ^ bit
+        return gone
+
+    def clear(self, bit: int) -> None:
+        """Remove a holder from all blocks. Looks at each."""
+        self.remove(bit, [key for key, holders in self._holders.items() if holders & bit])

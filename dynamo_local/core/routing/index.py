@@ -1,0 +1,164 @@
+"""The prefix index: which worker has which leading blocks of a context cached. Pure.
+
+Workers tell what changes in their caches, in numbered messages (core/messages/kv_events.py). A worker is *in step* if
+none of its messages is missing. If one is, what is known of it may be wrong until it has repeated its whole state.
+
+Beside what workers have told, the index knows the blocks that *come*: those of requests that were assigned to a worker
+and are computed there. They count as cached, so that requests of one prefix that come at once go to one worker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.routing.block_keys import unpack
+from dynamo_local.core.routing.holders import HolderTable, WorkerBits
+
+MOST_BLOCKS = 4_000_000
+"""Bound on the blocks of an index: some 600 MB. Further ones are not entered, and count as not cached."""
+
+
+@dataclass
+class _Stream:
+    """What has been heard of a worker. `number`: of its last message, None if it is not in step. `next_part`: the
+    part of a repetition that is to come, and its number and parts. `blocks`: how many it holds."""
+
+    number: int | None = None
+    next_part: tuple[int, int, int] | None = None
+    blocks: int = 0
+
+
+class PrefixIndex:
+    """The blocks of all workers of a model. Workers are named by their leases."""
+
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self._bits = WorkerBits()
+        self._held = HolderTable(most_blocks)
+        self._coming = HolderTable(most_blocks)
+        self._coming_times: Counter[tuple[int, int]] = Counter()
+        """By how many requests beside the first a block comes to a worker. Keys: worker's bit and block."""
+        self._streams: dict[str, _Stream] = {}
+
+    # What workers tell
+
+    def apply(self, changes: KvChanges) -> bool:
+        """Enter a worker's message. Returns False if others are missing: a repetition is to be asked for.
+
+        Raises DecodeError if the message has keys that are none.
+        """
+        removed, stored = unpack(changes.removed), unpack(changes.stored)
+        stream = self._streams.setdefault(changes.worker, _Stream())
+        if changes.parts > 0:
+            return self._repeat(stream, changes, stored)
+        if stream.number is not None and changes.number <= stream.number:
+            return True
+        follows = changes.number == (stream.number or 0) + 1 and (stream.number is not None or changes.number == 1)
+        stream.number = changes.number if follows else None
+        stream.next_part = None
+        if changes.cleared:
+            self._clear(changes.worker, stream)
+        # Also after a gap: what is told is true, and it is soon repeated with the rest.
+        self._replace(changes.worker, stream, removed, stored)
+        return follows
+
+    def in_step(self, worker: str) -> bool:
+        """Whether all of the worker's messages have been heard."""
+        stream = self._streams.get(worker)
+        return stream is not None and stream.number is not None
+
+    def forget(self, worker: str) -> None:
+        """Drop all that is known of a worker that is gone."""
+        stream = self._streams.pop(worker, None)
+        bit = self._bits.known(worker)
+        if stream is not None:
+            self._clear(worker, stream)
+        if bit:
+            self._coming.clear(bit)
+            for entry in [entry for entry in self._coming_times if entry[0] == bit]:
+                del self._coming_times[entry]
+        self._bits.free(worker)
+
+    def replace(self, worker: str, removed: Collection[int], stored: Collection[int]) -> None:
+        """Change what a worker holds that tells nothing itself (assumed.py)."""
+        self._replace(worker, self._streams.setdefault(worker, _Stream()), removed, stored)
+
+    # What comes
+
+    def expect(self, worker: str, keys: Sequence[int]) -> None:
+        """Enter blocks that come to a worker with a request."""
+        bit, get, times = self._bits.bit(worker), self._coming.get, self._coming_times
+        again = [key for key in keys if get(key, 0) & bit]
+        for key in again:
+            times[bit, key] += 1
+        self._coming.add(bit, keys)
+
+    def expect_no_more(self, worker: str, keys: Sequence[int]) -> None:
+        """Take back what `expect` has entered: the request has ended."""
+        bit, times = self._bits.known(worker), self._coming_times
+        last = []
+        for key in keys:
+            others = times.get((bit, key), 0)
+            if others > 1:
+                times[bit, key] = others - 1
+            elif others:
+                del times[bit, key]
+            else:
+                last.append(key)
+        self._coming.remove(bit, last)
+
+    # What is known
+
+    def cached(self, keys: Sequence[int]) -> dict[str, int]:
+        """The number of leading blocks that each worker has, or will have. Workers that have none are left out."""
+        held, coming, workers = self._held.get, self._coming.get, self._bits.workers
+        found: dict[str, int] = {}
+        having = -1
+        for depth, key in enumerate(keys):
+            still = having & (held(key, 0) | coming(key, 0))
+            if still != having:
+                if depth:
+                    found.update(dict.fromkeys(workers(having ^ still), depth))
+                having = still
+                if not having:
+                    return found
+        if keys:
+            found.update(dict.fromkeys(workers(having), len(keys)))
+        return found
+
+    def blocks_of(self, worker: str) -> int:
+        """Number of blocks that the worker holds."""
+        stream = self._streams.get(worker)
+        return 0 if stream is None else stream.blocks
+
+    def __len__(self) -> int:
+        """Number of different blocks that workers hold."""
+        return len(self._held)
+
+    def _repeat(self, stream: _Stream, changes: KvChanges, stored: Collection[int]) -> bool:
+        if stream.number is not None and stream.number >= changes.number:
+            return True
+        if changes.part == 0:
+            stream.number = None
+            self._clear(changes.worker, stream)
+        elif stream.next_part != (changes.number, changes.part, changes.parts):
+            stream.next_part = None
+            return False
+        self._replace(changes.worker, stream, (), stored)
+        if changes.part + 1 < changes.parts:
+            stream.next_part = (changes.number, changes.part + 1, changes.parts)
+        else:
+            stream.number, stream.next_part = changes.number, None
+        return True
+
+    def _replace(self, worker: str, stream: _Stream, removed: Collection[int], stored: Collection[int]) -> None:
+        bit = self._bits.bit(worker)
+        stream.blocks -= self._held.remove(bit, removed)
+        stream.blocks += self._held.add(bit, stored)
+
+    def _clear(self, worker: str, stream: _Stream) -> None:
+        if stream.blocks:
+            self._held.clear(self._bits.bit(worker))
+            stream.blocks = 0

@@ -1,0 +1,19 @@
+"""The routing policies by their names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dynamo_local.core.routing.cache_policies import CacheAndLoad
+from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.load_policies import DrawnByLot, Freest, LeastOutstandingTokens, RoundRobin
+
+POLICIES: Mapping[str, Callable[[], RoutingPolicy]] = {
+    "kv": CacheAndLoad,
+    "freeness": Freest,
+    "least-loaded": LeastOutstandingTokens,
+    "round-robin": RoundRobin,
+    "random": DrawnByLot,
+}
+
+DEFAULT = "kv"

@@ -1,0 +1,95 @@
+"""A simulated fleet: requests arrive, a router places them, workers serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynamo_local.core.ports import CacheChanges
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.sim.events import Agenda
+from dynamo_local.sim.outcomes import Gaps, Served
+from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.routers import Placement
+from dynamo_local.sim.timing import Timing
+from dynamo_local.sim.worker import Watcher, Worker
+
+
+class Router(Protocol):
+    """Places requests, and is told what becomes of them and of the workers' caches."""
+
+    def place(self, arrival: Arrival, now: float) -> Placement: ...
+
+    def first_token(self, arrival: Arrival) -> None: ...
+
+    def ended(self, arrival: Arrival) -> None: ...
+
+    def cache_changed(self, worker: str, changes: CacheChanges) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """All requests, in order of arrival, and the gaps between their tokens."""
+
+    served: tuple[Served, ...]
+    gaps: Gaps
+    workers: tuple[Worker, ...]
+
+
+def names(workers: int) -> list[str]:
+    """Names of simulated workers."""
+    return [f"w{number:04}" for number in range(workers)]
+
+
+def simulate(
+    arrivals: Iterable[Arrival], router: Router, workers: int, settings: MockerSettings, timing: Timing
+) -> Result:
+    """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run."""
+    fleet = _Fleet(router, workers, settings, timing)
+    return fleet.run(sorted(arrivals, key=lambda arrival: (arrival.at, arrival.number)))
+
+
+class _Fleet:
+    def __init__(self, router: Router, workers: int, settings: MockerSettings, timing: Timing) -> None:
+        self._router = router
+        self._settings = settings
+        self._agenda = Agenda()
+        self._gaps = Gaps()
+        self._served: list[Served] = []
+        watcher = Watcher(self._first_token, self._ended, router.cache_changed)
+        self._workers = {
+            name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
+        }
+
+    def run(self, arrivals: Sequence[Arrival]) -> Result:
+        self._next(arrivals, 0)
+        self._agenda.run()
+        return Result(tuple(self._served), self._gaps, tuple(self._workers.values()))
+
+    def _next(self, arrivals: Sequence[Arrival], index: int) -> None:
+        """Have the request with that index arrive, and then the next one."""
+        if index < len(arrivals):
+            self._agenda.at(arrivals[index].at, lambda: self._arrive_in_order(arrivals, index))
+
+    def _arrive_in_order(self, arrivals: Sequence[Arrival], index: int) -> None:
+        self._arrive(arrivals[index])
+        self._next(arrivals, index + 1)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if not 0 < arrival.prompt_tokens < self._settings.context_limit or arrival.output_tokens < 1:
+            raise ValueError(f"request {arrival.number} of {arrival.prompt_tokens} tokens fits no worker")
+        placement = self._router.place(arrival, self._agenda.now)
+        served = Served(arrival, self._agenda.now, placement.worker, predicted=placement.cached)
+        self._served.append(served)
+        source = None if placement.pull_from is None else self._workers[placement.pull_from]
+        self._workers[placement.worker].submit(served, source)
+
+    def _first_token(self, served: Served) -> None:
+        self._router.first_token(served.arrival)
+
+    def _ended(self, served: Served) -> None:
+        self._router.ended(served.arrival)
+        then = served.arrival.then
+        if then is not None:
+            self._agenda.at(self._agenda.now + then.at, lambda: self._arrive(then))

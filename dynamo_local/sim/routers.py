@@ -1,0 +1,86 @@
+"""The router of a simulation: the production policies, index and ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.presence import EngineInfo, Presence
+from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.ports import CacheChanges
+from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.sim.requests import Arrival
+
+_FRONTEND = "frontend"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A worker for a request. `cached`: tokens that it is expected to have; `pull_from`: who has more of them."""
+
+    worker: str
+    cached: int = 0
+    pull_from: str | None = None
+
+
+class PolicyRouter:
+    """Places requests by a policy, as the router service does, with messages that take no time."""
+
+    def __init__(self, policy: RoutingPolicy, workers: Sequence[str], settings: MockerSettings, *, pulls: bool) -> None:
+        """`pulls`: whether prefixes are pulled."""
+        self._policy = policy
+        self._block_tokens = settings.mocker_block_size
+        self._pulls = pulls
+        self._ledger = Ledger()
+        self._told: Counter[str] = Counter()
+        self._workers = [_presence(name, settings) for name in workers]
+
+    def place(self, arrival: Arrival, now: float) -> Placement:
+        request = AssignRequest(
+            str(arrival.number),
+            _FRONTEND,
+            arrival.prompt_tokens,
+            blocks=arrival.packed(self._block_tokens) if self._policy.needs_blocks else b"",
+            block_tokens=self._block_tokens,
+        )
+        choice = self._policy.choose(request, self._workers, self._ledger, now)
+        assert choice is not None, "a fleet without workers"
+        cached = choice.cached or 0
+        self._ledger.charge(
+            _FRONTEND,
+            request.request_id,
+            choice.worker,
+            request.tokens,
+            now,
+            uncached=request.tokens - cached,
+            blocks=request.blocks,
+        )
+        return Placement(choice.worker, cached, choice.pull_from if self._pulls else None)
+
+    def first_token(self, arrival: Arrival) -> None:
+        self._ledger.prefilled(_FRONTEND, str(arrival.number))
+
+    def ended(self, arrival: Arrival) -> None:
+        self._ledger.release(_FRONTEND, str(arrival.number))
+
+    def cache_changed(self, worker: str, changes: CacheChanges) -> None:
+        self._told[worker] += 1
+        message = KvChanges(worker, self._told[worker], changes.removed, changes.stored, changes.cleared)
+        self._ledger.index.apply(message)
+
+
+def _presence(name: str, settings: MockerSettings) -> Presence:
+    engine = EngineInfo(
+        engine="mocker",
+        model="simulated",
+        max_model_len=settings.context_limit,
+        block_size=settings.mocker_block_size,
+        kv_blocks=settings.mocker_kv_blocks,
+        max_num_seqs=settings.mocker_max_num_seqs,
+        kv_events=settings.mocker_prefix_caching,
+    )
+    return Presence(name, "worker", "worker", name, 0, "ready", engine=engine)

@@ -1,0 +1,211 @@
+"""A simulated worker: the mocker's scheduler, driven by events."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dynamo_local.core.ports import CacheChanges
+from dynamo_local.engine.kv.leases import Key
+from dynamo_local.engine.mocker.kv.pulling import Pull
+from dynamo_local.engine.mocker.outcome import Read, StepOutcome
+from dynamo_local.engine.mocker.scheduler import Scheduler
+from dynamo_local.engine.mocker.sequence import Sequence
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.sim.events import Agenda
+from dynamo_local.sim.jumps import alike, repeat
+from dynamo_local.sim.outcomes import Gaps, Served
+from dynamo_local.sim.requests import Counted, counted
+from dynamo_local.sim.timing import StepWork, Timing
+
+_LONGEST_PIN_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    served: Served
+    sequence: Counted
+    last_token_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """Equal steps under way: when the first began, their work, and how many there are at most."""
+
+    begun_at: float
+    outcome: StepOutcome
+    work: StepWork
+    steps: int
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who is told what happens at workers."""
+
+    first_token: Callable[[Served], None]
+    ended: Callable[[Served], None]
+    cache_changed: Callable[[str, CacheChanges], None]
+
+
+class Worker:
+    """Runs requests. `source_of`: finds another worker by its name, for pulls."""
+
+    def __init__(
+        self, name: str, settings: MockerSettings, timing: Timing, agenda: Agenda, watcher: Watcher, gaps: Gaps
+    ) -> None:
+        self.name = name
+        self.scheduler = Scheduler(settings, contents=False)
+        self._settings = settings
+        self._timing = timing
+        self._agenda = agenda
+        self._watcher = watcher
+        self._gaps = gaps
+        self._lives: dict[Sequence, _Live] = {}
+        self._run: _Run | None = None
+        self._begins = False
+        self._line_free_at = 0.0
+        self._sources: dict[Sequence, Worker] = {}
+
+    def submit(self, served: Served, source: Worker | None = None) -> None:
+        """Take a request, which pulls from `source` what that has more of."""
+        sequence = counted(served.arrival, served.at, self._settings.mocker_block_size, self._settings.context_limit)
+        if source is not None and source is not self:
+            self._plan_pull(sequence, source)
+        self._lives[sequence] = _Live(served, sequence)
+        self.scheduler.enter(sequence)
+        self._interrupt()
+
+    @property
+    def step_ends_at(self) -> float:
+        """When all that is computed now has been written."""
+        run = self._run
+        return self._agenda.now if run is None else run.begun_at + self._timing.step_s(run.work)
+
+    def _plan_pull(self, sequence: Counted, source: Worker) -> None:
+        full = (sequence.length - 1) // self._settings.mocker_block_size
+        hashes = sequence.hashes(full, self._settings.mocker_block_size)
+        blocks = source.scheduler.pool.match(hashes)
+        name = Key("pin", f"{self.name} {sequence.order[2]}")
+        until = self._agenda.now + _LONGEST_PIN_S
+        if blocks and source.scheduler.leases.take(name, blocks, until) is None:
+            sequence.pull = Pull("", tuple(blocks), 0, until)
+            self._sources[sequence] = source
+
+    def _interrupt(self) -> None:
+        """Something has changed: look at it when the step under way ends."""
+        run = self._run
+        if run is None:
+            self._begin_soon()
+        elif run.steps > 1:
+            passed = self._agenda.now - run.begun_at
+            ends = range(1, run.steps + 1)
+            steps = 1 + bisect_left(ends, passed, key=lambda count: self._timing.decode_s(run.work, count))
+            if steps < run.steps:
+                self._start(_Run(run.begun_at, run.outcome, run.work, steps))
+
+    def _begin_soon(self) -> None:
+        if not self._begins:
+            self._begins = True
+            self._agenda.at(self._agenda.now, self._begin, late=True)
+
+    def _begin(self) -> None:
+        self._begins = False
+        if self._run is not None or not self.scheduler.has_work:
+            return
+        now = self._agenda.now
+        self.scheduler.leases.expire(now)
+        outcome = self.scheduler.begin(now)
+        for read in outcome.reads:
+            self._read(read)
+        for preempted in outcome.preempted:
+            self._lives[preempted].served.preempted += 1
+        for admitted in outcome.admitted:
+            self._note_cached(self._lives[admitted])
+        self._end_needless_pins(outcome)
+        if outcome.computed:
+            steps = 1 + alike(self.scheduler, outcome, self._settings.mocker_block_size)
+            self._start(_Run(now, outcome, _work_of(outcome), steps))
+        elif outcome.reads:
+            self._begin_soon()
+
+    def _start(self, run: _Run) -> None:
+        self._run = run
+        took_s = self._timing.step_s(run.work) if run.steps == 1 else self._timing.decode_s(run.work, run.steps)
+        self._agenda.at(max(run.begun_at + took_s, self._agenda.now), lambda: self._end(run))
+
+    def _end(self, run: _Run) -> None:
+        if self._run is not run:
+            return
+        self._run = None
+        self.scheduler.complete(run.outcome, self._agenda.now)
+        lives = [self._lives[sequence] for sequence in run.outcome.emitted]
+        if run.steps > 1:
+            repeat([live.sequence for live in lives], run.steps - 1)
+        for live in lives:
+            self._drawn(live, run.steps)
+        self._tell_changes()
+        self._begin_soon()
+
+    def _drawn(self, live: _Live, steps: int) -> None:
+        served, now = live.served, self._agenda.now
+        if served.drawn == 0:
+            served.first_token_at = now
+            self._watcher.first_token(served)
+        else:
+            self._gaps.add((now - live.last_token_at) / steps, steps)
+        live.last_token_at = now
+        served.drawn = live.sequence.drawn
+        if live.sequence.finish is not None:
+            served.ended_at = now
+            del self._lives[live.sequence]
+            self._watcher.ended(served)
+
+    def _note_cached(self, live: _Live) -> None:
+        if live.served.drawn == 0 and live.served.preempted == 0:
+            live.served.cached = (live.sequence.cached_tokens or 0) - live.served.pulled
+
+    def _read(self, read: Read) -> None:
+        """Reads share one line. What the source is writing now is read once it is written."""
+        source = self._sources[read.sequence]
+        begins = max(self._agenda.now, self._line_free_at)
+        ends = max(begins + self._settings.transfer_s(len(read.targets)), source.step_ends_at)
+        self._line_free_at = ends
+        self._lives[read.sequence].served.pulled = len(read.targets) * self._settings.mocker_block_size
+        self._agenda.at(ends, lambda: self._end_read(read))
+
+    def _end_read(self, read: Read) -> None:
+        received = self._agenda.now < read.pull.until
+        if not received:
+            self._lives[read.sequence].served.pulled = 0
+        self.scheduler.end_read(read, received)
+        self._end_pin(read.sequence)
+        self._interrupt()
+
+    def _end_needless_pins(self, outcome: StepOutcome) -> None:
+        """End the pins of requests that have begun without a read."""
+        for admitted in outcome.admitted:
+            if admitted in self._sources:
+                self._end_pin(admitted)
+
+    def _end_pin(self, sequence: Sequence) -> None:
+        source = self._sources.pop(sequence, None)
+        if source is not None:
+            source.scheduler.leases.end(Key("pin", f"{self.name} {sequence.order[2]}"))
+            source._interrupt()
+
+    def _tell_changes(self) -> None:
+        changes = self.scheduler.pool.log.take()
+        if changes is not None:
+            self._watcher.cache_changed(self.name, changes)
+
+
+def _work_of(outcome: StepOutcome) -> StepWork:
+    prefill, seqs, context = 0, 0, 0
+    for sequence, count in outcome.computed.items():
+        if count == 1 and sequence.drawn:
+            seqs += 1
+            context += sequence.length
+        else:
+            prefill += count
+    return StepWork(prefill, seqs, context)

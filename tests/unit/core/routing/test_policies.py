@@ -1,0 +1,165 @@
+"""The routing policies: each keeps to its rule, whatever the order of the candidates; a prefix is found, and a burst
+neither herds nor is computed twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
+from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.routing.block_keys import pack
+from dynamo_local.core.routing.cache_policies import CacheAndLoad, TokensTimesBatch
+from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.policies import DEFAULT, POLICIES
+
+WORKERS = "abcd"
+BLOCK = 16
+NOW = 100.0
+_ALL: list[RoutingPolicy] = [*(make() for make in POLICIES.values()), TokensTimesBatch()]
+
+
+def worker(lease: str, load: Load | None = None) -> Presence:
+    engine = EngineInfo("mocker", "m", 4096, BLOCK, 1000, 8)
+    return Presence(f"ns_W_{lease}", "W", "decode", lease, 1, "ready", engine=engine, load=load)
+
+
+def asking(request_id: str, blocks: Sequence[int] = (), tokens: int = 0, avoid: tuple[str, ...] = ()) -> AssignRequest:
+    return AssignRequest(request_id, "f", tokens or len(blocks) * BLOCK + 1, avoid, pack(blocks), BLOCK)
+
+
+def take(policy: RoutingPolicy, request: AssignRequest, ledger: Ledger, leases: Sequence[str] = WORKERS) -> str:
+    """The worker that the policy chooses, charged with the request."""
+    choice = policy.choose(request, [worker(lease) for lease in leases], ledger, NOW)
+    assert choice is not None
+    uncached = request.tokens - (choice.cached or 0)
+    ledger.charge("f", request.request_id, choice.worker, request.tokens, NOW, uncached=uncached, blocks=request.blocks)
+    return choice.worker
+
+
+contexts = st.lists(st.integers(0, 5), unique=True, max_size=5)
+histories = st.lists(st.tuples(st.sampled_from(WORKERS), contexts, st.booleans()), max_size=12)
+
+
+def ledger_of(history: list[tuple[str, list[int], bool]]) -> Ledger:
+    ledger = Ledger()
+    for number, (lease, blocks, held) in enumerate(history):
+        if held:
+            ledger.index.replace(lease, (), blocks)
+        else:
+            ledger.charge("f", str(number), lease, len(blocks) * BLOCK, NOW, blocks=pack(blocks))
+    return ledger
+
+
+@pytest.mark.parametrize("policy", _ALL, ids=lambda policy: type(policy).__name__)
+@given(
+    histories,
+    contexts,
+    st.lists(st.sampled_from(WORKERS), unique=True),
+    st.lists(st.sampled_from(WORKERS)),
+    st.randoms(),
+)
+def test_the_order_of_candidates_does_not_matter_and_who_failed_is_avoided(
+    policy: RoutingPolicy,
+    history: list[tuple[str, list[int], bool]],
+    blocks: list[int],
+    present: list[str],
+    avoid: list[str],
+    random: Random,
+) -> None:
+    ledger = ledger_of(history)
+    request, candidates = asking("r", blocks, avoid=tuple(avoid)), [worker(lease) for lease in present]
+    choice = policy.choose(request, candidates, ledger, NOW)
+    random.shuffle(candidates)
+    again = policy.choose(request, candidates, ledger, NOW)
+    if choice is None or again is None:
+        assert not present
+        assert choice is again is None
+        return
+    assert (again.worker, again.cached, again.pull_from) == (choice.worker, choice.cached, choice.pull_from)
+    assert choice.worker in ([lease for lease in present if lease not in avoid] or present)
+    assert {each.worker for each in choice.costs} == set(present)
+
+
+@given(histories, contexts)
+def test_predicted_tokens_are_those_of_the_leading_blocks_but_never_the_last_token(
+    history: list[tuple[str, list[int], bool]], blocks: list[int]
+) -> None:
+    ledger = ledger_of(history)
+    has = ledger.index.cached(blocks)
+    request = asking("r", blocks, tokens=max(len(blocks) * BLOCK, 1))
+    choice = CacheAndLoad().choose(request, [worker(lease) for lease in WORKERS], ledger, NOW)
+    assert choice is not None
+    for each in choice.costs:
+        assert each.cached == min(has.get(each.worker, 0), max(len(blocks) - 1, 0)) * BLOCK
+
+
+@pytest.mark.parametrize("policy", [CacheAndLoad(), TokensTimesBatch()], ids=["kv", "lmetric"])
+def test_a_request_goes_to_its_prefix(policy: RoutingPolicy) -> None:
+    for lease in WORKERS:
+        ledger = Ledger()
+        ledger.index.apply(KvChanges(lease, 1, stored=pack(range(5))))
+        assert take(policy, asking("r", range(8)), ledger) == lease
+
+
+def test_a_burst_of_one_prefix_is_computed_once_until_its_worker_is_behind() -> None:
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    first = take(policy, asking("0", range(100)), ledger)
+    assert [take(policy, asking(str(number), range(100)), ledger) for number in (1, 2)] == [first, first]
+
+
+def test_a_burst_of_one_prefix_does_not_pile_up_on_one_worker() -> None:
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    given_to = Counter(take(policy, asking(str(number), range(100)), ledger) for number in range(100))
+    assert set(given_to) == set(WORKERS)
+
+
+def test_a_burst_of_different_prefixes_spreads() -> None:
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    given_to = Counter(take(policy, asking(str(n), range(n * 10, n * 10 + 10)), ledger) for n in range(40))
+    assert max(given_to.values()) - min(given_to.values()) <= 1
+
+
+def test_where_load_decides_the_best_holder_is_named_for_a_pull() -> None:
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    ledger.index.apply(KvChanges("a", 1, stored=pack(range(10))))
+    ledger.charge("f", "long", "a", 100_000, NOW)
+    choice = policy.choose(asking("r", range(10)), [worker("a"), worker("b")], ledger, NOW)
+    assert choice is not None
+    assert (choice.worker, choice.cached, choice.pull_from) == ("b", 0, "a")
+
+
+def test_the_lot_is_drawn_alike_for_one_request_and_otherwise_for_another() -> None:
+    policy, candidates = POLICIES["random"](), [worker(lease) for lease in WORKERS]
+    drawn = [policy.choose(asking(str(number)), candidates, Ledger(), NOW) for number in range(400)]
+    assert all(drawn)
+    counts = Counter(choice.worker for choice in drawn if choice)
+    assert min(counts[lease] for lease in WORKERS) > 60
+
+
+def test_round_robin_takes_turns_whatever_the_size() -> None:
+    ledger, policy = Ledger(), POLICIES["round-robin"]()
+    order = [take(policy, asking(str(number), tokens=1 + number * 100), ledger) for number in range(8)]
+    assert order[:4] == order[4:]
+    assert sorted(order[:4]) == list(WORKERS)
+
+
+def test_freeness_counts_requests_that_the_reported_load_does_not_contain_yet() -> None:
+    ledger, policy = Ledger(), POLICIES["freeness"]()
+    measured = Load(running=1, waiting=0, kv_usage=0.1, at=NOW - 0.1, head_tokens=0)
+    busier = Load(running=2, waiting=0, kv_usage=0.3, at=NOW - 0.1, head_tokens=0)
+    candidates = [worker("a", measured), worker("b", busier), worker("c")]
+    first = policy.choose(asking("r", tokens=8000), candidates, ledger, NOW)
+    assert first is not None
+    assert first.worker == "a"
+    ledger.charge("f", "r", "a", 12_000, NOW)
+    second = policy.choose(asking("s", tokens=8000), candidates, ledger, NOW)
+    assert second is not None
+    assert second.worker == "b"

@@ -1,0 +1,140 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_local.core.ports import CacheChanges
+from dynamo_local.core.routing.policies import POLICIES
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.sim import worker as worker_module
+from dynamo_local.sim.fleet import Result, names, simulate
+from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.routers import Placement, PolicyRouter
+from dynamo_local.sim.timing import DynamoTiming, MockerTiming
+
+BLOCK = 4
+SMALL = MockerSettings(
+    mocker_kv_blocks=24,
+    mocker_block_size=BLOCK,
+    mocker_max_num_seqs=4,
+    mocker_max_num_batched_tokens=16,
+    mocker_max_model_len=80,
+)
+TIMING = MockerTiming(SMALL)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Arrival]:
+    """Requests of a few families whose contexts begin alike, some of them with one that follows."""
+    made = []
+    for number in range(draw(st.integers(1, 25))):
+        prompt, output = draw(st.integers(1, 50)), draw(st.integers(1, 25))
+        family, shared = draw(st.integers(0, 3)), draw(st.integers(0, 8))
+        blocks = min(shared, (prompt + output) // BLOCK)
+        keys = tuple(family * 1_000 + index for index in range(blocks))
+        arrival = Arrival(number, draw(st.floats(0, 2)), prompt, output, keys)
+        if draw(st.booleans()):
+            then = Arrival(1_000 + number, draw(st.floats(0, 1)), prompt, output, keys)
+            arrival = replace(arrival, then=then)
+        made.append(arrival)
+    return made
+
+
+def served_by(policy: str, arrivals: Sequence[Arrival], workers: int = 3, *, pulls: bool = True) -> Result:
+    router = PolicyRouter(POLICIES[policy](), names(workers), SMALL, pulls=pulls)
+    return simulate(arrivals, router, workers, SMALL, TIMING)
+
+
+@given(workloads(), st.sampled_from(["kv", "least-loaded", "random"]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_each_request_ends_once_and_leaves_nothing(arrivals: list[Arrival], policy: str, pulls: bool) -> None:
+    result = served_by(policy, arrivals, pulls=pulls)
+    expected = [each.number for each in arrivals] + [each.then.number for each in arrivals if each.then]
+    assert sorted(each.arrival.number for each in result.served) == sorted(expected)
+    for each in result.served:
+        end = min(each.arrival.prompt_tokens + each.arrival.output_tokens, SMALL.context_limit)
+        assert each.drawn == end - each.arrival.prompt_tokens
+        assert each.at < each.first_token_at <= each.ended_at < math.inf
+        assert 0 <= each.cached + each.pulled < each.arrival.prompt_tokens
+    assert result.gaps.total == sum(each.drawn - 1 for each in result.served)
+    for worker in result.workers:
+        assert not worker.scheduler.has_work
+        assert len(worker.scheduler.leases) == 0
+        assert worker.scheduler.pool.free == worker.scheduler.pool.total
+
+
+@given(workloads())
+@settings(max_examples=20, deadline=None)
+def test_equal_workloads_give_equal_results(arrivals: list[Arrival]) -> None:
+    first, second = served_by("kv", arrivals), served_by("kv", list(reversed(arrivals)))
+    assert [vars_of(each) for each in first.served] == [vars_of(each) for each in second.served]
+    assert first.gaps == second.gaps
+
+
+@given(workloads())
+@settings(max_examples=40, deadline=None)
+def test_steps_done_at_once_are_those_done_one_by_one(arrivals: list[Arrival]) -> None:
+    at_once = served_by("kv", arrivals)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_module, "alike", lambda *_: 0)
+        one_by_one = served_by("kv", arrivals)
+    for some, other in zip(at_once.served, one_by_one.served, strict=True):
+        assert (some.worker, some.cached, some.drawn) == (other.worker, other.cached, other.drawn)
+        assert some.first_token_at == pytest.approx(other.first_token_at)
+        assert some.ended_at == pytest.approx(other.ended_at)
+
+
+def vars_of(served: object) -> list[object]:
+    return [getattr(served, name) for name in served.__slots__]  # type: ignore[attr-defined]
+
+
+class _First:
+    """Sends everything to the first worker, but the last request to the second, which pulls."""
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.stored: dict[str, bytes] = {}
+
+    def place(self, arrival: Arrival, now: float) -> Placement:
+        first, second = names(2)
+        return Placement(second, pull_from=first) if arrival.number == self._last else Placement(first)
+
+    def first_token(self, arrival: Arrival) -> None:
+        pass
+
+    def ended(self, arrival: Arrival) -> None:
+        pass
+
+    def cache_changed(self, worker: str, changes: CacheChanges) -> None:
+        self.stored[worker] = self.stored.get(worker, b"") + changes.stored
+
+
+def test_a_prefix_is_found_at_its_worker_and_pulled_by_another_one() -> None:
+    keys = tuple(range(1, 10))
+    requests = [Arrival(number, number * 10.0, 40, 2, keys) for number in range(3)]
+    router = _First(last=2)
+    cold, warm, pulled = simulate(requests, router, 2, SMALL, TIMING).served
+    assert (cold.cached, cold.pulled) == (0, 0)
+    assert (warm.cached, warm.pulled) == (36, 0)
+    assert (pulled.cached, pulled.pulled) == (0, 36)
+    assert warm.ttft_s < pulled.ttft_s < cold.ttft_s
+    assert set(router.stored) == set(names(2))
+
+
+def test_a_request_that_fits_no_worker_is_refused() -> None:
+    with pytest.raises(ValueError, match="fits no worker"):
+        served_by("kv", [Arrival(0, 0.0, 80, 1)])
+
+
+def test_a_single_request_takes_the_modelled_time() -> None:
+    wide = replace(SMALL, mocker_kv_blocks=2_048, mocker_block_size=512, mocker_max_num_batched_tokens=8_192)
+    wide = replace(wide, mocker_max_model_len=1_000_000)
+    router = PolicyRouter(POLICIES["round-robin"](), names(1), wide, pulls=False)
+    arrivals = [Arrival(0, 0.0, 20_000, 60), Arrival(1, 100.0, 8_193, 60)]
+    long, other = simulate(arrivals, router, 1, wide, DynamoTiming(1_048_576)).served
+    assert long.ttft_s * 1e3 == pytest.approx(415.1833, abs=1e-3)
+    assert (long.ended_at - long.at) * 1e3 == pytest.approx(814.1598, abs=1e-2)
+    assert other.ttft_s * 1e3 == pytest.approx(185.6535, abs=1e-3)
