@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from components.router.cache_watch import CacheWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.routing import AssignRequest, Charges, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 from dynamo_local.core.subjects import Subjects
 
 UNDER_WAY_S = 3.0
@@ -29,27 +31,34 @@ class ModelRouting:
 
     bus: Bus
     subjects: Subjects
-    policy: RoutingPolicy = field(default_factory=LeastOutstandingTokens)
-    ledger: Ledger = field(default_factory=Ledger, init=False)
+    policy: RoutingPolicy
+    ledger: Ledger = field(init=False)
     _fleet: FleetWatch = field(init=False)
+    _caches: CacheWatch = field(init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _empty_since: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._fleet = FleetWatch(self.bus, self.subjects)
+        self._caches = CacheWatch(self.bus, self.subjects, self._fleet.view)
+        self.ledger = Ledger(self._caches.index)
         self._fleet.subscribe(self._on_change)
 
     async def start(self) -> None:
-        """Listen to the presences of the model's processes. Raises BusError."""
+        """Listen to the presences of the model's processes, and to what its workers have cached. Raises BusError."""
+        if self.policy.needs_blocks:
+            await self._caches.start()
         await self._fleet.start()
 
-    async def run(self) -> None:
-        """Expire silent processes until cancelled."""
-        await self._fleet.run()
+    def works(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """What is to run until it is cancelled, with names: expiring silent processes, asking what workers have cached."""
+        yield "fleet", self._fleet.run()
+        yield "caches", self._caches.run()
 
     async def stop(self) -> None:
         """Listen no more."""
         await self._fleet.stop()
+        await self._caches.stop()
 
     async def heard(self) -> None:
         """Wait until there is a worker to assign to, or until workers would have been heard."""
@@ -60,13 +69,24 @@ class ModelRouting:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
 
-    def assign(self, request: AssignRequest) -> str | None:
-        """Choose a worker and charge it with the request. Returns its lease; None if no worker is routable."""
-        choice = self.policy.choose(request, self._fleet.view.routable(), self.ledger, time.monotonic())
+    def assign(self, request: AssignRequest) -> Assignment:
+        """Choose a worker and charge it with the request. Raises DecodeError if the request's blocks are no keys."""
+        self._caches.look()
+        now, needs_blocks = time.monotonic(), self.policy.needs_blocks
+        choice = self.policy.choose(request, self._fleet.view.routable(), self.ledger, now)
         if choice is None:
-            return None
-        self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens, time.monotonic())
-        return choice.worker
+            return Assignment(None, needs_blocks=needs_blocks)
+        worker, cached = choice.worker, choice.cached
+        uncached = None if cached is None else max(request.tokens - cached, 0)
+        self.ledger.charge(
+            request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=request.blocks
+        )
+        self._caches.assigned(worker, request.blocks)
+        return Assignment(worker, cached if request.blocks else None, choice.pull_from, needs_blocks)
+
+    def prefilled(self, prefilled: Prefilled) -> None:
+        """Note that a request's first token has come."""
+        self.ledger.prefilled(prefilled.frontend, prefilled.request_id)
 
     def release(self, released: Released) -> None:
         """Charge the request to no worker."""
@@ -90,6 +110,7 @@ class ModelRouting:
 
     def _on_change(self, change: Change) -> None:
         self._changed.set()
+        self._caches.follow(change)
         if change.what in (Happened.LEFT, Happened.REVOKED):
             self.ledger.forget_worker(change.presence.lease)
             self.ledger.forget_frontend(change.presence.lease)

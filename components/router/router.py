@@ -7,12 +7,14 @@ import logging
 from dataclasses import dataclass
 
 from components.router.model_routing import ModelRouting
+from components.router.settings import RouterSettings
 from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.presence import Counts
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
+from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
@@ -26,14 +28,14 @@ _FORGET_AFTER_S = 60.0
 
 @dataclass(frozen=True)
 class _Served:
-    """A revision that is served. `expiry`: keeps its view of workers up to date."""
+    """A revision that is served. `works`: keep what is known of its workers up to date."""
 
     routing: ModelRouting
     beginning: asyncio.Task[None]
-    expiry: asyncio.Task[None]
+    works: tuple[asyncio.Task[None], ...]
 
 
-@service(role="router")
+@service(config=RouterSettings, role="router")
 class Router(Service):
     """Assigns requests to workers, and counts them as their load until they are released.
 
@@ -44,7 +46,8 @@ class Router(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._own = ModelRouting(context.bus, context.subjects)
+        self._policy = context.settings(RouterSettings).policy
+        self._own = self._routing(context.subjects)
         self._revisions: dict[str, _Served] = {}
         self._assigned = self._unassigned = 0
 
@@ -54,15 +57,18 @@ class Router(Service):
         subjects = self._context.subjects
         self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
         await self._own.start()
-        self._context.tasks.spawn("fleet", self._own.run())
+        for name, work in self._own.works():
+            self._context.tasks.spawn(name, work)
         bus = self._context.bus
         await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue="router")
         await bus.listen(subjects.released, Released, self._on_released)
         await bus.listen(subjects.charges, Charges, self._on_charges)
+        await bus.listen(subjects.prefilled, Prefilled, self._on_prefilled)
         every = Subjects(self._context.namespace, "*")
         await bus.subscribe(every.assign, self._on_assign_in_revision, queue="router")
         await bus.subscribe(every.released, self._on_released_in_revision)
         await bus.subscribe(every.charges, self._on_charges_in_revision)
+        await bus.subscribe(every.prefilled, self._on_prefilled_in_revision)
         self._context.tasks.spawn("revisions", self._forget())
 
     # The graph's own workers.
@@ -75,6 +81,9 @@ class Router(Service):
 
     async def _on_charges(self, charges: Charges) -> None:
         self._own.settle(charges)
+
+    async def _on_prefilled(self, prefilled: Prefilled) -> None:
+        self._own.prefilled(prefilled)
 
     # The workers of endpoints.
 
@@ -92,6 +101,11 @@ class Router(Service):
         if served is not None:
             served.routing.release(codec.decode(message.data, Released))
 
+    async def _on_prefilled_in_revision(self, message: Message) -> None:
+        served = self._revisions.get(revision_in(message.subject))
+        if served is not None:
+            served.routing.prefilled(codec.decode(message.data, Prefilled))
+
     async def _on_charges_in_revision(self, message: Message) -> None:
         # Begun by charges as well: the workers are known then when the next request comes.
         self._serve(revision_in(message.subject)).routing.settle(codec.decode(message.data, Charges))
@@ -106,10 +120,11 @@ class Router(Service):
     def _serve(self, revision: str) -> _Served:
         served = self._revisions.get(revision)
         if served is None:
-            routing = ModelRouting(self._context.bus, Subjects(self._context.namespace, revision))
+            routing = self._routing(Subjects(self._context.namespace, revision))
             spawn = self._context.tasks.spawn
             beginning = spawn(f"{revision} begins", self._begin(revision, routing))
-            served = _Served(routing, beginning, spawn(f"fleet of {revision}", routing.run()))
+            works = tuple(spawn(f"{name} of {revision}", work) for name, work in routing.works())
+            served = _Served(routing, beginning, works)
             self._revisions[revision] = served
         return served
 
@@ -131,12 +146,16 @@ class Router(Service):
 
     async def _end(self, revision: str) -> None:
         served = self._revisions.pop(revision)
-        served.expiry.cancel()
+        for work in served.works:
+            work.cancel()
         await served.routing.stop()
 
+    def _routing(self, subjects: Subjects) -> ModelRouting:
+        return ModelRouting(self._context.bus, subjects, POLICIES[self._policy]())
+
     def _assign(self, routing: ModelRouting, request: AssignRequest) -> Assignment:
-        worker = routing.assign(request)
-        self._assigned += worker is not None
-        self._unassigned += worker is None
+        assignment = routing.assign(request)
+        self._assigned += assignment.worker is not None
+        self._unassigned += assignment.worker is None
         self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
-        return Assignment(worker=worker)
+        return assignment

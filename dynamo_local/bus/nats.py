@@ -139,6 +139,11 @@ class Bus:
         return self._client.is_connected
 
     @property
+    def connections(self) -> int:
+        """How often the connection has been made anew. What was published in between has not been heard."""
+        return self._client.stats["reconnects"]
+
+    @property
     def max_payload(self) -> int:
         """Size of the largest message that the server takes, in bytes."""
         return self._client.max_payload

@@ -31,6 +31,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Leading tokens of the context that the worker is expected to have cached. None: not known."""
     pull_from: str | None = None
     """Lease of another worker from which it had better pull the prefix. None: the worker pulls as it sees fit."""
+    needs_blocks: bool = True
+    """Whether the router's policy looks at `AssignRequest.blocks`."""
     v: int = VERSION
 
 

@@ -69,6 +69,11 @@ class PrefixIndex:
         stream = self._streams.get(worker)
         return stream is not None and stream.number is not None
 
+    def doubt(self) -> None:
+        """Take no worker for in step: messages may have been lost without a trace."""
+        for stream in self._streams.values():
+            stream.number = stream.next_part = None
+
     def forget(self, worker: str) -> None:
         """Drop all that is known of a worker that is gone."""
         stream = self._streams.pop(worker, None)

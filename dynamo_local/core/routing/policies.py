@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from dynamo_local.core.routing.cache_policies import CacheAndLoad
 from dynamo_local.core.routing.choice import RoutingPolicy
@@ -16,4 +17,4 @@ POLICIES: Mapping[str, Callable[[], RoutingPolicy]] = {
     "random": DrawnByLot,
 }
 
-DEFAULT = "kv"
+DEFAULT: Final = "kv"
