@@ -47,6 +47,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     body: bytes
     fields: dict[str, Any]
     streams: bool
+    priority: int = 0
 
     @property
     def conversation(self) -> int | None:

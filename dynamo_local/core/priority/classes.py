@@ -1,0 +1,29 @@
+"""The class of a request, by its priority. Pure.
+
+Where requests wait or are given up, classes are told apart. Within a class the lower number is served first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+MOST_PRIORITY = 2**31 - 1
+"""Priorities are whole numbers from -MOST_PRIORITY to this."""
+
+
+class PriorityClass(StrEnum):
+    """Classes, in the order in which they are served."""
+
+    HIGH = "high"
+    """Priorities below 0."""
+    NORMAL = "normal"
+    """Priority 0, which is that of requests that name none."""
+    BACKGROUND = "background"
+    """Priorities above 0."""
+
+
+def class_of(priority: int) -> PriorityClass:
+    """Return the class of requests with this priority."""
+    if priority < 0:
+        return PriorityClass.HIGH
+    return PriorityClass.NORMAL if priority == 0 else PriorityClass.BACKGROUND
