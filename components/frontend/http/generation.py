@@ -216,7 +216,8 @@ class Generations:
         unready = self._unready(entry)
         if unready is not None and (why := self._refused(entry, unready)) is not None:
             return unavailable(why)
-        held = Held(demand.sequences, self._clock(), exchange.request.streams)
+        request = exchange.request
+        held = Held(demand.sequences, self._clock(), request.streams, request.priority)
         place = _Place(held, entry)
         entry.hold(held)
         if len(entry.line) == 1:

@@ -27,3 +27,9 @@ def class_of(priority: int) -> PriorityClass:
     if priority < 0:
         return PriorityClass.HIGH
     return PriorityClass.NORMAL if priority == 0 else PriorityClass.BACKGROUND
+
+
+def ahead_of(one: PriorityClass) -> tuple[PriorityClass, ...]:
+    """Return the classes that are served before newcomers of this one: the higher ones, and itself."""
+    order = tuple(PriorityClass)
+    return order[: order.index(one) + 1]

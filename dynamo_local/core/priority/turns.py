@@ -20,12 +20,14 @@ class Turns:
 
     def order(self) -> tuple[PriorityClass, ...]:
         """Return the order in which classes are asked for the next slot: those that are due, then the highest."""
-        due = [one for one in PriorityClass if self._passed[one] >= _DUE_AFTER]
+        due = [one for one in PriorityClass if self._is_due(one)]
         due.sort(key=lambda one: -self._passed[one])
         return (*due, *(one for one in PriorityClass if one not in due))
 
     def row(self, chosen: PriorityClass) -> int:
-        """Return how many slots the class may get in a row before another is due; at least 1."""
+        """Return how many slots the class may get in a row before another one's turn; at least 1."""
+        if self._is_due(chosen):
+            return 1
         return max(1, _DUE_AFTER - max(self._passed[one] for one in PriorityClass if one is not chosen))
 
     def served(self, chosen: PriorityClass, slots: int = 1) -> None:
@@ -36,3 +38,6 @@ class Turns:
     def nobody(self, empty: PriorityClass) -> None:
         """Note that nobody of the class waits."""
         self._passed[empty] = 0
+
+    def _is_due(self, one: PriorityClass) -> bool:
+        return self._passed[one] >= _DUE_AFTER

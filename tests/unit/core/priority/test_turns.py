@@ -64,6 +64,7 @@ def test_slots_in_a_row_keep_the_share(steps: list[tuple[frozenset[PriorityClass
         for one in turns.order():
             if one in everybody:
                 got = min(slots, turns.row(one))
+                assert got == 1 or one is next(each for each in PriorityClass if each in everybody)
                 turns.served(one, got)
                 passed = 0 if one is PriorityClass.BACKGROUND else passed + got
                 assert passed < WINDOW
