@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.bus import without_websockets  # noqa: F401
@@ -215,7 +215,7 @@ class PrefillConsumer:
             await waiting.drain()
 
     async def _pull_jobs(
-        self, pull: _Pull, classes: Iterable[PriorityClass], request: dict[str, object], wanted: int, within_s: float
+        self, pull: _Pull, classes: Iterable[PriorityClass], request: Mapping[str, object], wanted: int, within_s: float
     ) -> None:
         """Send pull requests, and wait until `wanted` messages have arrived or the requests have ended."""
         self._pull = pull

@@ -90,7 +90,7 @@ class Subscription:
         """Take no more messages, and return when those on their way have been handled. Harmless on a closed bus."""
         try:
             async with asyncio.timeout(_DRAIN_S):
-                await self._inner.drain()
+                await self._inner.drain()  # type: ignore[no-untyped-call]
         except (nats.errors.Error, TimeoutError) as error:
             _log.debug("messages on %s may be lost: %s", self._inner.subject, error)
             await self.unsubscribe()

@@ -9,8 +9,8 @@ Each state may end at any time; the request then goes to its decode worker as if
 of the job after that is refused.
 
 Requests with the same prompt that arrive while one is offered or granted (such as the choices of a request with n > 1),
-and are no more urgent than that, share its job: they wait for the KV, and their own decode workers sample their first tokens from it. If the job fails,
-they are offered again, or placed without a prefill.
+and are no more urgent than that one, share its job: they wait for the KV, and their own decode workers sample their
+first tokens from it. If the job fails, they are offered again, or placed without a prefill.
 """
 
 from __future__ import annotations

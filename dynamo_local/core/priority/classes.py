@@ -21,6 +21,11 @@ class PriorityClass(StrEnum):
     BACKGROUND = "background"
     """Priorities above 0."""
 
+    @property
+    def rank(self) -> int:
+        """Place in that order, from 0."""
+        return tuple(PriorityClass).index(self)
+
 
 def class_of(priority: int) -> PriorityClass:
     """Return the class of requests with this priority."""
@@ -31,5 +36,4 @@ def class_of(priority: int) -> PriorityClass:
 
 def ahead_of(one: PriorityClass) -> tuple[PriorityClass, ...]:
     """Return the classes that are served before newcomers of this one: the higher ones, and itself."""
-    order = tuple(PriorityClass)
-    return order[: order.index(one) + 1]
+    return tuple(PriorityClass)[: one.rank + 1]

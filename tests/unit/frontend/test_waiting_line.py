@@ -13,8 +13,12 @@ from dynamo_local.core.ports import Request
 REQUESTS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=12)
 
 
+def sampling(position: int, at_most: int | None = None) -> bytes:
+    return b""
+
+
 def request(number: int, priority: int, arrival: int) -> Request:
-    return Request(f"r{number}", [1], lambda position, at_most: b"", float(arrival), priority)
+    return Request(f"r{number}", [1], sampling, float(arrival), priority)
 
 
 @given(requests=REQUESTS)
