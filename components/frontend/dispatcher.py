@@ -21,6 +21,7 @@ from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.placing.assigner import Assigner
 from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.priority import prioritized
 from components.frontend.requests.live_requests import LiveRequest
 from components.frontend.requests.request_table import RequestTable
 from components.frontend.requests.retransmit import Retransmitter
@@ -92,12 +93,10 @@ class BusDispatcher:
         return len(self.table.requests)
 
     async def submit(self, request: Request) -> None:
-        ticket = current_ticket()
-        if ticket is not None:
-            if (why := ticket.charge(request)) is not None:
-                self.table.refuse(request, why)
-                return
-            request = ticket.lowered(request)
+        request, ticket = prioritized(request), current_ticket()
+        if ticket is not None and (why := ticket.charge(request)) is not None:
+            self.table.refuse(request, why)
+            return
         submit_in_turn(lambda: self._add(request))
 
     def _add(self, request: Request) -> None:

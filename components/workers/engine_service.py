@@ -305,7 +305,7 @@ class EngineService:
         if step.load is None:
             return None
         load = self._migration_target.without_warm_requests(step.load)
-        return msgspec.structs.replace(load, at=step.timestamp, head_tokens=self._queue_head.tokens(load.waiting))
+        return self._queue_head.completed(msgspec.structs.replace(load, at=step.timestamp), step.timestamp)
 
     async def _send(self, step: Step) -> None:
         by_frontend: defaultdict[str, list[TokenDelta]] = defaultdict(list)
@@ -365,7 +365,7 @@ class EngineService:
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:
             # Either no step has been made yet, or the last requests were cancelled, for which no step is made.
-            load = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0)
+            load = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0, by_class=())
         self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:

@@ -7,7 +7,7 @@ deadline, and at once while the connection is down.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -78,6 +78,7 @@ class StoredMessage:
     """A message in its stream."""
 
     sequence: int
+    subject: str
     data: bytes
     age_s: float
 
@@ -105,13 +106,13 @@ class JetStream:
 
     # For owners
 
-    async def create_queue(self, name: str, subject: str, consumer: str, limits: QueueLimits) -> None:
-        """Create an empty work queue of the messages published on `subject`. Replaces a queue of that name that this
-        program has made; raises BusError if somebody else has made it."""
+    async def create_queue(self, name: str, consumers: Mapping[str, str], limits: QueueLimits) -> None:
+        """Create an empty work queue. `consumers`: by name, the subject whose messages each one delivers. Replaces a
+        queue of that name that this program has made; raises BusError if somebody else has made it."""
         await self.delete(name)
         stream = api.StreamConfig(
             name=name,
-            subjects=[subject],
+            subjects=list(consumers.values()),
             retention=api.RetentionPolicy.WORK_QUEUE,
             storage=api.StorageType.FILE,
             discard=api.DiscardPolicy.NEW,
@@ -120,16 +121,20 @@ class JetStream:
             max_age=limits.age_s,
             metadata=_OWNED,
         )
-        workers = api.ConsumerConfig(
-            name=consumer,
-            durable_name=consumer,
-            ack_policy=api.AckPolicy.EXPLICIT,
-            ack_wait=limits.ack_wait_s,
-            max_ack_pending=-1,
-        )
         with self._errors_of(f"stream {name}"):
             await self._context.add_stream(stream)
-            await self._context.add_consumer(name, workers)
+            for consumer, subject in consumers.items():
+                await self._context.add_consumer(
+                    name,
+                    api.ConsumerConfig(
+                        name=consumer,
+                        durable_name=consumer,
+                        filter_subject=subject,
+                        ack_policy=api.AckPolicy.EXPLICIT,
+                        ack_wait=limits.ack_wait_s,
+                        max_ack_pending=-1,
+                    ),
+                )
 
     async def create_bucket(self, name: str, changes: str) -> None:
         """Create an empty bucket. Stored changes are published on `changes`, a subject that ends in ".>", with the key
@@ -194,7 +199,8 @@ class JetStream:
                 await self._context.stream_info(stream)
                 return None
         stored_at = found.time.timestamp() if found.time is not None else time.time()
-        return StoredMessage(found.seq or sequence, found.data or b"", max(0.0, time.time() - stored_at))
+        age_s = max(0.0, time.time() - stored_at)
+        return StoredMessage(found.seq or sequence, found.subject or subject, found.data or b"", age_s)
 
     async def purge(self, stream: str) -> int:
         """Drop all messages. Returns how many."""

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.bus import without_websockets  # noqa: F401
@@ -23,11 +23,13 @@ from nats.js import api
 
 from dynamo_local.bus.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMER, PrefillQueue
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMERS, PrefillQueue
+from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.priority.classes import PriorityClass
+from dynamo_local.core.priority.turns import Turns
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
@@ -45,6 +47,7 @@ _LONGEST_PAUSE_S = 1.0
 _FRESH_S = ACK_WAIT_S * 0.6
 """A job that has lain here for longer, not kept alive, is about to be delivered again, and dropped here."""
 _NANO = 1_000_000_000
+_NO_MESSAGES = (api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT)
 
 
 class TakenJob:
@@ -94,10 +97,18 @@ class TakenJob:
 
 @dataclass
 class _Pull:
-    """A pull request. If it ends otherwise than by messages, the server says so on `subject`; `ended` is the status."""
+    """Pull requests, `open` of them, that are answered on `subject`. If all have ended otherwise than by messages, or
+    one for another reason than time, `ended` is the status by which the server says so."""
 
     subject: str
+    open: int = 1
     ended: str | None = None
+
+    def end(self, status: str) -> None:
+        """Note that one of them has ended."""
+        self.open -= 1
+        if self.open <= 0 or status not in _NO_MESSAGES:
+            self.ended = self.ended or status
 
 
 class PrefillConsumer:
@@ -114,10 +125,15 @@ class PrefillConsumer:
         """Number of messages that could not be decoded, and were terminated."""
         self._bus = bus
         self._queue = PrefillQueue(bus, subjects)
-        self._next = f"{api.DEFAULT_PREFIX}.CONSUMER.MSG.NEXT.{subjects.prefill_stream}.{CONSUMER}"
-        self._inbox = bus.inbox()
+        ask = f"{api.DEFAULT_PREFIX}.CONSUMER.MSG.NEXT.{subjects.prefill_stream}"
+        self._next = {one: f"{ask}.{name}" for one, name in CONSUMERS.items()}
+        self._turns = Turns()
+        self._inbox, self._doorstep = bus.inbox(), bus.inbox()
+        """Where messages come that are there already, and those that are waited for."""
         self._pull_numbers = itertools.count(1)
         self._listens = False
+        self._waiting: Subscription | None = None
+        """At the doorstep, while jobs are waited for."""
         self._closed = False
         self._arrived: deque[TakenJob] = deque()
         self._pull = _Pull("")
@@ -129,26 +145,24 @@ class PrefillConsumer:
     async def take(self, batch: int, timeout_s: float) -> list[TakenJob]:
         """Wait for a job; return all that are there then, at most `batch`. Empty if none came in time or NATS is down.
 
+        Classes of priority take turns (core/priority/turns.py); jobs of one class come in the order of publication.
         Raises QueueAbsentError if there is no queue, and not before `timeout_s` has passed, so that a loop around this
         call is not hot. One caller at a time. After a cancellation, call `close`, or take again.
         """
         deadline = time.monotonic() + timeout_s
         await self._listen()
         pauses = _pauses()
-        while not self._drop_stale():
+        while not await self._look(batch):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 await self._fail_if_absent()
                 return []
             wait_s = min(remaining_s, _PULL_S)
             pulled_at = time.monotonic()
-            await self._pull_jobs({"batch": 1, "expires": int(wait_s * _NANO)}, 1, wait_s + _GRACE_S)
+            await self._wait(wait_s)
             # A pull request that ends early has failed: there is no queue, no server, or too many requests.
             if self._pull.ended is not None and time.monotonic() - pulled_at < wait_s / 2:
                 await asyncio.sleep(min(next(pauses), max(0.0, deadline - time.monotonic())))
-        missing = batch - len(self._arrived)
-        if missing > 0:
-            await self._pull_jobs({"batch": missing, "no_wait": True}, missing, _GRACE_S)
         return [self._arrived.popleft() for _ in range(min(batch, len(self._arrived)))]
 
     async def close(self) -> None:
@@ -156,24 +170,62 @@ class PrefillConsumer:
         # The subscription stays: a pull request that was cancelled is at the server for up to _PULL_S more, and jobs
         # delivered to it must be given back, too.
         self._closed = True
+        await self._leave()
         unseen, self._arrived = self._arrived, deque()
         await asyncio.gather(*(job.give_back() for job in unseen))
 
     async def _listen(self) -> None:
         self._closed = False
+        await self._leave()
         if not self._listens:
             self._listens = True
             await self._bus.subscribe(f"{self._inbox}.*", self._on_message)
 
-    async def _pull_jobs(self, request: dict[str, object], wanted: int, within_s: float) -> None:
-        """Send a pull request, and wait until `wanted` messages have arrived or the request has ended."""
-        pull = self._pull = _Pull(f"{self._inbox}.{next(self._pull_numbers)}")
+    async def _look(self, batch: int) -> bool:
+        """Pull jobs that are there until `batch` have arrived. Return whether any have."""
+        self._drop_stale()
+        empty: set[PriorityClass] = set()
+        while (missing := batch - len(self._arrived)) > 0:
+            chosen = next((one for one in self._turns.order() if one not in empty), None)
+            if chosen is None:
+                break
+            wanted = min(missing, self._turns.row(chosen))
+            heard = self._heard
+            pull = _Pull(f"{self._inbox}.{next(self._pull_numbers)}")
+            await self._pull_jobs(pull, (chosen,), {"batch": wanted, "no_wait": True}, wanted, _GRACE_S)
+            if (got := self._heard - heard) > 0:
+                self._turns.served(chosen, got)
+            if got < wanted:
+                self._turns.nobody(chosen)
+                empty.add(chosen)
+        return bool(self._arrived)
+
+    async def _wait(self, wait_s: float) -> None:
+        """Wait until a job of any class arrives."""
+        doorstep = f"{self._doorstep}.{next(self._pull_numbers)}"
+        self._waiting = await self._bus.subscribe(doorstep, self._on_message)
+        request = {"batch": 1, "expires": int(wait_s * _NANO)}
+        await self._pull_jobs(_Pull(doorstep, len(CONSUMERS)), CONSUMERS, request, 1, wait_s + _GRACE_S)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Wait no more. The server drops pull requests whose answers nobody hears; what it has sent still arrives."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            await waiting.drain()
+
+    async def _pull_jobs(
+        self, pull: _Pull, classes: Iterable[PriorityClass], request: Mapping[str, object], wanted: int, within_s: float
+    ) -> None:
+        """Send pull requests, and wait until `wanted` messages have arrived or the requests have ended."""
+        self._pull = pull
         if not self._bus.connected:
             pull.ended = "not connected"
             return
         enough = self._heard + wanted
         try:
-            await self._bus.publish(self._next, json.dumps(request).encode(), reply=pull.subject)
+            for one in classes:
+                await self._bus.publish(self._next[one], json.dumps(request).encode(), reply=pull.subject)
             async with asyncio.timeout(within_s):
                 while pull.ended is None and self._heard < enough:
                     self._news.clear()
@@ -186,7 +238,7 @@ class PrefillConsumer:
     async def _on_message(self, message: Message) -> None:
         if message.status:
             if message.subject == self._pull.subject:
-                self._pull.ended = message.status
+                self._pull.end(message.status)
         else:
             self._heard += 1
             await self._on_job(message)
@@ -206,15 +258,14 @@ class PrefillConsumer:
         else:
             self._arrived.append(taken)
 
-    def _drop_stale(self) -> bool:
-        """Drop jobs that arrived too long ago; the queue delivers them again. Returns whether any are left."""
+    def _drop_stale(self) -> None:
+        """Drop jobs that arrived too long ago; the queue delivers them again."""
         oldest = time.monotonic() - _FRESH_S
         while self._arrived and self._arrived[0].arrived_at < oldest:
             self._arrived.popleft()
-        return bool(self._arrived)
 
     async def _fail_if_absent(self) -> None:
-        if self._pull.ended in (None, api.StatusCode.REQUEST_TIMEOUT):
+        if self._pull.ended in (None, *_NO_MESSAGES):
             self._log_once.clear()
             return
         try:

@@ -1,29 +1,32 @@
 """The prefill queue: jobs that frontends publish and prefill workers take (bus/prefill_consumer.py).
 
 The queue is a work-queue stream of JetStream on disk: a job is kept until a worker acknowledges that it is done,
-whichever process dies meanwhile. Only its owner, `dynamo serve`, creates it: a reader that created a missing queue
-would report a plausible length of zero.
+whichever process dies meanwhile. Each priority class has a subject and a consumer of its own in it. Only the queue's
+owner, `dynamo serve`, creates it: a reader that created a missing queue would report a plausible length of zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from dynamo_local.bus.jetstream import JetStream, QueueLimits, StreamAbsentError, StreamFullError
+from dynamo_local.bus.jetstream import ConsumerState, JetStream, QueueLimits, StreamAbsentError, StreamFullError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, QueueAbsentError, QueueFullError
 from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.subjects import Subjects
 
 ACK_WAIT_S = 5.0
 """A job that its worker has not kept alive for so long is delivered again."""
 KEEP_ALIVE_S = ACK_WAIT_S / 4
 """How often a worker keeps its jobs alive."""
-CONSUMER = "workers"
-"""The one durable consumer, which all prefill workers pull from."""
+CONSUMERS: Mapping[PriorityClass, str] = MappingProxyType({one: f"workers-{one}" for one in PriorityClass})
+"""The durable consumers, one for the jobs of each priority class. All prefill workers pull from all of them."""
 
 LIMITS = QueueLimits(
     # Far beyond any sensible max-prefill-queue-size: jobs whose frontends have died must fit as well.
@@ -65,32 +68,37 @@ class PrefillQueue:
     def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._stream = JetStream(bus, timeout_s=timeout_s)
         self._name = subjects.prefill_stream
-        self._subject = subjects.prefill_jobs
+        self._subjects = subjects
         self._namespace = subjects.namespace
 
     async def publish(self, job: PrefillJob) -> None:
         """Queue a job. Raises QueueFullError. After another BusError the job may be queued nevertheless: its claim must
         be refused then."""
         with self._errors():
-            await self._stream.append(self._name, self._subject, codec.encode(job))
+            subject = self._subjects.prefill_jobs(class_of(job.priority))
+            await self._stream.append(self._name, subject, codec.encode(job))
 
     async def length(self) -> QueueLength:
         """The number of jobs."""
-        with self._errors():
-            state = await self._stream.state(self._name, CONSUMER)
-        return QueueLength(state.waiting, state.in_hand)
+        states = (await self._states()).values()
+        return QueueLength(sum(state.waiting for state in states), sum(state.in_hand for state in states))
+
+    async def waiting(self) -> dict[PriorityClass, int]:
+        """The number of jobs of each class that were never delivered."""
+        return {one: state.waiting for one, state in (await self._states()).items()}
 
     async def jobs(self, limit: int) -> list[QueuedJob]:
         """Read the oldest jobs, without taking them."""
         found: list[QueuedJob] = []
+        states = await self._states()
+        delivered = {self._subjects.prefill_jobs(one): state.delivered for one, state in states.items()}
         with self._errors():
-            state = await self._stream.state(self._name, CONSUMER)
             sequence = 1
             while len(found) < limit:
-                message = await self._stream.next_message(self._name, self._subject, sequence)
+                message = await self._stream.next_message(self._name, self._subjects.all_prefill_jobs, sequence)
                 if message is None:
                     break
-                taken = message.sequence <= state.delivered
+                taken = message.sequence <= delivered.get(message.subject, 0)
                 found.append(QueuedJob(message.sequence, _decoded(message.data), message.age_s, taken))
                 sequence = message.sequence + 1
         return found
@@ -99,6 +107,11 @@ class PrefillQueue:
         """Drop all jobs and return how many. Workers finish the jobs that they have taken."""
         with self._errors():
             return await self._stream.purge(self._name)
+
+    async def _states(self) -> dict[PriorityClass, ConsumerState]:
+        with self._errors():
+            states = await asyncio.gather(*(self._stream.state(self._name, name) for name in CONSUMERS.values()))
+        return dict(zip(CONSUMERS, states, strict=True))
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -117,7 +130,8 @@ async def create_prefill_queue(bus: Bus, subjects: Subjects, limits: QueueLimits
     """Create an empty queue, for the owner alone. Replaces a queue left by an earlier owner, jobs included. Raises
     BusError."""
     stream = JetStream(bus, timeout_s=_TIMEOUT_S)
-    await stream.create_queue(subjects.prefill_stream, subjects.prefill_jobs, CONSUMER, limits)
+    consumers = {name: subjects.prefill_jobs(one) for one, name in CONSUMERS.items()}
+    await stream.create_queue(subjects.prefill_stream, consumers, limits)
 
 
 async def delete_prefill_queue(bus: Bus, subjects: Subjects) -> bool:

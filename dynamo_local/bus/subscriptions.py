@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from dynamo_local.core.errors import BusError, DecodeError
 
 _log = logging.getLogger(__name__)
 _M = TypeVar("_M")
+
+_DRAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,15 @@ class Subscription:
             await self._inner.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             return
+
+    async def drain(self) -> None:
+        """Take no more messages, and return when those on their way have been handled. Harmless on a closed bus."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._inner.drain()  # type: ignore[no-untyped-call]
+        except (nats.errors.Error, TimeoutError) as error:
+            _log.debug("messages on %s may be lost: %s", self._inner.subject, error)
+            await self.unsubscribe()
 
 
 def decoded(message: NatsMsg, kind: type[_M] | UnionType) -> _M | None:

@@ -184,10 +184,14 @@ class Subjects:
         """Asks a frontend for the request of a prefill job (request and answer)."""
         return f"{self._root}.claims.{lease}"
 
+    def prefill_jobs(self, priority_class: str) -> str:
+        """The subject of prefill jobs of a priority class, which the prefill stream stores."""
+        return f"{self._root}.prefill.jobs.{priority_class}"
+
     @property
-    def prefill_jobs(self) -> str:
-        """The subject of prefill jobs, which the prefill stream stores."""
-        return f"{self._root}.prefill.jobs"
+    def all_prefill_jobs(self) -> str:
+        """Matches the subjects of prefill jobs of all classes."""
+        return self.prefill_jobs("*")
 
     @property
     def prefill_stream(self) -> str:

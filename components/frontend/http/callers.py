@@ -6,15 +6,15 @@ The gate puts the caller into the request's ASGI scope, where everything behind 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 from components.frontend.keys.known import KnownKeys
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Scope, header
+from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, terms_of
 from dynamo_local.core.keys.values import ApiKey, digest_of
 
 API_KEY_FILE = "api-key-file"
@@ -78,13 +78,11 @@ def who_asks() -> Caller:
     return _asking.get()
 
 
-def better_than_allowed(fields: Mapping[str, Any], caller: Caller) -> Refusal | None:
-    """Refuse a request that asks for a better priority than its key may have. One that asks for none gets the best."""
-    priority, best = fields.get("priority"), None if caller.key is None else caller.key.best_priority
-    if best is None or not isinstance(priority, int | float) or priority >= best:
-        return None
-    why = f"key {caller.name} may have priority {best} at best (lower numbers are served first), got {priority}"
-    return Refusal(403, why, "PermissionDeniedError", "priority")
+def priority_terms_of(caller: Caller) -> PriorityTerms:
+    """Return what priorities the caller may ask for: any with a key of a file."""
+    if caller.key is not None:
+        return terms_of(caller.key)
+    return WITHOUT_KEY if caller.name is None else UNLIMITED
 
 
 class Callers:

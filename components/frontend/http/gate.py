@@ -21,9 +21,9 @@ from components.frontend.http.callers import (
     Caller,
     Callers,
     asking,
-    better_than_allowed,
     caller_of,
     note_caller,
+    priority_terms_of,
 )
 from components.frontend.http.generation import DRAINING, GenerationRequest, Generations, unavailable
 from components.frontend.http.models import NO_APPLICATION, ModelTable
@@ -31,6 +31,7 @@ from components.frontend.http.outgoing import with_setting_names
 from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, charge_to
+from components.frontend.priority import submitted_at
 from dynamo_local.core.http.admission import (
     AdmissionLimits,
     Refusal,
@@ -38,9 +39,10 @@ from dynamo_local.core.http.admission import (
     examine_text,
     read_fields,
 )
-from dynamo_local.core.http.asgi import App, Receive, Scope, Send, is_crowded
+from dynamo_local.core.http.asgi import App, Receive, Scope, Send, header, is_crowded
 from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.http.paths import USAGE, Route, route_of, without_last_slash
+from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,13 @@ class HttpGate:
         fields = read_fields(body)
         if isinstance(fields, Refusal):
             return fields
-        if (refusal := better_than_allowed(fields, caller_of(scope))) is not None:
-            return refusal
-        request = GenerationRequest(scope, body, fields, route.streams and fields.get("stream") is True)
-        return await self._generations.serve(request, receive, send, self._renamed)
+        priority = priority_asked(fields, header(scope, HEADER_KEY), priority_terms_of(caller_of(scope)))
+        if isinstance(priority, Refusal):
+            return priority
+        streams = route.streams and fields.get("stream") is True
+        request = GenerationRequest(scope, body, fields, streams, priority)
+        with submitted_at(priority):
+            return await self._generations.serve(request, receive, send, self._renamed)
 
     def _renamed(self, send: Send) -> Send:
         return with_setting_names(send, self._names.service, self._settings)

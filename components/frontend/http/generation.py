@@ -47,6 +47,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     body: bytes
     fields: dict[str, Any]
     streams: bool
+    priority: int = 0
 
     @property
     def conversation(self) -> int | None:
@@ -215,7 +216,8 @@ class Generations:
         unready = self._unready(entry)
         if unready is not None and (why := self._refused(entry, unready)) is not None:
             return unavailable(why)
-        held = Held(demand.sequences, self._clock(), exchange.request.streams)
+        request = exchange.request
+        held = Held(demand.sequences, self._clock(), request.streams, request.priority)
         place = _Place(held, entry)
         entry.hold(held)
         if len(entry.line) == 1:

@@ -27,7 +27,7 @@ _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 
 
 class Line:
-    """The requests that are held for one model, in the order in which they came."""
+    """The requests that are held for one model."""
 
     def __init__(self) -> None:
         self._waiting: dict[Held, asyncio.Future[None] | None] = {}
@@ -52,9 +52,9 @@ class Line:
         self.sequences -= held.sequences
 
     def wake(self) -> None:
-        """Have all requests look again, in the order in which they came."""
-        for future in self._waiting.values():
-            if future is not None and not future.done():
+        """Have all requests look again: by priority, and in the order in which they came."""
+        for held in sorted(self._waiting, key=lambda held: held.priority):
+            if (future := self._waiting[held]) is not None and not future.done():
                 future.set_result(None)
 
     async def wait(self, held: Held, ends: Collection[asyncio.Future[None]], timeout_s: float) -> None:

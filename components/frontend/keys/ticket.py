@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from components.frontend.http.answers import refuse
@@ -95,11 +95,6 @@ class Ticket:
         self._charged += amount
         self._taken_until = taken.paid_at
         return None
-
-    def lowered(self, request: Request) -> Request:
-        """The request with no better priority than its key may have."""
-        best = self._key.best_priority
-        return request if best is None or request.priority >= best else replace(request, priority=best)
 
     def sending(self, send: Send) -> Send:
         """Return an ASGI `send` for the answer: with how the key stands with its limits, or with the refusal in place

@@ -11,6 +11,7 @@ import msgspec
 
 from components.frontend.placing.assigner import Assigner
 from components.frontend.placing.blocks import NO_BLOCKS, blocks_of
+from components.frontend.placing.waiting_line import WaitingLine
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
@@ -38,17 +39,16 @@ class Placer:
         self.deadlines = deadlines
         self.breakers = Breakers()
         """The workers that are avoided because they failed requests lately."""
-        self._fleet_changed = asyncio.Event()
-        """Set at the next change of the fleet, and then replaced."""
+        self._line = WaitingLine()
+        """Requests that wait for a change of the fleet."""
         self.waiting = 0
         """Number of requests that wait for a worker."""
         self.on_wait: Callable[[], None] = lambda: None
         """Called when a request begins to wait."""
 
     def fleet_changed(self) -> None:
-        """Have requests that wait for a worker ask again."""
-        changed, self._fleet_changed = self._fleet_changed, asyncio.Event()
-        changed.set()
+        """Have requests that wait for a worker ask again, the most urgent first."""
+        self._line.wake()
 
     def is_routable(self, worker: str | None) -> bool:
         """Return whether the worker takes requests."""
@@ -59,24 +59,24 @@ class Placer:
         await asyncio.sleep(backoff_s(live.recovery.fruitless))
         begin = time.monotonic()
         while True:
-            # Taken before asking, so that no change between the answer and the wait is missed.
-            changed = self._fleet_changed
-            live.assignment = await self._assigner.assign(await self._question(live))
-            worker = live.assignment.worker
-            # A worker that is set apart takes requests again soon.
-            first = live.log.epoch == 0 and not self._fleet.view.exclusive()
-            deadline_s = self.deadlines.placement_s if first else self.deadlines.recovery_s
-            remaining = begin + deadline_s - time.monotonic()
-            if worker is not None or remaining <= 0 or not self._requests.is_live(live):
-                return worker
-            self.waiting += 1
-            try:
-                self.on_wait()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(remaining, self.deadlines.ask_again_s)):
-                        await changed.wait()
-            finally:
-                self.waiting -= 1
+            # Joined before asking, so that no change between the answer and the wait is missed.
+            with self._line.joined(live.request) as changed:
+                live.assignment = await self._assigner.assign(await self._question(live))
+                worker = live.assignment.worker
+                # A worker that is set apart takes requests again soon.
+                first = live.log.epoch == 0 and not self._fleet.view.exclusive()
+                deadline_s = self.deadlines.placement_s if first else self.deadlines.recovery_s
+                remaining = begin + deadline_s - time.monotonic()
+                if worker is not None or remaining <= 0 or not self._requests.is_live(live):
+                    return worker
+                self.waiting += 1
+                try:
+                    self.on_wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(min(remaining, self.deadlines.ask_again_s)):
+                            await changed
+                finally:
+                    self.waiting -= 1
 
     async def reassign(self, live: LiveRequest, worker: str) -> None:
         """Have the request charged to this worker, which was chosen without asking."""

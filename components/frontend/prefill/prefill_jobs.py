@@ -21,6 +21,7 @@ from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillJob
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Request
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 from dynamo_local.core.request.disaggregation import PrefillLimits, PrefillReason, decide, worth_asking
 from dynamo_local.core.subjects import Subjects
 
@@ -64,6 +65,8 @@ class Job:
     """The epoch under which the last claim was granted."""
     claims: int = 0
     """Number of claims. (NATS counts deliveries, but starts again from one when it is restarted.)"""
+    priority: int = 0
+    """Priority of the request for which it was published: its place in the queue."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class PrefillJobs:
         self._limits = limits
         self.deadlines = deadlines or PrefillDeadlines()
         self._queue = PrefillQueue(bus, subjects)
-        self._length: tuple[float, int | None] = (0.0, None)
+        self._lengths: tuple[float, dict[PriorityClass, int] | None] = (0.0, None)
         self._reading = asyncio.Lock()
         self.outcomes: Counter[str] = Counter()
         """Number of decisions by reason, and of jobs by their ends."""
@@ -125,28 +128,30 @@ class PrefillJobs:
             self.outcomes[PrefillReason.SHORT] += 1
             return False
         workers = len(self._fleet.view.routable((PREFILL_ROLE,)))
-        waiting = await self._waiting() if workers and not queued else 0
+        waiting = await self._waiting(request) if workers and not queued else 0
         # The question costs the decode worker time, so it is asked only if the answer matters.
         decision = decide(tokens, 0, waiting, workers, limits)
         if decision.remote:
             cached = await self._cached(request, decode)
             # Other jobs may have been published meanwhile.
-            decision = decide(tokens, cached, 0 if queued else await self._waiting(), workers, limits)
+            decision = decide(tokens, cached, 0 if queued else await self._waiting(request), workers, limits)
         self.outcomes[decision.reason] += 1
         return decision.remote
 
     def job_for(self, request: Request) -> Job:
         """Return a new job for the request, not published yet."""
-        read_at, waiting = self._length
+        _, waiting = self._lengths
         if waiting is not None:
             # Many jobs may be published between two readings, so each is counted here.
-            self._length = read_at, waiting + 1
-        return Job(uuid4().hex, request.request_id, time.monotonic() + self.deadlines.in_queue_s)
+            waiting[class_of(request.priority)] += 1
+        deadline = time.monotonic() + self.deadlines.in_queue_s
+        return Job(uuid4().hex, request.request_id, deadline, priority=request.priority)
 
     async def publish(self, request: Request, job: Job) -> None:
         """Put the job into the prefill queue. Raises BusError."""
+        tokens = len(request.prompt_token_ids)
         await self._queue.publish(
-            PrefillJob(job.id, request.request_id, self._lease, len(request.prompt_token_ids), job.deadline)
+            PrefillJob(job.id, request.request_id, self._lease, tokens, job.deadline, request.priority)
         )
 
     async def answer_claims(self, handler: Callable[[PrefillClaim, Answer], Awaitable[None]]) -> None:
@@ -162,17 +167,18 @@ class PrefillJobs:
             _log.warning("worker %s does not say how much of a prompt it has cached: %s", decode, error)
             return None
 
-    async def _waiting(self) -> int | None:
+    async def _waiting(self, request: Request) -> int | None:
+        """Jobs that go before one of this request; None if that is not known."""
         async with self._reading:
-            read_at, waiting = self._length
+            read_at, waiting = self._lengths
             if time.monotonic() - read_at > _LENGTH_AGE_S:
-                waiting = await self._read_length()
-                self._length = (time.monotonic(), waiting)
-            return waiting
+                waiting = await self._read_lengths()
+                self._lengths = (time.monotonic(), waiting)
+        return None if waiting is None else sum(waiting[one] for one in ahead_of(class_of(request.priority)))
 
-    async def _read_length(self) -> int | None:
+    async def _read_lengths(self) -> dict[PriorityClass, int] | None:
         try:
-            return (await self._queue.length()).waiting
+            return await self._queue.waiting()
         except BusError as error:
             _log.warning("the length of the prefill queue is unknown: %s", error)
             return None

@@ -8,9 +8,9 @@
 Each state may end at any time; the request then goes to its decode worker as if there were no prefill workers. A claim
 of the job after that is refused.
 
-Requests with the same prompt that arrive while one is offered or granted (such as the choices of a request with n > 1)
-share its job: they wait for the KV, and their own decode workers sample their first tokens from it. If the job fails,
-they are offered again, or placed without a prefill.
+Requests with the same prompt that arrive while one is offered or granted (such as the choices of a request with n > 1),
+and are no more urgent than that one, share its job: they wait for the KV, and their own decode workers sample their
+first tokens from it. If the job fails, they are offered again, or placed without a prefill.
 """
 
 from __future__ import annotations
@@ -211,11 +211,12 @@ class RemotePrefill:
             self._tasks.spawn(f"hand over {live.request_id}", place)
 
     def _job_for(self, request: Request) -> Job | None:
-        """Return a job in progress for the same prompt."""
+        """Return a job in progress for the same prompt, unless the request is more urgent than the job."""
         same = (
             live.prefill.job
             for live in self._requests.values()
             if live.prefill.job is not None
+            and live.prefill.job.priority <= request.priority
             and live.request.cache_salt == request.cache_salt
             and live.request.adapter == request.adapter
             and live.request.prompt_token_ids == request.prompt_token_ids

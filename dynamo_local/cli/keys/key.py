@@ -58,6 +58,12 @@ def key() -> None:
     metavar="NUMBER",
     help="Lowest `priority` of its requests; lower numbers are served first.  [default: any]",
 )
+@click.option(
+    "--default-priority",
+    type=int,
+    metavar="NUMBER",
+    help="`priority` of its requests that name none.  [default: 0, or the best if that is above 0]",
+)
 @click.option("--expires", metavar="TIME", help="When it ends, from now: e.g. 12h or 30d.  [default: never]")
 @click.option("--admin", is_flag=True, help="It may change endpoints and keys.")
 @namespace_option

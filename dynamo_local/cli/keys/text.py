@@ -56,6 +56,7 @@ def _facts(view: KeyView) -> Iterator[tuple[str, str]]:
     yield "requests", ", ".join(f"{number} {what}" for what, number in limits.items() if number is not None)
     yield "tokens", "" if view.tokens_per_minute is None else f"{view.tokens_per_minute} a minute"
     yield "best priority", "" if view.best_priority is None else str(view.best_priority)
+    yield "default priority", "" if view.default_priority is None else str(view.default_priority)
     yield "expires", "" if view.expires_at is None else date(view.expires_at)
     yield "admin", "may change endpoints and keys" if view.admin else ""
     yield "former secret", "" if view.former_until is None else f"valid until {date(view.former_until)}"

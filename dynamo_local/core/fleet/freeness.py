@@ -4,7 +4,8 @@ F = (M - sum V) / B, with M the size of the KV cache, V the virtual usage of eac
 requests. The virtual usage (Llumnix, OSDI'24, section 4.4) of a request that is
 
     running               its usage, and its share of the headroom of its priority class
-    first in the queue    all that it will need, so that a worker that cannot admit it looks full
+    first in the queue    what it will need, growing with the time for which it has been the first, so that a worker
+                          that cannot admit it looks full, and a short wait moves nobody
     further back          0
     on a worker that ends infinite, so that the worker is assigned no requests and its own migrate
 
@@ -15,34 +16,42 @@ and rebalancing use the same figure.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from dynamo_local.core.fleet.readings import reading_of
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.priority.classes import PriorityClass
 
-NO_HEADROOM: Mapping[int, float] = {}
+HEADROOM: Mapping[PriorityClass, float] = MappingProxyType({PriorityClass.HIGH: 0.5})
+"""Share of the KV cache that is kept free on a worker that runs requests of the class, so that others come to it late,
+and leave it early."""
+
+HEAD_GROWS_S = 1.0
+"""After so many seconds at the head of a queue a request counts with all that it needs."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """KV cache used by a running request, or by `requests` of the same priority together, in tokens."""
+    """KV cache used by a running request, or by `requests` of the same class together, in tokens."""
 
     tokens: float
-    priority: int = 0
+    priority_class: PriorityClass = PriorityClass.NORMAL
     requests: float = 1.0
 
 
 @dataclass(frozen=True)
 class Instance:
     """A worker. `kv_tokens`: size of its KV cache. `head_tokens`: need of the first waiting request, 0 if none waits.
-    `terminating`: whether the worker is ending, and takes no requests."""
+    `terminating`: whether the worker is ending, and takes no requests. `head_age_s`: for how long that request has been
+    the first; None: not known, and long enough."""
 
     kv_tokens: float
     running: Sequence[Usage] = field(default_factory=tuple)
     head_tokens: float = 0.0
     terminating: bool = False
+    head_age_s: float | None = None
 
     @property
     def used(self) -> float:
@@ -54,26 +63,41 @@ class Instance:
         """Number of running requests."""
         return math.fsum(usage.requests for usage in self.running)
 
+    def runs(self, one: PriorityClass) -> float:
+        """Number of running requests of the class."""
+        return math.fsum(usage.requests for usage in self.running if usage.priority_class is one)
 
-def virtual_usage(instance: Instance, headroom: Mapping[int, float] = NO_HEADROOM) -> float:
-    """Sum of V over all requests, in tokens. `headroom`: by priority, tokens kept free for the requests of that class
-    together."""
+    @property
+    def virtual_head(self) -> float:
+        """Virtual usage of the first waiting request, in tokens."""
+        grown = 1.0 if self.head_age_s is None else min(self.head_age_s / HEAD_GROWS_S, 1.0)
+        return self.head_tokens * grown
+
+
+def virtual_usage(instance: Instance, headroom: Mapping[PriorityClass, float] = HEADROOM) -> float:
+    """Sum of V over all requests, in tokens. `headroom`: by class, the share of the KV cache that is kept free for the
+    requests of that class together."""
     if instance.terminating:
         return math.inf
     # The headroom of a class counts once, however many of its requests run.
-    classes = Counter(usage.priority for usage in instance.running if usage.requests > 0)
-    kept = math.fsum(headroom.get(priority, 0.0) for priority in classes)
-    return math.fsum((instance.used, kept, instance.head_tokens))
+    kept = math.fsum(share * instance.kv_tokens for one, share in headroom.items() if instance.runs(one) > 0)
+    return math.fsum((instance.used, kept, instance.virtual_head))
 
 
-def freeness(instance: Instance, headroom: Mapping[int, float] = NO_HEADROOM) -> float:
+def freeness(instance: Instance, headroom: Mapping[PriorityClass, float] = HEADROOM) -> float:
     """F, in steps. The batch of a worker without requests counts as 1."""
     return (instance.kv_tokens - virtual_usage(instance, headroom)) / max(instance.batch, 1.0)
 
 
-def measured(kv_tokens: float, kv_usage: float, running: float, head_tokens: float) -> Instance:
-    """A worker of which only totals are known: `kv_usage` from 0 to 1, the others in tokens and requests."""
-    return Instance(kv_tokens, (Usage(kv_usage * kv_tokens, requests=running),), head_tokens)
+def measured(kv_tokens: float, kv_usage: float, running: float, head_tokens: float, *, urgent: float = 0.0) -> Instance:
+    """A worker of which only totals are known: `kv_usage` from 0 to 1, the others in tokens and requests. `urgent`:
+    those of the running requests that are of the class high."""
+    used, urgent = kv_usage * kv_tokens, min(urgent, running)
+    if urgent <= 0:
+        return Instance(kv_tokens, (Usage(used, requests=running),), head_tokens)
+    theirs = used * urgent / running
+    usages = Usage(theirs, PriorityClass.HIGH, urgent), Usage(used - theirs, requests=running - urgent)
+    return Instance(kv_tokens, usages, head_tokens)
 
 
 def instance_of(worker: Presence, now: float, change: Usage | None = None) -> Instance | None:
@@ -82,8 +106,9 @@ def instance_of(worker: Presence, now: float, change: Usage | None = None) -> In
     engine, reading = worker.engine, reading_of(worker.load, now)
     if engine is None or reading is None or reading.head_tokens is None:
         return None
-    told = measured(engine.kv_blocks * engine.block_size, reading.kv_usage, reading.running, reading.head_tokens)
-    instance = replace(told, terminating=worker.state == "draining")
+    kv_tokens = engine.kv_blocks * engine.block_size
+    told = measured(kv_tokens, reading.kv_usage, reading.running, reading.head_tokens, urgent=reading.urgent)
+    instance = replace(told, terminating=worker.state == "draining", head_age_s=reading.head_age_s)
     return instance if change is None else with_more(instance, change)
 
 

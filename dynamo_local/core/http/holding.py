@@ -51,6 +51,7 @@ class Held:
     sequences: int
     since: float
     streams: bool
+    priority: int = 0
     told_at: float | None = None
     woken_from: str = ""
     """How its endpoint was idle ("parked", "asleep") when or after it came; empty: it was not."""

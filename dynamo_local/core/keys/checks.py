@@ -11,6 +11,7 @@ from dynamo_local.core.endpoints.values import shown
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.keys.values import KeyTerms
 from dynamo_local.core.names import check_endpoint, endpoint_name_like
+from dynamo_local.core.priority.classes import MOST_PRIORITY
 from dynamo_local.core.suggestions import suggest
 
 RESERVED = frozenset({"api-key-file", "admin-key-file"})
@@ -18,7 +19,6 @@ RESERVED = frozenset({"api-key-file", "admin-key-file"})
 
 MOST_NUMBER = 1_000_000_000
 MOST_AT_ONCE = 65_535
-MOST_PRIORITY = 2**31 - 1
 MOST_ENDPOINTS = 1000
 DEFAULT_OVERLAP_S = 3600.0
 """How long the former secret stays valid after a rotation if nothing else is said."""
@@ -61,7 +61,14 @@ def read_terms(fields: object, now: float) -> KeyTerms:
         raise ConfigError("the key has no name", "write name: alice")
     name = check_key(given.pop("name"))
     checked = {field: _CHECKS[field](f"key {name}: {field}", value) for field, value in given.items()}
-    return KeyTerms(name=name, **_with_end(name, checked, now))
+    terms = KeyTerms(name=name, **_with_end(name, checked, now))
+    best, default = terms.best_priority, terms.default_priority
+    if best is not None and default is not None and default < best:
+        raise ConfigError(
+            f"key {name}: default_priority {default} is better than best_priority {best}",
+            "lower numbers are served first: write a default that is not below the best",
+        )
+    return terms
 
 
 def _with_end(name: str, checked: dict[str, Any], now: float) -> dict[str, Any]:
@@ -127,6 +134,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
         "tokens_per_minute": _whole(1, MOST_NUMBER),
         "requests_at_once": _whole(1, MOST_AT_ONCE),
         "best_priority": _whole(-MOST_PRIORITY, MOST_PRIORITY),
+        "default_priority": _whole(-MOST_PRIORITY, MOST_PRIORITY),
         "expires_at": _time,
         EXPIRES_IN_S: _time,
         "admin": _flag,

@@ -33,7 +33,8 @@ class KeyTerms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `endpoints`: those that it may use; none: all. `requests_per_minute`, `tokens_per_minute`, `requests_at_once`:
     limits on all frontends together; None: no limit. `best_priority`: the lowest number that its requests may have as
-    `priority`, where lower numbers are served first; None: any. `admin`: it may change endpoints and keys.
+    `priority`, where lower numbers are served first; None: any. `default_priority`: of requests that name none;
+    None: 0, or the best if that is above 0. `admin`: it may change endpoints and keys.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KeyTerms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     tokens_per_minute: int | None = None
     requests_at_once: int | None = None
     best_priority: int | None = None
+    default_priority: int | None = None
     expires_at: float | None = None
     admin: bool = False
 

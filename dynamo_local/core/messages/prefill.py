@@ -11,7 +11,8 @@ from dynamo_local.core.messages.work import Submit
 class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request of `frontend` whose prompt is to be prefilled. The worker that takes the job claims the request there.
 
-    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) the job is void.
+    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) the job is void. `priority` is that of
+    the request.
     """
 
     job: str
@@ -19,6 +20,7 @@ class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
     frontend: str
     tokens: int
     deadline: float
+    priority: int = 0
     v: int = VERSION
 
 

@@ -33,6 +33,15 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the worker publishes which blocks it has cached (core/messages/kv_events.py)."""
 
 
+class ClassUsage(msgspec.Struct, frozen=True, array_like=True):
+    """Running requests of a priority class (core/priority/classes.py), and the length of their contexts in tokens,
+    prefixes that they share counted for each."""
+
+    priority_class: str
+    requests: int
+    tokens: int
+
+
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker's load after its last engine step. None: not measured yet, which is not zero."""
 
@@ -46,6 +55,12 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time of measurement (CLOCK_MONOTONIC, s). The load of an engine that hangs is repeated, and stale by this."""
     head_tokens: int | None = None
     """KV cache that the first waiting request needs to begin, in tokens; 0: no request waits."""
+    head_priority: int | None = None
+    """Priority of that request; None: none waits, or it is not known which."""
+    head_since: float | None = None
+    """Since when it is the first (CLOCK_MONOTONIC, s)."""
+    by_class: tuple[ClassUsage, ...] | None = None
+    """Running requests by class; classes of which none runs are left out."""
 
 
 class EndedMigrations(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ As in Llumnix (OSDI'24, section 4.4), by freeness (freeness.py), in steps:
                that have room without being so free; only if it does fit in the end
 
 Of a worker's requests the least urgent go first, then the shortest: they migrate fastest, and disturb others least.
+None makes way for a request of a lower class: one of the class high leaves a full worker only if that runs no others.
 
 No migration makes its destination less free than `below`, nor than its source was. So under a constant load requests do
 not migrate for ever: each migration takes a request off a worker below `below` and never makes another such worker, or
@@ -23,6 +24,7 @@ from typing import Literal
 
 from dynamo_local.core.fleet.freeness import Instance, Usage, freeness, instance_of, with_more
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.priority.classes import PriorityClass, class_of
 
 Reason = Literal["rebalance", "room"]
 
@@ -47,11 +49,13 @@ class RebalancingLimits:
 
 @dataclass(frozen=True)
 class WorkerRoom:
-    """A worker, with the effect of migrations in progress. `slots`: number of requests that it could run besides."""
+    """A worker, with the effect of migrations in progress. `slots`: number of requests that it could run besides.
+    `head`: class of the first waiting request, if one waits."""
 
     lease: str
     instance: Instance
     slots: int
+    head: PriorityClass = PriorityClass.NORMAL
 
     @property
     def freeness(self) -> float:
@@ -67,11 +71,20 @@ class WorkerRoom:
         head = self.instance.head_tokens
         return head > 0 and (self.slots < 1 or self.free_tokens < head)
 
-    def changed(self, tokens: int, requests: int) -> WorkerRoom:
-        """Return the worker with so many tokens and requests more."""
-        return replace(
-            self, instance=with_more(self.instance, Usage(tokens, requests=requests)), slots=self.slots - requests
-        )
+    @property
+    def runs_only_urgent(self) -> bool:
+        """Whether all requests that run there are of the class high."""
+        return self.instance.runs(PriorityClass.HIGH) >= self.instance.batch
+
+    def with_request(self, candidate: Candidate) -> WorkerRoom:
+        """Return the worker with one request more."""
+        more = Usage(candidate.tokens, candidate.priority_class)
+        return replace(self, instance=with_more(self.instance, more), slots=self.slots - 1)
+
+    def without_request(self, candidate: Candidate) -> WorkerRoom:
+        """Return the worker with one request less."""
+        less = Usage(-candidate.tokens, candidate.priority_class, -1)
+        return replace(self, instance=with_more(self.instance, less), slots=self.slots + 1)
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,10 @@ class Candidate:
     worker: str
     tokens: int
     priority: int = 0
+
+    @property
+    def priority_class(self) -> PriorityClass:
+        return class_of(self.priority)
 
 
 @dataclass(frozen=True)
@@ -101,7 +118,8 @@ def room_of(worker: Presence, now: float, change: Usage) -> WorkerRoom | None:
     instance = instance_of(worker, now, change)
     if instance is None or worker.engine is None or worker.engine.no_transfer is not None:
         return None
-    return WorkerRoom(worker.lease, instance, int(worker.engine.max_num_seqs - instance.batch))
+    head = class_of(0 if worker.load is None else worker.load.head_priority or 0)
+    return WorkerRoom(worker.lease, instance, int(worker.engine.max_num_seqs - instance.batch), head)
 
 
 def plan(
@@ -133,6 +151,7 @@ class _Plan:
             self._migrate(giver, candidate, takers, "rebalance")
             for giver in sorted(givers, key=lambda room: (room.freeness, room.lease))
             for candidate in self._candidates[giver.lease]
+            if candidate.priority_class is not PriorityClass.HIGH or giver.runs_only_urgent
         )
 
     def make_room(self) -> bool:
@@ -145,6 +164,8 @@ class _Plan:
         rooms, candidates, migrations = dict(self._rooms), self._candidates[blocked.lease], self.migrations
         self._candidates[blocked.lease], self.migrations = list(candidates), list(migrations)
         for candidate in candidates:
+            if candidate.priority_class.rank < blocked.head.rank:
+                continue
             takers = [room for room in self._rooms.values() if room.instance.head_tokens == 0]
             self._migrate(self._rooms[blocked.lease], candidate, takers, "room")
             if not self._rooms[blocked.lease].is_blocked:
@@ -159,13 +180,13 @@ class _Plan:
         if not able:
             return False
         taker = max(able, key=lambda room: (room.freeness, room.lease))
-        self._rooms[giver.lease] = giver.changed(-candidate.tokens, -1)
-        self._rooms[taker.lease] = taker.changed(candidate.tokens, 1)
+        self._rooms[giver.lease] = giver.without_request(candidate)
+        self._rooms[taker.lease] = taker.with_request(candidate)
         self._candidates[giver.lease].remove(candidate)
         self.migrations.append(PlannedMigration(candidate.request_id, giver.lease, taker.lease, reason, floor))
         return True
 
 
 def _takes(taker: WorkerRoom, candidate: Candidate, floor: float) -> bool:
-    after = taker.changed(candidate.tokens, 1)
+    after = taker.with_request(candidate)
     return taker.slots >= 1 and after.free_tokens >= 0 and after.freeness >= floor

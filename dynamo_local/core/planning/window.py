@@ -35,6 +35,8 @@ class WorkerWindow:
     """Share of the time for which the worker had requests without a first token, 0 to 1."""
     head_tokens: float | None = None
     """Mean size of the first waiting request, in tokens; moments without one count as 0."""
+    urgent: float | None = None
+    """Mean number of running requests of the priority class high."""
 
     @property
     def rank(self) -> tuple[int, str]:
@@ -207,6 +209,7 @@ def _worker(seen: WorkerSeen, pulls: Sequence[Observation]) -> WorkerWindow:
         waiting=mean(reading.waiting for reading in readings),
         busy=_busy(read),
         head_tokens=mean(reading.head_tokens for reading in readings),
+        urgent=mean(reading.urgent for reading in readings),
     )
 
 

@@ -85,6 +85,9 @@ def launch(
     def configuration(transfer: Any = None) -> Any:
         args = arguments()
         check_events_config(args.kv_events_config)
+        if config.get("scheduling-policy") is None:
+            # Requests bring priorities, which vLLM's default policy ignores. Among equals it changes nothing.
+            args.scheduling_policy = "priority"
         if config.get("max-loras") is None:
             adapters.leave_slots(args)
         if current_platform.is_cpu():

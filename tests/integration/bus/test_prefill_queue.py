@@ -95,6 +95,44 @@ async def test_takers_share_the_jobs(queue: PrefillQueue, connect: Connect, subj
         await consumer.close()
 
 
+# Priorities
+
+
+async def test_urgent_jobs_are_taken_first_and_background_work_gets_its_share(
+    queue: PrefillQueue, consumer: PrefillConsumer
+) -> None:
+    background = await published(queue, 3, priority=5)
+    normal = await published(queue, 25)
+    urgent = await published(queue, 2, priority=-1)
+    found: list[str] = []
+    while len(found) < len(background + normal + urgent):
+        for job in await taken(consumer, batch=4):
+            found.append(job.job.job)
+            await job.done()
+    assert found[:2] == [job.job for job in urgent]
+    assert found[2:18] == [job.job for job in normal[:16]]
+    assert background[0].job in found[18:20]
+    assert found[-2:] == [job.job for job in background[1:]]
+    assert await queue.length() == QueueLength(0, 0)
+
+
+async def test_a_consumer_that_has_got_a_job_waits_for_no_other(
+    bus: Bus, consumer: PrefillConsumer, connect: Connect, subjects: Subjects
+) -> None:
+    await create_prefill_queue(bus, subjects, NEVER_AGAIN)
+    queue = PrefillQueue(bus, subjects)
+    taking = asyncio.create_task(consumer.take(1, DEADLINE_S))
+    await waiting(bus, subjects)
+    (urgent,) = await published(queue, 1, priority=-1)
+    assert [found.job for found in await taking] == [urgent]
+    # Its requests for jobs of other classes have ended, and these go to whoever asks.
+    later = [*await published(queue, 1), *await published(queue, 1, priority=1)]
+    other = PrefillConsumer(await connect(), subjects)
+    found = await other.take(2, DEADLINE_S)
+    assert [(job.job, job.delivery) for job in found] == [(job, 1) for job in later]
+    await other.close()
+
+
 # Coming again
 
 

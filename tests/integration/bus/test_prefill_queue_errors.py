@@ -44,7 +44,7 @@ async def test_garbage_is_dropped_and_counted_and_hurts_nobody(
 ) -> None:
     garbage = [b"", b"\xc1", b"{}", codec.encode(msgspec.structs.replace(some_job(), v=99))]
     for data in garbage:
-        await bus.request(subjects.prefill_jobs, data, timeout_s=DEADLINE_S)
+        await bus.request(subjects.prefill_jobs("normal"), data, timeout_s=DEADLINE_S)
     assert [found.job for found in await queue.jobs(10)] == [None] * len(garbage)
     (job,) = await published(queue, 1)
     async with asyncio.timeout(DEADLINE_S):

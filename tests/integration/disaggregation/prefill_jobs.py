@@ -8,7 +8,7 @@ import time
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.prefill_queue import CONSUMER, PrefillQueue, QueueLength
+from dynamo_local.bus.prefill_queue import CONSUMERS, PrefillQueue, QueueLength
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.subjects import Subjects
 
@@ -17,13 +17,13 @@ DEADLINE_S = 60.0
 _numbers = itertools.count(1)
 
 
-def some_job() -> PrefillJob:
+def some_job(priority: int = 0) -> PrefillJob:
     number = next(_numbers)
-    return PrefillJob(f"job-{number}", f"request-{number}", "frontend", 100, time.monotonic() + 60)
+    return PrefillJob(f"job-{number}", f"request-{number}", "frontend", 100, time.monotonic() + 60, priority)
 
 
-async def published(queue: PrefillQueue, count: int) -> list[PrefillJob]:
-    jobs = [some_job() for _ in range(count)]
+async def published(queue: PrefillQueue, count: int, priority: int = 0) -> list[PrefillJob]:
+    jobs = [some_job(priority) for _ in range(count)]
     for job in jobs:
         await queue.publish(job)
     return jobs
@@ -49,7 +49,7 @@ async def waiting(bus: Bus, subjects: Subjects) -> None:
     context = bus.jetstream(timeout_s=DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            info = await context.consumer_info(subjects.prefill_stream, CONSUMER)
-            if info.num_waiting:
+            infos = [await context.consumer_info(subjects.prefill_stream, name) for name in CONSUMERS.values()]
+            if all(info.num_waiting for info in infos):
                 return
             await asyncio.sleep(0.005)

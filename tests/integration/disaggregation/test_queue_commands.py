@@ -147,7 +147,7 @@ def test_looking_at_a_queue_does_not_change_it(cli: Cli, queued: object, on_bus:
 
 def test_what_is_no_job_is_shown_too(cli: Cli, queued: object, on_bus: On, subjects: Subjects) -> None:
     async def spoil(bus: Bus) -> None:
-        await bus.request(subjects.prefill_jobs, b"nonsense", timeout_s=5)
+        await bus.request(subjects.prefill_jobs("normal"), b"nonsense", timeout_s=5)
 
     on_bus(spoil)
     assert "(not a job)" in cli("queue", "ls").out

@@ -13,7 +13,7 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import EngineError, RequestError
-from dynamo_local.core.messages.presence import Load, Presence
+from dynamo_local.core.messages.presence import ClassUsage, Load, Presence
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Engine, Sampling, Step
@@ -132,7 +132,8 @@ async def test_a_worker_without_requests_is_known_to_be_idle(frontend: FakeFront
     await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
     engine.steps.put_nowait(Step(12.5, (), Load(1, 0, 0.25, 0.5)))
     # Told with the time of its step, and not repeated as if it were new while the request runs.
-    await until(lambda: load() == Load(1, 0, 0.25, 0.5, at=12.5, head_tokens=0))
+    classes = (ClassUsage("normal", 1, len(request().prompt_token_ids)),)
+    await until(lambda: load() == Load(1, 0, 0.25, 0.5, at=12.5, head_tokens=0, by_class=classes))
     await frontend.dispatcher.cancel(["r1"])
     await until(lambda: load().running == 0)
     assert (load().kv_usage, load().kv_pinned) == (0.0, 0.5)

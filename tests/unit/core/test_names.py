@@ -91,7 +91,8 @@ def _subjects_among(of: Subjects, watcher: str = "w", lease: str = "lease") -> l
     return [
         of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
         of.released, of.charges, of.cached(lease), of.pin(lease), of.role(lease), of.migrations(lease),
-        of.requests(lease), of.claims(lease), of.prefill_jobs, of.call("Middle", "generate"), of.call_control(lease),
+        of.requests(lease), of.claims(lease), of.prefill_jobs("high"), of.call("Middle", "generate"),
+        of.call_control(lease),
     ]  # fmt: skip
 
 

@@ -80,6 +80,16 @@ async def test_requests_wait_for_their_model_and_go_on_in_the_order_in_which_the
     assert (house.entry.demand, house.table.held()) == (0, {"m": 0})
 
 
+async def test_urgent_requests_go_on_first(house: Waking) -> None:
+    asked = []
+    for number, priority in enumerate((5, 0, -1, 0)):
+        asked.append(house.ask(prompt=str(number), priority=priority))
+        await house.held(number + 1)
+    house.is_ready()
+    assert [(await each).status for each in asked] == [200] * 4
+    assert [json.loads(body)["prompt"] for _, _, body in house.backend.requests] == list("2130")
+
+
 async def test_what_is_wrong_is_refused_before_the_wait(house: Waking) -> None:
     assert (await house.ask(n=4)).status == 400
     assert (await house.ask(key="wrong")).status == 401

@@ -20,6 +20,7 @@ from components.frontend.http.usage import tally_of
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.priority import prioritized
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
@@ -45,13 +46,11 @@ class Submitting:
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
         fields = json.loads((await receive())["body"])
         request = Request("r", range(self.prompt), None, 0.0, fields.get("priority", 0), max_tokens=self.max_tokens)  # type: ignore[arg-type]
-        ticket = current_ticket()
-        if ticket is not None:
-            if ticket.charge(request) is not None:
-                await send({"type": "http.response.start", "status": 400, "headers": []})
-                await send({"type": "http.response.body", "body": b"what vLLM makes of it"})
-                return
-            request = ticket.lowered(request)
+        request, ticket = prioritized(request), current_ticket()
+        if ticket is not None and ticket.charge(request) is not None:
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"what vLLM makes of it"})
+            return
         submit_in_turn(lambda: self.priorities.append(request.priority))
         self.entered.release()
         await self.open.wait()
@@ -107,9 +106,13 @@ class Town:
         self.registry = registry
         self.store.write(registry)
 
-    async def ask(self, key: str = "", model: str | None = "chat", **fields: Any) -> Answer:
+    async def ask(
+        self, key: str = "", model: str | None = "chat", *, given: str | None = None, **fields: Any
+    ) -> Answer:
+        """`given`: the priority in a header."""
         body = json.dumps({"model": model, "max_tokens": 20} | fields).encode()
-        return await call(self.gate, scope("/v1/completions", headers=bearer(key)), [body])
+        headers = [*bearer(key), *([] if given is None else [("X-Vllm-Priority", given)])]
+        return await call(self.gate, scope("/v1/completions", headers=headers), [body])
 
     async def get(self, path: str, key: str = "", method: str = "GET") -> Answer:
         return await call(self.gate, scope(path, method, bearer(key)), [b"{}"])
@@ -237,6 +240,22 @@ class TestWhat:
         for fields in asked:
             assert (await town.ask("alice", **fields)).status == 200
         assert town.apps["chat"].priorities == [5, 5, 9]
+
+    async def test_the_header_goes_before_the_field_and_the_default_of_the_key_comes_last(self, town: Town) -> None:
+        town.create("alice", best_priority=-5, default_priority=-2)
+        asked: list[tuple[str | None, dict[str, Any]]] = [(None, {}), ("3", {"priority": -1}), (None, {"priority": 7})]
+        for given, fields in asked:
+            assert (await town.ask("alice", given=given, **fields)).status == 200
+        assert town.apps["chat"].priorities == [-2, 3, 7]
+        assert (await town.ask("alice", given="-6")).status == 403
+        refused = await town.ask("alice", given="urgent")
+        assert (refused.status, error_of(refused)["param"]) == (400, None)
+        assert "X-Vllm-Priority" in error_of(refused)["message"]
+
+    async def test_without_keys_a_request_may_only_let_others_go_first(self, town: Town) -> None:
+        assert [(await town.ask(priority=priority)).status for priority in (-1, 0, 4)] == [403, 200, 200]
+        assert [(await town.ask(given=given)).status for given in ("-1", "0", "4")] == [403, 200, 200]
+        assert town.apps["chat"].priorities == [0, 4, 0, 4]
 
 
 class TestLimits:

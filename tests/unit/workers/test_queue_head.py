@@ -6,12 +6,18 @@ import msgspec
 import pytest
 
 from components.workers.requests.queue_head import QueueHead
+from dynamo_local.core.messages.presence import ClassUsage, Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 
 
 def submit(name: str, tokens: int, *, arrived: float = 0.0, priority: int = 0) -> Submit:
     return Submit(name, 1, "f", [0] * tokens, msgspec.Raw(b"\x80"), arrival_time=arrived, priority=priority)
+
+
+def tokens(head: QueueHead, waiting: int | None, now: float = 0.0) -> int | None:
+    """Tokens that the first of so many waiting requests needs."""
+    return head.completed(Load(1, waiting), now).head_tokens
 
 
 def token(name: str, **more: object) -> TokenDelta:
@@ -28,33 +34,56 @@ def head() -> QueueHead:
 
 
 def test_nothing_is_needed_where_nothing_waits_and_unknown_stays_unknown(head: QueueHead) -> None:
-    assert head.tokens(0) == 0
-    assert head.tokens(None) is None
-    assert QueueHead().tokens(1) is None
+    assert tokens(head, 0) == 0
+    assert tokens(head, None) is None
+    assert tokens(QueueHead(), 1) is None
 
 
 def test_of_those_that_bring_nothing_the_last_ones_wait(head: QueueHead) -> None:
     head.stepped([token("a")])
     # The prompt of b is being computed.
-    assert head.tokens(2) == 300
-    assert head.tokens(3) == 200
+    assert tokens(head, 2) == 300
+    assert tokens(head, 3) == 200
     # The engine's word and this one's may be of different moments.
-    assert head.tokens(9) == 200
+    assert tokens(head, 9) == 200
 
 
 def test_one_that_was_preempted_waits_with_all_that_it_has_brought(head: QueueHead) -> None:
     head.stepped([token("a"), token("b")])
     head.stepped([token("a")])
-    assert head.tokens(3) == 201
+    assert tokens(head, 3) == 201
 
 
 def test_priority_goes_before_arrival(head: QueueHead) -> None:
     head.taken(submit("urgent", 50, arrived=9.0, priority=-1))
     head.stepped([token("a")])
-    assert head.tokens(4) == 50
+    assert tokens(head, 4) == 50
 
 
 def test_who_has_finished_or_was_forgotten_does_not_wait(head: QueueHead) -> None:
     head.stepped([token("a"), token("b", finish="stop")])
     head.forgotten([RequestEpoch("c", 1), RequestEpoch("unknown", 1)])
-    assert head.tokens(1) == 400
+    assert tokens(head, 1) == 400
+
+
+def test_usage_is_told_by_class(head: QueueHead) -> None:
+    head.taken(submit("urgent", 50, arrived=9.0, priority=-1))
+    head.taken(submit("batch", 70, arrived=0.0, priority=3))
+    head.stepped([token("a"), token("urgent")])
+    # c, d and batch wait.
+    load = head.completed(Load(3, 3), 1.0)
+    assert load.by_class == (ClassUsage("high", 1, 51), ClassUsage("normal", 2, 301))
+    head.forgotten([RequestEpoch(name, 1) for name in ("urgent", "a", "b", "c", "d")])
+    assert head.completed(Load(1, 0), 1.0).by_class == (ClassUsage("background", 1, 70),)
+
+
+def test_the_first_is_the_first_since_it_became_that(head: QueueHead) -> None:
+    head.stepped([token("a")])
+    assert head.completed(Load(2, 2), 1.0).head_since == 1.0
+    load = head.completed(Load(2, 2), 2.0)
+    assert (load.head_since, load.head_priority) == (1.0, 0)
+    head.taken(submit("batch", 70, arrived=0.0, priority=3))
+    assert head.completed(Load(4, 1), 3.0).head_priority == 3
+    load = head.completed(Load(5, 0), 4.0)
+    assert (load.head_since, load.head_priority, load.head_tokens) == (None, None, 0)
+    assert head.completed(Load(4, 1), 5.0).head_since == 5.0

@@ -49,7 +49,8 @@ def fewest_running(role: RoleWindow) -> str | None:
 def _freeness(worker: WorkerWindow, times: float = 1.0) -> float | None:
     if worker.kv_tokens is None or worker.kv_usage is None or worker.running is None or worker.head_tokens is None:
         return None
-    return freeness(measured(worker.kv_tokens, worker.kv_usage * times, worker.running * times, worker.head_tokens))
+    running, urgent = worker.running * times, (worker.urgent or 0.0) * times
+    return freeness(measured(worker.kv_tokens, worker.kv_usage * times, running, worker.head_tokens, urgent=urgent))
 
 
 def _held(role: RoleWindow, history: History, intervals: int) -> list[float | None]:

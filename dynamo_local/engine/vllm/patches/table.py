@@ -62,6 +62,7 @@ _USED: Mapping[str, Patch] = {
             "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args(args)",
             "vllm.engine.arg_utils:AsyncEngineArgs.add_cli_args(parser, ...)",
             "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config(self, ...)",
+            "vllm.engine.arg_utils:AsyncEngineArgs.scheduling_policy",
             "vllm.utils.argparse_utils:FlexibleArgumentParser",
             f"{_CLIENT}.make_async_mp_client(vllm_config, executor_class, log_stats, ...)",
             "vllm.v1.executor.abstract:Executor.get_class(vllm_config)",

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.fleet.freeness import Instance, Usage, freeness, freest, instance_of, virtual_usage
+from dynamo_local.core.fleet.freeness import (
+    HEAD_GROWS_S,
+    HEADROOM,
+    Instance,
+    Usage,
+    freeness,
+    freest,
+    instance_of,
+    virtual_usage,
+    with_more,
+)
 from dynamo_local.core.fleet.readings import STALE_S
-from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
+from dynamo_local.core.messages.presence import ClassUsage, EngineInfo, Load, Presence
+from dynamo_local.core.priority.classes import PriorityClass
 
 NOW = 100.0
 
-usages = st.lists(st.builds(Usage, tokens=st.floats(0, 1e5), priority=st.integers(0, 2)), max_size=8).map(tuple)
+usages = st.lists(
+    st.builds(Usage, tokens=st.floats(0, 1e5), priority_class=st.sampled_from(PriorityClass)), max_size=8
+).map(tuple)
 instances = st.builds(
     Instance, kv_tokens=st.floats(1, 1e6), running=usages, head_tokens=st.floats(0, 1e5), terminating=st.just(False)
 )
@@ -30,9 +44,30 @@ def test_the_first_of_the_queue_counts_in_full_and_makes_it_negative() -> None:
 
 
 def test_a_class_shares_its_headroom() -> None:
-    instance = Instance(1000, (Usage(100, priority=1), Usage(100, priority=1), Usage(100)))
-    assert virtual_usage(instance, {1: 200.0}) == 500
-    assert virtual_usage(instance, {2: 200.0}) == 300
+    high, background = PriorityClass.HIGH, PriorityClass.BACKGROUND
+    instance = Instance(1000, (Usage(100, high), Usage(100, high), Usage(100)))
+    assert virtual_usage(instance, {high: 0.2}) == 500
+    assert virtual_usage(instance, {background: 0.2}) == 300
+    gone = with_more(with_more(instance, Usage(-100, high, -1)), Usage(-100, high, -1))
+    assert virtual_usage(gone, {high: 0.2}) == 100
+
+
+def test_a_worker_that_runs_urgent_requests_is_less_free() -> None:
+    calm = worker("a", 0.2, 4)
+    assert calm.load is not None
+    classes = (ClassUsage("high", 1, 10), ClassUsage("normal", 3, 10))
+    urgent = msgspec.structs.replace(calm, load=msgspec.structs.replace(calm.load, by_class=classes))
+    found = instance_of(urgent, NOW)
+    assert found is not None
+    assert freeness(found) == (1000 - 200 - 1000 * HEADROOM[PriorityClass.HIGH]) / 4
+    assert chosen(urgent, worker("b", 0.5, 4)) == "b"
+
+
+@given(instances, st.floats(0, 100), st.floats(0, 100))
+def test_the_first_of_the_queue_counts_more_the_longer_it_waits(instance: Instance, one: float, other: float) -> None:
+    shorter, longer = sorted((one, other))
+    assert freeness(replace(instance, head_age_s=longer)) <= freeness(replace(instance, head_age_s=shorter))
+    assert freeness(replace(instance, head_age_s=HEAD_GROWS_S)) == freeness(instance)
 
 
 def test_nothing_is_put_on_a_worker_that_ends() -> None:

@@ -23,6 +23,7 @@ def test_all_fields() -> None:
         "tokens_per_minute": 10_000,
         "requests_at_once": 4,
         "best_priority": -1,
+        "default_priority": 3,
         "expires_in_s": 10,
         "admin": True,
     }
@@ -33,6 +34,7 @@ def test_all_fields() -> None:
         tokens_per_minute=10_000,
         requests_at_once=4,
         best_priority=-1,
+        default_priority=3,
         expires_at=1010.0,
         admin=True,
     )
@@ -52,6 +54,7 @@ def test_all_fields() -> None:
         ({"name": "a", "requests_per_minute": True}, "requests_per_minute is True"),
         ({"name": "a", "tokens_per_minute": 1.5}, "tokens_per_minute is 1.5"),
         ({"name": "a", "requests_at_once": 10**6}, "from 1 to 65535"),
+        ({"name": "a", "best_priority": 2, "default_priority": 1}, "default_priority 1 is better than best_priority 2"),
         ({"name": "a", "admin": "yes"}, "admin is .*; write true or false"),
         ({"name": "a", "endpoints": "chat"}, "endpoints is"),
         ({"name": "a", "endpoints": ["Chat"]}, "is no name for an endpoint"),

@@ -54,6 +54,7 @@ from dynamo_local.core.messages.migration import CancelReservation, MigrationAns
 from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
 from dynamo_local.core.messages.presence import (
+    ClassUsage,
     Counts,
     EndedMigrations,
     EngineInfo,
@@ -142,6 +143,9 @@ loads = st.builds(
     kv_pinned=shares,
     at=st.none() | finite,
     head_tokens=st.none() | counts,
+    head_priority=st.none() | counts,
+    head_since=st.none() | finite,
+    by_class=st.none() | st.lists(st.builds(ClassUsage, text, counts, counts), max_size=3).map(tuple),
 )
 told_migrations = st.builds(
     MigrationCounts,

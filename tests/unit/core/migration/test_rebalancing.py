@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -20,13 +20,14 @@ from dynamo_local.core.migration.rebalancing import (
     plan,
     room_of,
 )
+from dynamo_local.core.priority.classes import PriorityClass
 
 KV = 1000
 LIMITS = RebalancingLimits(below=50, above=200)
 
 
-def room(lease: str, used: int, running: int, *, head: int = 0, slots: int = 8) -> WorkerRoom:
-    return WorkerRoom(lease, measured(KV, used / KV, running, head), slots)
+def room(lease: str, used: int, running: int, *, head: int = 0, slots: int = 8, urgent: int = 0) -> WorkerRoom:
+    return WorkerRoom(lease, measured(KV, used / KV, running, head, urgent=urgent), slots)
 
 
 def candidates(worker: str, *tokens: int, priority: int = 0) -> list[Candidate]:
@@ -68,6 +69,23 @@ def test_what_is_less_urgent_goes_first() -> None:
     rooms = [room("full", 900, 3), room("free", 0, 0)]
     asked = candidates("full", 100) + candidates("full", 400, priority=1)
     assert names(plan(rooms, asked, LIMITS)) == ["full400>free"]
+
+
+def test_what_is_urgent_stays_while_others_run_there() -> None:
+    free = room("free", 0, 0)
+    asked = candidates("full", 100, priority=-1)
+    assert plan([room("full", 900, 3), free], asked, LIMITS) == ()
+    assert plan([room("full", 900, 3, urgent=2), free], asked, LIMITS) == ()
+    assert names(plan([room("full", 900, 3, urgent=3), free], asked, LIMITS)) == ["full100>free"]
+
+
+@pytest.mark.parametrize(("head", "moved"), [("high", ["a100>b"]), ("normal", ["a400>b"]), ("background", [])])
+def test_nobody_makes_way_for_a_lower_class(head: str, moved: list[str]) -> None:
+    blocked = replace(room("a", 800, 3, head=300, urgent=1), head=PriorityClass(head))
+    asked = candidates("a", 100, priority=-1) + candidates("a", 400)
+    if head == "high":
+        asked = asked[:1]
+    assert names(plan([blocked, room("b", 100, 1)], asked, RebalancingLimits(below=-1e9, above=1e9))) == moved
 
 
 def test_no_worker_is_made_full_for_another() -> None:

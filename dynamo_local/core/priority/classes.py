@@ -1,0 +1,39 @@
+"""The class of a request, by its priority. Pure.
+
+Where requests wait or are given up, classes are told apart. Within a class the lower number is served first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+MOST_PRIORITY = 2**31 - 1
+"""Priorities are whole numbers from -MOST_PRIORITY to this."""
+
+
+class PriorityClass(StrEnum):
+    """Classes, in the order in which they are served."""
+
+    HIGH = "high"
+    """Priorities below 0."""
+    NORMAL = "normal"
+    """Priority 0, which is that of requests that name none."""
+    BACKGROUND = "background"
+    """Priorities above 0."""
+
+    @property
+    def rank(self) -> int:
+        """Place in that order, from 0."""
+        return tuple(PriorityClass).index(self)
+
+
+def class_of(priority: int) -> PriorityClass:
+    """Return the class of requests with this priority."""
+    if priority < 0:
+        return PriorityClass.HIGH
+    return PriorityClass.NORMAL if priority == 0 else PriorityClass.BACKGROUND
+
+
+def ahead_of(one: PriorityClass) -> tuple[PriorityClass, ...]:
+    """Return the classes that are served before newcomers of this one: the higher ones, and itself."""
+    return tuple(PriorityClass)[: one.rank + 1]
