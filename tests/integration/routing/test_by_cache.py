@@ -148,6 +148,8 @@ async def test_what_a_worker_had_is_forgotten_when_it_is_gone(scene: Scene) -> N
     gone = scene.workers.pop(first.worker)
     await gone.announce("failed")
     await gone.close()
+    await until(lambda: len(scene.front.fleet.view.routable()) == 1)
     other, cached = await scene.ask()
     assert other.worker != first.worker
-    assert (other.cached, cached) == (0, 0)
+    # A router that has not heard of it yet names the one that is gone, and the frontend decides.
+    assert (other.cached or 0, cached) == (0, 0)
