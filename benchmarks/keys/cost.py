@@ -22,6 +22,7 @@ from components.frontend.http.usage import tally_of
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.priority import prioritized
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.keys.registry import MOST_KEYS, KeyRegistry, create_key
@@ -150,11 +151,10 @@ async def _ignore(event: Event) -> None:
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Take the request, submit it as the dispatcher does, and answer it with nothing."""
     await receive()
-    request = Request("r", _TOKENS, None, 0.0, max_tokens=16)  # type: ignore[arg-type]
+    request = prioritized(Request("r", _TOKENS, None, 0.0, max_tokens=16))  # type: ignore[arg-type]
     ticket = current_ticket()
     if ticket is not None:
         assert ticket.charge(request) is None
-        ticket.lowered(request)
     tally_of(scope).add("p", len(_TOKENS), 0, 8)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"{}", "more_body": False})

@@ -29,6 +29,7 @@ from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.conversations import conversation_of
 from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
+from dynamo_local.core.priority.classes import PriorityClass, class_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     streams: bool
     priority: int = 0
+
+    @property
+    def priority_class(self) -> PriorityClass:
+        """The class of its priority."""
+        return class_of(self.priority)
 
     @property
     def conversation(self) -> int | None:
@@ -129,7 +135,7 @@ class Generations:
         entry, demand = admitted
         note_demand(request.fields, demand)
         unready = self._unready(entry)
-        if unready is not None and (why := self._refused(entry, unready)) is not None:
+        if unready is not None and (why := self._refused(request, entry, unready)) is not None:
             return unavailable(why)
         with self._meter.of(request.scope, entry, request.model, as_told=request.searches_beams) as metered:
             exchange = Exchange(request, after_body, EarlyAnswer(metered.sending(send), request.scope["path"]), changed)
@@ -140,7 +146,7 @@ class Generations:
     ) -> Refusal | None:
         self.under_way += 1
         # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
-        entry.enter(demand.sequences)
+        entry.enter(demand.sequences, exchange.request.priority)
         try:
             if unready is None:
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
@@ -161,7 +167,7 @@ class Generations:
             with exchange.early.commented(lambda: _FIRST_TOKEN):
                 await entry.app(exchange.request.scope, exchange.receive(), exchange.send())
         finally:
-            entry.leave(entered.sequences)
+            entry.leave(entered.sequences, exchange.request.priority)
 
     async def _serve_later(self, exchange: Exchange, entry: ModelEntry, demand: Demand) -> Refusal | None:
         """Examine a request that has entered a model without a worker, hold it, and pass it on."""
@@ -181,14 +187,14 @@ class Generations:
         """Have the application examine a request that has entered, which it then leaves. Gives the call, which has
         answered the request if something is wrong with it; None: the application is not built yet."""
         if entry.app is None:
-            entry.leave(demand.sequences)
+            entry.leave(demand.sequences, exchange.request.priority)
             yield None
             return
         async with EarlyCall(entry.app, exchange.request.scope, exchange.receive(), exchange.send()) as call:
             try:
                 await call.examined()
             finally:
-                entry.leave(demand.sequences)
+                entry.leave(demand.sequences, exchange.request.priority)
             yield call
 
     async def _go_on(self, exchange: Exchange, entered: _Entered, call: EarlyCall | None) -> None:
@@ -204,7 +210,7 @@ class Generations:
                 await call.task
         finally:
             await call.end()
-            entered.entry.leave(entered.sequences)
+            entered.entry.leave(entered.sequences, exchange.request.priority)
 
     async def _hold(
         self, exchange: Exchange, entry: ModelEntry, demand: Demand, call: EarlyCall | None
@@ -213,10 +219,9 @@ class Generations:
 
         Raises ClientGoneError.
         """
-        unready = self._unready(entry)
-        if unready is not None and (why := self._refused(entry, unready)) is not None:
+        request, unready = exchange.request, self._unready(entry)
+        if unready is not None and (why := self._refused(request, entry, unready)) is not None:
             return unavailable(why)
-        request = exchange.request
         held = Held(demand.sequences, self._clock(), request.streams, request.priority)
         place = _Place(held, entry)
         entry.hold(held)
@@ -241,7 +246,7 @@ class Generations:
             held.woken_from = entry.woken_from or held.woken_from
             step = next_step(held, self._unready(entry), entry.limits, self._clock())
             if isinstance(step, Go):
-                entry.enter(held.sequences)
+                entry.enter(held.sequences, held.priority)
                 exchange.early.note_hold(held.woken_from, self._clock() - held.since)
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
                 return _Entered(entry, held.sequences)
@@ -281,12 +286,13 @@ class Generations:
         if not len(place.entry.line):
             _log.info("no request for %s waits any more", model)
 
-    def _refused(self, entry: ModelEntry, unready: Unready) -> str | None:
+    def _refused(self, request: GenerationRequest, entry: ModelEntry, unready: Unready) -> str | None:
         """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
-        if (why := refused(unready, len(entry.line), entry.limits)) is None or entry.waking is None:
+        waiting = len(entry.line.ahead(request.priority_class))
+        if (why := refused(unready, waiting, entry.limits)) is None or entry.waking is None:
             return why
         entry.waking.knock()
-        return refused(self._unready(entry) or unready, len(entry.line), entry.limits)
+        return refused(self._unready(entry) or unready, waiting, entry.limits)
 
     def _admit(
         self, request: GenerationRequest, holder: ModelEntry | None = None
@@ -300,8 +306,8 @@ class Generations:
         demand = examine(request.fields, entry.limits)
         if isinstance(demand, Refusal):
             return demand
-        if entry.demand + demand.sequences > entry.limits.max_requests:
-            return _busy(entry, demand.sequences)
+        if entry.demand_ahead(request.priority_class) + demand.sequences > entry.limits.max_requests:
+            return _busy(entry, request.priority_class, demand.sequences)
         return entry, demand
 
     def _unready(self, entry: ModelEntry) -> Unready | None:
@@ -317,9 +323,11 @@ def unavailable(why: str) -> Refusal:
     return Refusal(503, why, "ServiceUnavailableError", retry_after_s=RETRY_NO_WORKER_S)
 
 
-def _busy(entry: ModelEntry, asked: int) -> Refusal:
+def _busy(entry: ModelEntry, one: PriorityClass, asked: int) -> Refusal:
+    ahead = entry.demand_ahead(one)
+    of_these = "" if ahead == entry.demand else f" of priority {one} or higher"
     why = (
-        f"{entry.demand} of at most {entry.limits.max_requests} sequences (setting max-requests) are under way, "
+        f"{ahead} of at most {entry.limits.max_requests} sequences{of_these} (setting max-requests) are under way, "
         f"{asked} asked for"
     )
     return Refusal(429, why, "RateLimitError", retry_after_s=RETRY_BUSY_S)

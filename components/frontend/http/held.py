@@ -12,6 +12,7 @@ from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
 from dynamo_local.core.http.event_streams import comment, error_event
 from dynamo_local.core.http.holding import COMMENT_EVERY_S, Held
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 
 WOKEN, HELD_S = b"x-dynamo-woken", b"x-dynamo-held-s"
 """Headers of answers to requests that were held: how the model's endpoint was idle, and for how many seconds."""
@@ -40,6 +41,10 @@ class Line:
     def waiting(self) -> list[Held]:
         """The requests, the oldest first."""
         return list(self._waiting)
+
+    def ahead(self, one: PriorityClass) -> list[Held]:
+        """The requests of this class and of higher ones."""
+        return [held for held in self._waiting if class_of(held.priority) in ahead_of(one)]
 
     def join(self, held: Held) -> None:
         """Count a request as held."""

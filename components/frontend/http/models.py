@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from dynamo_local.core.http.holding import Held, Unready
 from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""
@@ -51,6 +53,8 @@ class ModelEntry:
     """Requests that generate, and are held until the model takes requests."""
     sequences: int = 0
     """Sequences in flight: admitted, and not finished."""
+    by_class: Counter[PriorityClass] = field(default_factory=Counter)
+    """The same by priority class."""
     requests: int = 0
     """Requests that generate, in flight."""
     calls: int = 0
@@ -69,6 +73,11 @@ class ModelEntry:
     def demand(self) -> int:
         """Sequences in flight, and those of requests that are held."""
         return self.sequences + self.line.sequences
+
+    def demand_ahead(self, one: PriorityClass) -> int:
+        """Of the demand, what counts against the bounds of this class: its own, and that of higher ones."""
+        held = sum(each.sequences for each in self.line.ahead(one))
+        return held + sum(self.by_class[each] for each in ahead_of(one))
 
     def name_of(self, asked: str | None) -> str:
         """Return the endpoint that a request is for, which asks for a model by this name; None: it names none. For the
@@ -125,16 +134,18 @@ class ModelEntry:
             return None
         return not_answered(self.names[0] if self.names else "", path, self.paths)
 
-    def enter(self, sequences: int) -> None:
-        """Count a request that generates so many sequences."""
-        self.requests += 1
-        self.sequences += sequences
-        self.on_change()
+    def enter(self, sequences: int, priority: int = 0) -> None:
+        """Count a request of this priority that generates so many sequences."""
+        self._count(1, sequences, priority)
 
-    def leave(self, sequences: int) -> None:
+    def leave(self, sequences: int, priority: int = 0) -> None:
         """Count it no more."""
-        self.requests -= 1
-        self.sequences -= sequences
+        self._count(-1, -sequences, priority)
+
+    def _count(self, requests: int, sequences: int, priority: int) -> None:
+        self.requests += requests
+        self.sequences += sequences
+        self.by_class[class_of(priority)] += sequences
         self.on_change()
 
     def _look_to_wake(self) -> None:

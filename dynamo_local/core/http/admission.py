@@ -61,7 +61,7 @@ class AdmissionLimits(HoldLimits, RequestBounds):
         default=256,
         metadata={
             "help": "Maximum number of sequences (prompts times n, or inputs) in flight in the frontend, for each "
-            "model. More get status 429."
+            "model. More get status 429. Those of lower classes of priority do not count against a request."
         },
     )
     max_headers: int = field(

@@ -31,7 +31,7 @@ class HoldLimits:
         default=256,
         metadata={
             "help": "Maximum number of requests for each model that wait while it has no ready worker. More get status "
-            "503. They count in max-requests as well."
+            "503. They count in max-requests as well, and by class of priority as there."
         },
     )
 

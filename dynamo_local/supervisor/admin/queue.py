@@ -33,6 +33,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     frontend: str | None = None
     tokens: int | None = None
+    priority: int | None = None
     expires_in_s: float | None = None
     """Below 0: no decode worker waits for it any more."""
 
@@ -90,6 +91,7 @@ def row(queued: QueuedJob, now: float, revision: str = "") -> JobRow:
         request_id=job.request_id,
         frontend=job.frontend,
         tokens=job.tokens,
+        priority=job.priority,
         expires_in_s=round(job.deadline - now, 3),
     )
 

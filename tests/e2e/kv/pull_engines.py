@@ -162,9 +162,15 @@ class PullEngine:
                 os.kill(pid, signal.SIGKILL)
 
     async def submit(
-        self, tokens: Sequence[int], count: int, pulled: PulledPrefix | None = None, *, hold_s: float = 0.0
+        self,
+        tokens: Sequence[int],
+        count: int,
+        pulled: PulledPrefix | None = None,
+        *,
+        hold_s: float = 0.0,
+        priority: int = 0,
     ) -> str:
-        work = self._work(tokens, count, hold_s)
+        work = msgspec.structs.replace(self._work(tokens, count, hold_s), priority=priority)
         await self.engine.submit(work, pulled)
         return work.request_id
 
@@ -203,6 +209,10 @@ class PullEngine:
 
         await self.until(far_enough)
         return replace(answer, tokens=list(answer.tokens))
+
+    def has_begun(self, name: str) -> bool:
+        """Whether it has brought a token."""
+        return bool(self._answers[name].tokens)
 
     async def run(self, tokens: Sequence[int], count: int, pulled: PulledPrefix | None = None) -> Answer:
         return await self.answer(await self.submit(tokens, count, pulled))

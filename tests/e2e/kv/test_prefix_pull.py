@@ -384,6 +384,17 @@ async def test_preemption_at_both_sides(source: PullEngine, reader: PullEngine) 
     assert 0 < sum(pulled.answer.blocks for pulled in pulls) <= BLOCKS // 2
 
 
+async def test_urgent_requests_are_admitted_first(reader: PullEngine) -> None:
+    """Beside the first, none of the others fits."""
+    running = await reader.submit(prompt_of(90 * BLOCK, seed=90), 40)
+    await reader.answer(running, at_least=1)
+    plain = await reader.submit(prompt_of(60 * BLOCK, seed=91), 1)
+    urgent = await reader.submit(prompt_of(60 * BLOCK, seed=92), 1, priority=-1)
+    await reader.answer(urgent)
+    assert not reader.has_begun(plain)
+    await reader.answer(plain)
+
+
 async def test_a_source_that_dies(source: PullEngine, reader: PullEngine, levers: Levers, tmp_path: Path) -> None:
     """A reader has read from the source before, and is about to again. The other one does not know it."""
     victim = PullEngine("v", tmp_path / "victim")

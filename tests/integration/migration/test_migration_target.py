@@ -259,7 +259,9 @@ async def announce_frontend(bus: Bus, subjects: Subjects, lease: str) -> None:
 
 def told_load(worker: Worker) -> Load:
     """But for its time, and the head of the queue."""
-    return msgspec.structs.replace(worker.context.announcer.presence.load or Load(), at=None, head_tokens=None)
+    return msgspec.structs.replace(
+        worker.context.announcer.presence.load or Load(), at=None, head_tokens=None, by_class=None
+    )
 
 
 async def test_warm_requests_are_no_part_of_the_load(asker: Asker, worker: Worker, engine: ScriptedEngine) -> None:

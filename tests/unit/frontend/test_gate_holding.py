@@ -90,6 +90,24 @@ async def test_urgent_requests_go_on_first(house: Waking) -> None:
     assert [json.loads(body)["prompt"] for _, _, body in house.backend.requests] == list("2130")
 
 
+async def test_lower_classes_take_no_room_from_higher_ones(house: Waking) -> None:
+    background = [house.ask(priority=1) for _ in range(4)]
+    await house.held(4)
+    # Neither does who waits in the line of another class, nor what is in flight there.
+    assert (await house.ask(priority=2)).status == 503
+    normal = [house.ask(n=2) for _ in range(3)]
+    await house.held(7)
+    answer = await house.ask()
+    assert (answer.status, int(answer.headers["retry-after"]) > 0) == (429, True)
+    assert "6 of at most 6 sequences of priority normal or higher" in answer.error["message"]
+    urgent = house.ask(priority=-1)
+    await house.held(8)
+    assert house.entry.demand == 11
+    house.is_ready()
+    assert [(await each).status for each in (*background, *normal, urgent)] == [200] * 8
+    assert (house.entry.demand, sum(house.entry.by_class.values())) == (0, 0)
+
+
 async def test_what_is_wrong_is_refused_before_the_wait(house: Waking) -> None:
     assert (await house.ask(n=4)).status == 400
     assert (await house.ask(key="wrong")).status == 401
