@@ -11,7 +11,14 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.prefill_queue import CONSUMERS, LIMITS, PrefillQueue, QueueLength, create_prefill_queue, delete_prefill_queue
+from dynamo_local.bus.prefill_queue import (
+    CONSUMERS,
+    LIMITS,
+    PrefillQueue,
+    QueueLength,
+    create_prefill_queue,
+    delete_prefill_queue,
+)
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, QueueAbsentError, QueueFullError
 from dynamo_local.core.subjects import Subjects
