@@ -53,7 +53,7 @@ class ModelRouting:
         await self._fleet.start()
 
     def works(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """What is to run until it is cancelled, with names: expiring silent processes, asking what workers have cached."""
+        """What is to run until it is cancelled, with names: silent processes expire, workers are asked for their caches."""
         yield "fleet", self._fleet.run()
         if self.policy.needs_blocks:
             yield "caches", self._caches.run()

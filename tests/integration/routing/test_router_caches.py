@@ -1,4 +1,4 @@
-"""A router knows what workers have cached: those that are there, that join, that die, and after it has missed something."""
+"""A router knows what workers have cached: when they join and die, and after it has missed something."""
 
 from __future__ import annotations
 
