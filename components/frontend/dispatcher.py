@@ -125,8 +125,15 @@ class BusDispatcher:
         for delta in accepted:
             if delta.finish is not None:
                 await self.table.remove([delta.request_id])
+        await self._note_first_tokens(accepted)
         live = [live for delta in accepted if (live := self.table.requests.get(delta.request_id)) is not None]
         await self.retransmitter.acknowledge(batch.worker, live)
+
+    async def _note_first_tokens(self, accepted: Sequence[TokenDelta]) -> None:
+        for delta in accepted:
+            live = self.table.requests.get(delta.request_id)
+            if live is not None and delta.position == live.recovery.epoch_start and not live.at_prefill_worker:
+                await self.table.placer.prefilled(live)
 
     def _take(self, worker: str, delta: TokenDelta, now: float) -> TokenDelta | None:
         """Return the part of a delta that is news to the client, if any."""

@@ -14,8 +14,9 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
-from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.choice import RoutingChoice, RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.pulling import is_worth_pulling
 from dynamo_local.core.subjects import Subjects
 
 UNDER_WAY_S = 3.0
@@ -53,7 +54,7 @@ class ModelRouting:
         await self._fleet.start()
 
     def works(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """What is to run until it is cancelled, with names: silent processes expire, workers are asked for their caches."""
+        """What is to run until it is cancelled, with names."""
         yield "fleet", self._fleet.run()
         if self.policy.needs_blocks:
             yield "caches", self._caches.run()
@@ -87,7 +88,18 @@ class ModelRouting:
             request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
         self._caches.assigned(worker, blocks)
-        return Assignment(worker, cached if blocks else None, choice.pull_from, needs_blocks)
+        return Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks)
+
+    def _source(self, choice: RoutingChoice) -> str | None:
+        """The worker from which the chosen one is to pull what it lacks of the prefix."""
+        if choice.pull_from is None:
+            return None
+        had = {each.worker: each.cached for each in choice.costs}
+        view = self._fleet.view
+        source, reader = view.get(choice.pull_from), view.get(choice.worker)
+        return (
+            choice.pull_from if is_worth_pulling(had[choice.pull_from] - had[choice.worker], source, reader) else None
+        )
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """Note that a request's first token has come."""

@@ -146,6 +146,12 @@ class Sampling(Protocol):
     def __call__(self, position: int, at_most: int | None = None) -> bytes: ...
 
 
+class ContextHashes(Protocol):
+    """See Request."""
+
+    def __call__(self, token_ids: Sequence[int], block_size: int) -> list[bytes]: ...
+
+
 @dataclass(frozen=True)
 class Request:
     """A request as the OpenAI server hands it over, ready to be submitted under any epoch.
@@ -179,6 +185,9 @@ class Request:
     prefill_elsewhere: bool = True
     """Whether a prefill worker may compute the prompt. False if log-probabilities of the prompt are wanted,
     or its pooled output."""
+    hashes: ContextHashes | None = None
+    """Returns the hashes of the full blocks of a context that begins with the prompt, as vLLM's engines make them.
+    None: engines are not to look whether they have any of it cached."""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def pair(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
         "--Frontend.enable-auto-tool-choice=true",
         "--Frontend.tool-call-parser=hermes",
         "--Frontend.max-logprobs=-1",
+        "--Frontend.enable-prompt-tokens-details=true",
         f"--drain-timeout={PATIENCE_S}",
         f"--Frontend.drain-timeout-s={PATIENCE_S}",
         f"--VllmWorker.drain-timeout-s={PATIENCE_S}",

@@ -11,7 +11,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
@@ -26,8 +26,15 @@ _REPORT_CHARGES_EVERY_S = 5.0
 class Assigner(Protocol):
     """Assigns requests to workers."""
 
-    async def assign(self, request: AssignRequest) -> str | None:
-        """Return the lease of the worker to take the request, None if no worker is routable."""
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether questions are to say which blocks the requests' contexts have."""
+
+    async def assign(self, request: AssignRequest) -> Assignment:
+        """Choose the worker to take the request; none if no worker is routable."""
+
+    async def prefilled(self, request_id: str) -> None:
+        """Note that the request's first token has come. Never raises, like `release`."""
 
     async def release(self, request_id: str) -> None:
         """Charge the request to no worker. Never raises: at worst, a load is overestimated for a while."""
@@ -49,12 +56,19 @@ class LocalAssigner:
         self.ledger = Ledger()
         fleet.subscribe(self._on_change)
 
-    async def assign(self, request: AssignRequest) -> str | None:
+    @property
+    def needs_blocks(self) -> bool:
+        return self._policy.needs_blocks
+
+    async def assign(self, request: AssignRequest) -> Assignment:
         choice = self._policy.choose(request, self._fleet.view.routable(), self.ledger, time.monotonic())
         if choice is None:
-            return None
+            return Assignment(None)
         self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens)
-        return choice.worker
+        return Assignment(choice.worker)
+
+    async def prefilled(self, request_id: str) -> None:
+        self.ledger.prefilled(self._frontend, request_id)
 
     async def release(self, request_id: str) -> None:
         self.ledger.release(self._frontend, request_id)
@@ -84,22 +98,40 @@ class RouterAssigner:
         self._frontend = frontend
         self._fallback = fallback
         self._router_up = True
+        self._needs_blocks = True
 
-    async def assign(self, request: AssignRequest) -> str | None:
+    @property
+    def needs_blocks(self) -> bool:
+        return self._needs_blocks
+
+    async def assign(self, request: AssignRequest) -> Assignment:
         try:
             assignment = await self._bus.ask(self._subjects.assign, request, Assignment, timeout_s=_ROUTER_TIMEOUT_S)
         except (BusError, DecodeError) as error:
             self._note_router(False, str(error))
             return await self._fallback.assign(request)
         self._note_router(True)
+        self._needs_blocks = assignment.needs_blocks
         worker = assignment.worker
         if worker is None:
-            return None
+            return assignment
         if not self._fallback.knows(worker):
             # The router's view of the fleet is older than this one: it has just started, or has hung.
             return await self._fallback.assign(request)
-        self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens)
-        return worker
+        uncached = None if assignment.cached is None else max(request.tokens - assignment.cached, 0)
+        self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens, uncached=uncached)
+        return assignment
+
+    async def prefilled(self, request_id: str) -> None:
+        await self._fallback.prefilled(request_id)
+        try:
+            await self._bus.send(self._subjects.prefilled, Prefilled(request_id=request_id, frontend=self._frontend))
+        except BusError as error:
+            _log.warning(
+                "the router was not told that request %s has its first token (%s); the next report corrects its view",
+                request_id,
+                error,
+            )
 
     async def release(self, request_id: str) -> None:
         await self._fallback.release(request_id)

@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from components.frontend.placing.assigner import Assigner
+from components.frontend.placing.blocks import NO_BLOCKS, blocks_of
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
@@ -60,7 +61,8 @@ class Placer:
         while True:
             # Taken before asking, so that no change between the answer and the wait is missed.
             changed = self._fleet_changed
-            worker = await self._assigner.assign(self._question(live))
+            live.assignment = await self._assigner.assign(await self._question(live))
+            worker = live.assignment.worker
             # A worker that is set apart takes requests again soon.
             first = live.log.epoch == 0 and not self._fleet.view.exclusive()
             deadline_s = self.deadlines.placement_s if first else self.deadlines.recovery_s
@@ -87,10 +89,14 @@ class Placer:
     async def send(self, live: LiveRequest, current: RequestEpoch, worker: str) -> None:
         """Submit the request to the worker, from the end of its log on. Raises BusError."""
         work = self.submission(live, current)
-        held = live.prefill.held
-        if held is not None and held.worker != worker:
-            work = msgspec.structs.replace(work, source=held.worker)
+        source = self._source(live, worker)
+        if source is not None:
+            work = msgspec.structs.replace(work, source=source)
         await self._link.submit(worker, work)
+
+    async def prefilled(self, live: LiveRequest) -> None:
+        """Note that the request's worker has sent the first token of its epoch."""
+        await self._assigner.prefilled(live.request_id)
 
     def submission(self, live: LiveRequest, current: RequestEpoch, at_most: int | None = None) -> Submit:
         """Return the request as a worker is given it, to generate `at_most` further tokens. Begins the epoch."""
@@ -115,10 +121,23 @@ class Placer:
             pools=request.pools,
         )
 
-    def _question(self, live: LiveRequest) -> AssignRequest:
+    def _source(self, live: LiveRequest, worker: str) -> str | None:
+        """The worker from which the KV of the request's context is to be pulled."""
+        held, assignment = live.prefill.held, live.assignment
+        if held is not None:
+            return held.worker if held.worker != worker else None
+        return assignment.pull_from if assignment is not None and assignment.worker == worker else None
+
+    async def _question(self, live: LiveRequest) -> AssignRequest:
+        blocks, block_tokens = NO_BLOCKS
+        if self._assigner.needs_blocks:
+            context = [*live.request.prompt_token_ids, *live.log.tokens]
+            blocks, block_tokens = await blocks_of(live.request, context, self._fleet)
         return AssignRequest(
             request_id=live.request_id,
             frontend=self._link.frontend,
             tokens=live.tokens,
             avoid=(*live.recovery.avoid, *self.breakers.open(time.monotonic())),
+            blocks=blocks,
+            block_tokens=block_tokens,
         )

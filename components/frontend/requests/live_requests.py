@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from components.frontend.migration.state import MigrationRecord
 from components.frontend.prefill.prefill_jobs import PrefillRecord
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.routing import Assignment
 from dynamo_local.core.messages.work import Progress
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.log import RequestLog
@@ -30,6 +31,8 @@ class LiveRequest:
     recovery: Recovery = field(default_factory=Recovery)
     prefill: PrefillRecord = field(default_factory=PrefillRecord)
     migration: MigrationRecord = field(default_factory=MigrationRecord)
+    assignment: Assignment | None = None
+    """The last answer to the question who is to take the request. Written by placer.py."""
 
     @property
     def request_id(self) -> str:

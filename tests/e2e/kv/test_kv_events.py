@@ -16,7 +16,8 @@ from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.routing.block_keys import key_of
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
+from dynamo_local.core.routing.block_keys import key_of, pack_hashes
 from dynamo_local.core.subjects import Subjects
 from tests.e2e.kv.pull_engines import prompt_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
@@ -93,13 +94,29 @@ async def test_what_workers_publish_is_what_they_have_cached(pair: LlmServer, ap
         total = 0
         for lease in leases:
             for prompt, salt in zip(prompts, salts, strict=True):
-                question = CachedQuestion(prompt, salt)
-                answer = await bus.ask(subjects.cached(lease), question, CachedAnswer, timeout_s=PATIENCE_S)
+                asked = CachedQuestion(prompt, salt)
+                had = await bus.ask(subjects.cached(lease), asked, CachedAnswer, timeout_s=PATIENCE_S)
                 # The last token is always computed.
                 keys = [key_of(each) for each in hasher(prompt[:-1], salt)]
-                await readers.until(lambda a=answer, k=keys, w=lease: readers.cached(w, k) == a.tokens)  # type: ignore[misc]
-                total += answer.tokens
+                await readers.until(lambda a=had, k=keys, w=lease: readers.cached(w, k) == a.tokens)  # type: ignore[misc]
+                total += had.tokens
         assert total >= 288 + 480 + 32 + 64, "each prompt is cached somewhere"
+        for number, (prompt, salt) in enumerate(zip(prompts, salts, strict=True)):
+            blocks = pack_hashes(hasher(prompt, salt))
+            question = AssignRequest(f"t{number}", "test", len(prompt), blocks=blocks, block_tokens=BLOCK)
+            assigned = await bus.ask(subjects.assign, question, Assignment, timeout_s=PATIENCE_S)
+            await bus.send(subjects.released, Released(question.request_id, question.frontend))
+            body = {} if salt is None else {"cache_salt": salt}
+            answer = await asyncio.to_thread(
+                api.completions.create, model="random", prompt=prompt, max_tokens=2, extra_body=body
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            assert (
+                answer.usage.prompt_tokens_details.cached_tokens
+                == assigned.cached
+                == (len(prompt) - 1) // BLOCK * BLOCK
+            )
         for parked in (True, False):
             order = ParkQuestion(parked)
             told = await bus.ask(subjects.parking(leases[0]), order, ParkAnswer, timeout_s=PATIENCE_S)

@@ -25,7 +25,7 @@ from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
@@ -53,12 +53,12 @@ class BeginsAt(RouterAssigner):
         self._first = first
         self._begun: set[str] = set()
 
-    async def assign(self, request: AssignRequest) -> str | None:
+    async def assign(self, request: AssignRequest) -> Assignment:
         if request.request_id in self._begun:
             return await super().assign(request)
         self._begun.add(request.request_id)
         await self.reassign(request.request_id, self._first, request.tokens)
-        return self._first
+        return Assignment(self._first)
 
 
 @dataclass

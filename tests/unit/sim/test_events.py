@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dynamo_local.sim.events import Agenda
 
 

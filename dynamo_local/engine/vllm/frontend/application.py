@@ -12,11 +12,12 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.errors import EngineError, one_line
+from dynamo_local.core.errors import EngineError, RequestError, one_line
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.messages.endpoints import ServedAdapter
@@ -124,7 +125,9 @@ class ModelApplication:
             models.lora_requests.pop(name, None)
             loaded = await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=adapter.path))
             if isinstance(loaded, str):
-                keys[models.lora_requests[name].lora_int_id] = adapter.key
+                number = models.lora_requests[name].lora_int_id
+                keys[number] = adapter.key
+                await _note_content(self._built.llm.engine_core.hashing, number, adapter)
             else:
                 logging.getLogger(__name__).error("adapter %s cannot be served: %s", name, loaded.error.message)
 
@@ -171,6 +174,14 @@ async def _give_state(built: _Built) -> None:
     tasks = await built.llm.get_supported_tasks()
     await init_app_state(built.llm, built.app.state, built.args, tasks)
     name_roots(built.app)
+
+
+async def _note_content(hashing: Any, number: int, adapter: ServedAdapter) -> None:
+    """Note by which name engines know the adapter's content. Without it, nobody finds where its prefixes are cached."""
+    from dynamo_local.engine.vllm.requests.listed_adapters import name_of_content
+
+    with suppress(RequestError):
+        hashing.contents[number] = await asyncio.to_thread(name_of_content, adapter.key, adapter.path)
 
 
 def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("generate",)) -> Any:

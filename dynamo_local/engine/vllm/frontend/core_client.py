@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors
+from dynamo_local.engine.vllm.frontend.context_hashes import Hashing
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import prepare_concurrently
@@ -51,13 +52,19 @@ class DispatchedCore(EngineCoreClient):
     """An engine-core client whose engine is a fleet."""
 
     def __init__(
-        self, dispatcher: Dispatcher, *, lora: bool = False, tasks: tuple[SupportedTask, ...] = ("generate",)
+        self,
+        dispatcher: Dispatcher,
+        *,
+        lora: bool = False,
+        tasks: tuple[SupportedTask, ...] = ("generate",),
+        hashing: Hashing | None = None,
     ) -> None:
         self.resources = _Resources()
         self.engine_ranks_managed = [0]
         self._dispatcher = dispatcher
         self._lora = lora
         self._tasks = tasks
+        self.hashing = hashing
         self.adapter_keys: dict[int, str] = {}
         """What workers know adapters by, by vLLM's number; for others it is their name."""
         self._begun: dict[str, _Begun] = {}
@@ -69,6 +76,8 @@ class DispatchedCore(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         try:
             ours = request_of(request, lora=self._lora, adapter_keys=self.adapter_keys)
+            if self.hashing is not None:
+                ours = replace(ours, hashes=self.hashing.of(request))
         except BadRequestError as error:
             raise VLLMClientError(str(error)) from error
         self._begun[request.request_id] = _Begun(len(ours.prompt_token_ids), ours.trace_headers)
@@ -122,7 +131,8 @@ def build(
     the guarded output processor. It starts with the first request otherwise.)
     """
     tasks = tasks_of(vllm_config.model_config)
-    core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None, tasks=tasks)
+    hashing = Hashing(vllm_config.cache_config)
+    core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None, tasks=tasks, hashing=hashing)
     with core_client(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats)
     count_usage(llm.output_processor)

@@ -15,10 +15,11 @@ from vllm.v1.request import Request
 class BlockHasher:
     """Hasher of one engine. Called with a context's tokens, salt and adapter, gives the hashes of its full blocks."""
 
-    def __init__(self, cache_config: CacheConfig) -> None:
+    def __init__(self, cache_config: CacheConfig, block_size: int | None = None) -> None:
+        """`block_size`: of the engine's blocks, in tokens, if the configuration does not say it."""
         function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)
         init_none_hash(function)
-        self._hasher = get_request_block_hasher(cache_config.block_size, function)
+        self._hasher = get_request_block_hasher(block_size or cache_config.block_size, function)
 
     def __call__(
         self, token_ids: Sequence[int], cache_salt: str | None, adapter: LoRARequest | None = None

@@ -71,7 +71,7 @@ class ListedAdapters:
             return
         known = self.get(name)
         try:
-            named = await asyncio.to_thread(_name_of_content, name, folder)
+            named = await asyncio.to_thread(name_of_content, name, folder)
         except RequestError:
             if known is None or known.lora_path != folder:
                 raise
@@ -117,7 +117,7 @@ class ListedAdapters:
     async def _check_unchanged(self, request: LoRARequest, name: str, core: Any) -> None:
         """Raise RequestError if other files were loaded than those of which it has its name."""
         try:
-            after = await asyncio.to_thread(_name_of_content, name, request.lora_path)
+            after = await asyncio.to_thread(name_of_content, name, request.lora_path)
             if after != request.lora_name:
                 what = f"the adapter {adapter_name(name)} was changed while it was loaded"
                 raise RequestError(what, "send the request again")
@@ -141,8 +141,9 @@ def _not_loaded(name: str) -> RequestError:
     return RequestError(f"the adapter {adapter_name(name)} cannot be loaded", "the worker's log says why")
 
 
-def _name_of_content(name: str, folder: str) -> str:
-    """Raises RequestError if there is no such folder."""
+def name_of_content(name: str, folder: str) -> str:
+    """Name of an adapter in an engine core, with a digest of its files. Blocks. Raises RequestError if there is no such
+    folder."""
     try:
         identity = files_identity(Path(folder), strictly=True)
     except OSError as error:
