@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Subscription
+from dynamo_local.core.beats import QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, FleetView, Happened
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
-from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.routing.assumed import AssumedCaches
 from dynamo_local.core.routing.block_keys import unpack
 from dynamo_local.core.routing.index import PrefixIndex
@@ -20,24 +23,35 @@ from dynamo_local.core.subjects import Subjects
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 1.0
-"""A worker that is not in step is asked again after this time."""
+"""Shortest time between two questions to a worker that is not in step."""
 
 
 class CacheWatch:
     """Keeps a prefix index in step with the workers of a view.
 
-    Of a worker whose engine does not tell, the blocks of the requests assigned to it are taken for cached.
+    Of a worker whose engine does not tell, the blocks of the requests assigned to it are taken for cached. Before
+    `start` it follows nobody. `on_news` is called when what is known has changed.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, view: FleetView) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, view: FleetView, on_news: Callable[[], None]) -> None:
         self.index = PrefixIndex()
         self._assumed = AssumedCaches(self.index)
         self._bus = bus
         self._subjects = subjects
         self._view = view
+        self._on_news = on_news
         self._listening: Subscription | None = None
+        self._telling: set[str] = set()
+        """Leases of the workers that tell what they have cached, without those that are gone or revoked."""
+        self._behind: dict[str, float] = {}
+        """Those of them that are not in step, each with the time from which it may be asked (CLOCK_MONOTONIC, s)."""
         self._woken = asyncio.Event()
         self._connections = bus.connections
+
+    @property
+    def out_of_step(self) -> int:
+        """Number of workers that tell what they have cached, and of which not all has been heard."""
+        return len(self._behind)
 
     async def start(self) -> None:
         """Listen. Raises BusError."""
@@ -51,21 +65,26 @@ class CacheWatch:
     async def run(self) -> None:
         """Ask workers that are not in step for all that they have, until cancelled."""
         while True:
-            await self._woken.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_s(time.monotonic())):
+                    await self._woken.wait()
             self._woken.clear()
-            await self._ask()
-            await asyncio.sleep(_ASK_AGAIN_S)
-            if any(self.out_of_step()):
-                self._woken.set()
+            self.look()
+            await self._ask(time.monotonic())
 
     def follow(self, change: Change) -> None:
-        """Take note of a worker that has come or gone."""
+        """Take note of a worker that has come, changed or gone."""
         worker = change.presence
+        if self._listening is None:
+            return
         if change.what in (Happened.LEFT, Happened.REVOKED):
-            self.index.forget(worker.lease)
-            self._assumed.forget(worker.lease)
-        elif _tells(worker) and not self.index.in_step(worker.lease):
-            self._woken.set()
+            self._forget(worker.lease)
+        elif worker.engine is not None and worker.engine.kv_events:
+            self._telling.add(worker.lease)
+            self._note_step(worker.lease)
+        elif worker.state == "parked":
+            # One that tells sends that its cache is cleared; of this one it is known.
+            self._forget(worker.lease)
 
     def assigned(self, worker: str, blocks: bytes) -> None:
         """Take note of a request's blocks (packed keys), which the worker is going to have."""
@@ -78,33 +97,45 @@ class CacheWatch:
         if self._connections != self._bus.connections:
             self._connections = self._bus.connections
             self.index.doubt()
-            self._woken.set()
+            for lease in self._telling:
+                self._note_step(lease)
 
-    def out_of_step(self) -> Iterator[str]:
-        """Leases of workers that tell what they have cached, and of which not all has been heard."""
-        for worker in self._view.members():
-            if _tells(worker) and not self.index.in_step(worker.lease):
-                yield worker.lease
+    def _wait_s(self, now: float) -> float:
+        """Time until a worker may be asked again, at most until the next beat: a connection that was restored does not
+        tell, and is looked for."""
+        return max(0.0, min([until_beat(now, QUIET_BEAT_S), *(at - now for at in self._behind.values())]))
 
-    async def _ask(self) -> None:
-        for lease in list(self.out_of_step()):
+    async def _ask(self, now: float) -> None:
+        for lease in [lease for lease, at in self._behind.items() if now >= at]:
+            self._behind[lease] = now + _ASK_AGAIN_S
             try:
                 await self._bus.send(self._subjects.kv_state(lease), KvStateQuestion())
             except BusError as error:
                 _log.warning("worker %s was not asked what it has cached, and will be: %s", lease, error)
 
     async def _on_changes(self, changes: KvChanges) -> None:
-        # What a worker that is gone told last arrives late, and would never be forgotten.
-        if self._view.get(changes.worker) is None:
+        # What a worker that is gone told last may arrive late, and would never be forgotten. One that is new is asked.
+        if changes.worker not in self._telling:
             return
         try:
-            complete = self.index.apply(changes)
+            self.index.apply(changes)
         except DecodeError as error:
             _log.warning("worker %s told what it has cached in a form that cannot be read: %s", changes.worker, error)
             return
-        if not complete:
+        self._note_step(changes.worker)
+
+    def _note_step(self, lease: str) -> None:
+        """Have the worker asked if it is not in step."""
+        if self.index.in_step(lease):
+            self._behind.pop(lease, None)
+        elif lease not in self._behind:
+            self._behind[lease] = -math.inf
             self._woken.set()
+        self._on_news()
 
-
-def _tells(worker: Presence) -> bool:
-    return worker.engine is not None and worker.engine.kv_events
+    def _forget(self, lease: str) -> None:
+        self._telling.discard(lease)
+        self._behind.pop(lease, None)
+        self._assumed.forget(lease)
+        self.index.forget(lease)
+        self._on_news()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,8 @@ class ModelRouting:
     bus: Bus
     subjects: Subjects
     policy: RoutingPolicy
+    on_news: Callable[[], None]
+    """Called when what workers have cached has changed, or who is in step."""
     ledger: Ledger = field(init=False)
     _fleet: FleetWatch = field(init=False)
     _caches: CacheWatch = field(init=False)
@@ -41,7 +43,7 @@ class ModelRouting:
 
     def __post_init__(self) -> None:
         self._fleet = FleetWatch(self.bus, self.subjects)
-        self._caches = CacheWatch(self.bus, self.subjects, self._fleet.view)
+        self._caches = CacheWatch(self.bus, self.subjects, self._fleet.view, self.on_news)
         self.ledger = Ledger(self._caches.index)
         self._fleet.subscribe(self._on_change)
 
@@ -54,7 +56,8 @@ class ModelRouting:
     def works(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """What is to run until it is cancelled, with names."""
         yield "fleet", self._fleet.run()
-        yield "caches", self._caches.run()
+        if self.policy.needs_blocks:
+            yield "caches", self._caches.run()
 
     async def stop(self) -> None:
         """Listen no more."""
@@ -74,16 +77,18 @@ class ModelRouting:
         """Choose a worker and charge it with the request. Raises DecodeError if the request's blocks are no keys."""
         self._caches.look()
         now, needs_blocks = time.monotonic(), self.policy.needs_blocks
+        # A frontend sends blocks until it is told that they are not needed.
+        blocks = request.blocks if needs_blocks else b""
         choice = self.policy.choose(request, self._fleet.view.routable(), self.ledger, now)
         if choice is None:
             return Assignment(None, needs_blocks=needs_blocks)
         worker, cached = choice.worker, choice.cached
         uncached = None if cached is None else max(request.tokens - cached, 0)
         self.ledger.charge(
-            request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=request.blocks
+            request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
-        self._caches.assigned(worker, request.blocks)
-        return Assignment(worker, cached if request.blocks else None, self._source(choice), needs_blocks)
+        self._caches.assigned(worker, blocks)
+        return Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks)
 
     def _source(self, choice: RoutingChoice) -> str | None:
         """The worker from which the chosen one is to pull what it lacks of the prefix."""
@@ -99,6 +104,16 @@ class ModelRouting:
     def prefilled(self, prefilled: Prefilled) -> None:
         """Note that a request's first token has come."""
         self.ledger.prefilled(prefilled.frontend, prefilled.request_id)
+
+    @property
+    def index_blocks(self) -> int:
+        """Number of different blocks that are known to be cached."""
+        return len(self._caches.index)
+
+    @property
+    def out_of_step(self) -> int:
+        """Number of workers of which some message about their caches is missing."""
+        return self._caches.out_of_step
 
     def release(self, released: Released) -> None:
         """Charge the request to no worker."""

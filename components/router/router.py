@@ -6,13 +6,13 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from components.router.assignments import Assignments
 from components.router.model_routing import ModelRouting
 from components.router.settings import RouterSettings
 from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
@@ -47,15 +47,15 @@ class Router(Service):
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._policy = context.settings(RouterSettings).policy
-        self._own = self._routing(context.subjects)
+        self._assignments = Assignments()
         self._revisions: dict[str, _Served] = {}
-        self._assigned = self._unassigned = 0
+        self._own = self._routing(context.subjects)
 
     @async_on_start
     async def start(self) -> None:
         """Listen. A restarted router starts with an empty ledger, and learns the load from the charges of frontends."""
         subjects = self._context.subjects
-        self._context.announcer.note(counts=Counts(assigned=0, unassigned=0))
+        self._note()
         await self._own.start()
         for name, work in self._own.works():
             self._context.tasks.spawn(name, work)
@@ -149,13 +149,22 @@ class Router(Service):
         for work in served.works:
             work.cancel()
         await served.routing.stop()
+        self._note()
 
     def _routing(self, subjects: Subjects) -> ModelRouting:
-        return ModelRouting(self._context.bus, subjects, POLICIES[self._policy]())
+        return ModelRouting(self._context.bus, subjects, POLICIES[self._policy](), self._note)
 
     def _assign(self, routing: ModelRouting, request: AssignRequest) -> Assignment:
         assignment = routing.assign(request)
-        self._assigned += assignment.worker is not None
-        self._unassigned += assignment.worker is None
-        self._context.announcer.note(counts=Counts(assigned=self._assigned, unassigned=self._unassigned))
+        self._assignments.add(request, assignment)
+        self._note()
         return assignment
+
+    def _note(self) -> None:
+        """Have the counts published."""
+        routings = [self._own, *(served.routing for served in self._revisions.values())]
+        counts = self._assignments.counts(
+            index_blocks=sum(routing.index_blocks for routing in routings),
+            out_of_step=sum(routing.out_of_step for routing in routings),
+        )
+        self._context.announcer.note(counts=counts)

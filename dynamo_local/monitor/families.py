@@ -172,6 +172,18 @@ ASSIGNMENTS = Metric(
     "Requests to the router for a worker, by outcome",
     ("outcome",),
 )
+ROUTED_TOKENS = Metric("dynamo_router_tokens_total", "counter", "Tokens of the contexts of assigned requests")
+PREDICTED_TOKENS = Metric(
+    "dynamo_router_predicted_cached_tokens_total",
+    "counter",
+    "Those of them that the router expected the worker to have in its KV cache",
+)
+INDEX_BLOCKS = Metric("dynamo_router_index_blocks", "gauge", "Different KV blocks that the router knows to be cached")
+OUT_OF_STEP = Metric(
+    "dynamo_router_workers_out_of_step",
+    "gauge",
+    "Workers of which the router misses messages about their KV caches, and whom it asks",
+)
 PLANNER_ACTS = Metric("dynamo_planner_acts", "gauge", "1 if the planner acts, 0 if it only observes")
 PLANNER_CHANGING = Metric("dynamo_planner_changing", "gauge", "1 while an action of the planner is under way, else 0")
 PLANNER_WORKERS = Metric("dynamo_planner_workers", "gauge", "Workers as the planner counts them", ("role", "standing"))

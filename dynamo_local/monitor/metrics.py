@@ -31,11 +31,13 @@ from dynamo_local.monitor.families import (
     ENDPOINT_WANTED,
     HELD,
     IN_FLIGHT,
+    INDEX_BLOCKS,
     KV_BLOCKS,
     KV_PINNED,
     KV_USAGE,
     MAX_RUNNING,
     MIGRATIONS,
+    OUT_OF_STEP,
     OUTPUT_TOKENS,
     PLANNER_ACTS,
     PLANNER_CHANGING,
@@ -45,6 +47,7 @@ from dynamo_local.monitor.families import (
     PLANNER_KV_USAGE,
     PLANNER_MAX_DEVICES,
     PLANNER_WORKERS,
+    PREDICTED_TOKENS,
     PREFILL_S,
     PREFILLS,
     PROCESS_STARTS,
@@ -54,6 +57,7 @@ from dynamo_local.monitor.families import (
     PULLED_BYTES,
     PULLED_TOKENS,
     QUEUE,
+    ROUTED_TOKENS,
     RUNNING,
     TAKEN,
     WAITING,
@@ -61,6 +65,14 @@ from dynamo_local.monitor.families import (
     Metric,
 )
 from dynamo_local.monitor.graph_watch import Snapshot
+
+_ROUTER_COUNTS = {
+    ROUTED_TOKENS: "routed_tokens",
+    PREDICTED_TOKENS: "predicted_tokens",
+    INDEX_BLOCKS: "index_blocks",
+    OUT_OF_STEP: "out_of_step",
+}
+"""Metrics of routers, with the names of their counts."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +249,10 @@ def _of_router(members: Sequence[Presence]) -> Iterator[Sample]:
         known = [count for one in counts if (count := getattr(one, outcome)) is not None]
         if known:
             yield Sample(ASSIGNMENTS, (outcome,), sum(known))
+    for metric, name in _ROUTER_COUNTS.items():
+        known = [count for one in counts if (count := getattr(one, name)) is not None]
+        if known:
+            yield Sample(metric, (), sum(known))
 
 
 def _of_planner(report: PlannerReport) -> Iterator[Sample]:

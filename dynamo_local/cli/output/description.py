@@ -84,6 +84,10 @@ def _counts(counts: Counts) -> str:
         ("tokens generated", counts.output_tokens),
         ("requests assigned", counts.assigned),
         ("requests not assigned", counts.unassigned),
+        ("tokens routed", counts.routed_tokens),
+        ("of them expected to be cached", counts.predicted_tokens),
+        ("blocks known to be cached", counts.index_blocks),
+        ("workers out of step", counts.out_of_step),
     )
     words = [f"{number} {name}" for name, number in named if number is not None]
     if counts.migrations is not None:

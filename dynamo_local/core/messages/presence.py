@@ -108,6 +108,14 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests for which the router has found a worker."""
     unassigned: int | None = None
     """Requests for which the router has found no worker."""
+    routed_tokens: int | None = None
+    """Tokens of the contexts of requests for which the router has found a worker."""
+    predicted_tokens: int | None = None
+    """Those of them that the workers were expected to have cached."""
+    index_blocks: int | None = None
+    """Different KV blocks that the router knows to be cached. Unlike the counters it falls again."""
+    out_of_step: int | None = None
+    """Workers of which the router misses messages about their caches. Falls again as well."""
     migrations: MigrationCounts | None = None
     """Migrations of a frontend."""
     in_flight: int | None = None

@@ -26,9 +26,8 @@ DECODE = Presence(
     started_at=NOW - 125.0,
 )
 STARTING = Presence("ns_VllmWorker_1", "VllmWorker", "decode", "s", 2, "starting", "loading the model")
-ROUTER = Presence(
-    "ns_Router", "Router", "router", "r", 3, "ready", counts=Counts(assigned=5, unassigned=0), started_at=NOW - 9.0
-)
+ROUTED = Counts(assigned=5, unassigned=0, routed_tokens=900, predicted_tokens=640, index_blocks=77, out_of_step=0)
+ROUTER = Presence("ns_Router", "Router", "router", "r", 3, "ready", counts=ROUTED, started_at=NOW - 9.0)
 MOVES = MigrationCounts(
     (
         EndedMigrations("drain", "migrated", 3),

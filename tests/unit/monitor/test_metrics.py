@@ -73,6 +73,10 @@ def test_a_graph_is_told_of_whole() -> None:
     assert found["dynamo_process_starts_total", "ns_Router"] == 1
     assert found["dynamo_router_assignments_total", "assigned"] == 5
     assert found["dynamo_router_assignments_total", "unassigned"] == 0
+    assert found["dynamo_router_tokens_total",] == 900
+    assert found["dynamo_router_predicted_cached_tokens_total",] == 640
+    assert found["dynamo_router_index_blocks",] == 77
+    assert found["dynamo_router_workers_out_of_step",] == 0
     assert found["dynamo_prefill_queue_jobs", "m", "waiting"] == 3
     assert found["dynamo_prefills_total", "m", "long"] == 2
     assert found["dynamo_migrations_total", "m", "migrated", "drain"] == 3
