@@ -22,7 +22,7 @@ _LIMITS = ("max-local-prefill-length", "max-prefill-queue-size")
 _UNBOUNDED_QUEUE = 10_000
 """Number of jobs that the prefill queue holds at most: a limit that is never reached."""
 
-_ROUTING = "requests go to the worker with the fewest outstanding prompt tokens, in graphs with and without Router"
+_ROUTING = "Router.policy says how requests are routed, by default to where their prefix is cached"
 _PROCESSOR_S = {
     "router": _ROUTING,
     "router-num-threads": "the frontend has no such threads",
@@ -32,7 +32,7 @@ IGNORED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "Common": _PROCESSOR_S,
         _FRONTEND: {**_PROCESSOR_S, "endpoint": "the frontend is the processor as well", "port": ""},
-        "Router": {**_PROCESSOR_S, _TAKES: "the router has no settings"},
+        "Router": {**_PROCESSOR_S, _TAKES: "the router has no settings but its policy"},
         _DECODE: _PROCESSOR_S,
         _PREFILL: _PROCESSOR_S,
     }

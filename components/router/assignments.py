@@ -1,25 +1,59 @@
-"""The router's account of its assignments."""
+"""The router's account of its assignments: counts, and the latest ones with what they were chosen by."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from msgspec.structs import replace
+
 from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, RoutesQuestion, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
+from dynamo_local.core.routing.choice import CandidateCost
+
+_KEPT = 128
+"""Number of assignments that are kept to be explained."""
+
+_MOST_TOLD = 100
+"""Bound on the assignments of an answer, which is one message."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """An answer to a frontend, and the figures of all candidates."""
+
+    assignment: Assignment
+    costs: tuple[CandidateCost, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    request: AssignRequest
+    routed: Routed
+    revision: str
+    at: float
 
 
 class Assignments:
-    """Counts assignments, and the tokens that are expected to be cached."""
+    """The assignments of all models."""
 
     def __init__(self) -> None:
         self._assigned = self._unassigned = self._tokens = self._predicted = 0
+        self._latest: deque[_Kept] = deque(maxlen=_KEPT)
+        """The latest first."""
 
-    def add(self, request: AssignRequest, assignment: Assignment) -> None:
-        """Count an answer to a frontend."""
-        if assignment.worker is None:
+    def add(self, request: AssignRequest, routed: Routed, revision: str) -> None:
+        """Enter an answer to a frontend."""
+        self._latest.appendleft(_Kept(replace(request, blocks=b""), routed, revision, time.monotonic()))
+        if routed.assignment.worker is None:
             self._unassigned += 1
             return
         self._assigned += 1
         self._tokens += request.tokens
-        self._predicted += assignment.cached or 0
+        self._predicted += routed.assignment.cached or 0
 
     def counts(self, *, index_blocks: int, out_of_step: int) -> Counts:
         """What the router's presence tells."""
@@ -31,3 +65,34 @@ class Assignments:
             index_blocks=index_blocks,
             out_of_step=out_of_step,
         )
+
+    def latest(self, question: RoutesQuestion) -> tuple[RouteRow, ...]:
+        """The latest assignments, the latest first."""
+        wanted = question.revisions
+        kept = (each for each in self._latest if wanted is None or each.revision in wanted)
+        now = time.monotonic()
+        return tuple(_row(each, now) for each in islice(kept, min(question.limit, _MOST_TOLD)))
+
+
+def _row(kept: _Kept, now: float) -> RouteRow:
+    request, assignment, costs = kept.request, kept.routed.assignment, kept.routed.costs
+    # The chosen one is among them even if cheaper ones have just failed the request.
+    ordered = sorted(costs, key=lambda each: (each.worker != assignment.worker, each.cost))[:MOST_CANDIDATES]
+    return RouteRow(
+        request_id=request.request_id,
+        revision=kept.revision,
+        frontend=request.frontend,
+        tokens=request.tokens,
+        age_s=now - kept.at,
+        worker=assignment.worker,
+        cached=assignment.cached,
+        pull_from=assignment.pull_from,
+        candidates=tuple(_candidate(each, request) for each in sorted(ordered, key=lambda each: each.cost)),
+        left_out=len(costs) - len(ordered),
+    )
+
+
+def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
+    return WeighedWorker(
+        each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid
+    )

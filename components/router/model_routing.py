@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.router.assignments import Routed
 from components.router.cache_watch import CacheWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
@@ -73,7 +74,7 @@ class ModelRouting:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
 
-    def assign(self, request: AssignRequest) -> Assignment:
+    def assign(self, request: AssignRequest) -> Routed:
         """Choose a worker and charge it with the request. Raises DecodeError if the request's blocks are no keys."""
         self._caches.look()
         now, needs_blocks = time.monotonic(), self.policy.needs_blocks
@@ -81,14 +82,15 @@ class ModelRouting:
         blocks = request.blocks if needs_blocks else b""
         choice = self.policy.choose(request, self._fleet.view.routable(), self.ledger, now)
         if choice is None:
-            return Assignment(None, needs_blocks=needs_blocks)
+            return Routed(Assignment(None, needs_blocks=needs_blocks))
         worker, cached = choice.worker, choice.cached
         uncached = None if cached is None else max(request.tokens - cached, 0)
         self.ledger.charge(
             request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
         self._caches.assigned(worker, blocks)
-        return Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks)
+        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks)
+        return Routed(assignment, choice.costs)
 
     def _source(self, choice: RoutingChoice) -> str | None:
         """The worker from which the chosen one is to pull what it lacks of the prefix."""

@@ -13,6 +13,7 @@ from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
@@ -64,6 +65,7 @@ class Router(Service):
         await bus.listen(subjects.released, Released, self._on_released)
         await bus.listen(subjects.charges, Charges, self._on_charges)
         await bus.listen(subjects.prefilled, Prefilled, self._on_prefilled)
+        await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
         every = Subjects(self._context.namespace, "*")
         await bus.subscribe(every.assign, self._on_assign_in_revision, queue="router")
         await bus.subscribe(every.released, self._on_released_in_revision)
@@ -84,6 +86,10 @@ class Router(Service):
 
     async def _on_prefilled(self, prefilled: Prefilled) -> None:
         self._own.prefilled(prefilled)
+
+    async def _on_routes(self, question: RoutesQuestion, answer: Answer) -> None:
+        """Of all models: an operator asks each router once."""
+        await answer.send(RoutesAnswer(self._policy, self._assignments.latest(question)))
 
     # The workers of endpoints.
 
@@ -155,10 +161,10 @@ class Router(Service):
         return ModelRouting(self._context.bus, subjects, POLICIES[self._policy](), self._note)
 
     def _assign(self, routing: ModelRouting, request: AssignRequest) -> Assignment:
-        assignment = routing.assign(request)
-        self._assignments.add(request, assignment)
+        routed = routing.assign(request)
+        self._assignments.add(request, routed, routing.subjects.revision)
         self._note()
-        return assignment
+        return routed.assignment
 
     def _note(self) -> None:
         """Have the counts published."""

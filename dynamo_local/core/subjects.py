@@ -128,6 +128,10 @@ class Subjects:
         """Tells the router that a request's first token has come."""
         return f"{self._root}.router.prefilled"
 
+    def routes(self, lease: str) -> str:
+        """Asks a router for its latest assignments (request and answer)."""
+        return f"{self._root}.router.routes.{lease}"
+
     def kv_events(self, lease: str) -> str:
         """What has become of a worker's cached blocks (core/messages/kv_events.py)."""
         return f"{self._root}.kv_events.{lease}"

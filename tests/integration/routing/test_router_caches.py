@@ -9,10 +9,11 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import LeaseRevoked
+from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.routing.block_keys import pack
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
-from tests.integration.fleet_of_fakes import until
+from tests.integration.fleet_of_fakes import DEADLINE_S, until
 from tests.integration.nats_process import NatsProcess
 from tests.integration.routing.router_scene import Asker, counts_of, running_router, running_worker
 
@@ -41,6 +42,30 @@ async def test_a_prompt_returns_to_the_worker_that_has_computed_it(
         assert (again.worker, again.cached) == (first.worker, CACHED)
         counts = counts_of(router)
         assert (counts.assigned, counts.routed_tokens, counts.predicted_tokens) == (2, 41 + 44, CACHED)
+
+
+async def test_the_latest_assignments_are_told_with_their_candidates(connect: Connect, subjects: Subjects) -> None:
+    revision = Subjects(subjects.namespace, "chat@1")
+    async with AsyncExitStack() as stack:
+        for lease in "ab":
+            await stack.enter_async_context(running_worker(await connect(), subjects, lease))
+        router = await stack.enter_async_context(running_router(await connect(), subjects))
+        asker, other = Asker(await connect(), subjects), Asker(await connect(), revision)
+        chosen = (await asker.ask(PROMPT)).worker
+        assert (await other.ask(PROMPT)).worker is None
+
+        async def told(*revisions: str) -> RoutesAnswer:
+            question = RoutesQuestion(10, revisions or None)
+            return await asker.bus.ask(subjects.routes(router.lease), question, RoutesAnswer, timeout_s=DEADLINE_S)
+
+        answer = await told()
+        assert answer.policy == "kv"
+        assert [(each.revision, each.worker, each.tokens) for each in answer.routes] == [
+            ("chat@1", None, len(PROMPT)),
+            ("", chosen, len(PROMPT)),
+        ]
+        assert {each.worker for each in answer.routes[1].candidates} == {"a", "b"}
+        assert (await told("")).routes[0].request_id == answer.routes[1].request_id
 
 
 async def test_a_burst_of_one_new_prefix_goes_to_one_worker(connect: Connect, subjects: Subjects) -> None:

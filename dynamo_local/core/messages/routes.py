@@ -1,0 +1,59 @@
+"""Messages between operators and routers: the latest assignments, and what they were chosen by."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo_local.core.codec import VERSION
+
+MOST_CANDIDATES = 16
+"""Bound on the candidates that are told of an assignment: the chosen one and the cheapest others."""
+
+
+class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Question for a router's latest assignments, the latest first, at most `limit`.
+
+    `revisions`: those of these revisions only (an empty text: the graph's own model); None: of all.
+    """
+
+    limit: int
+    revisions: tuple[str, ...] | None = None
+    v: int = VERSION
+
+
+class WeighedWorker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A candidate, by its lease, with its figures (core/routing/choice.py: CandidateCost). `failed`: it had just failed
+    the request, and is taken only if there is no other."""
+
+    worker: str
+    cost: float
+    cached: int
+    uncached: int
+    queued: int
+    requests: int
+    failed: bool = False
+
+
+class RouteRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An assignment. `candidates`: the cheapest first; `left_out`: number of further ones."""
+
+    request_id: str
+    revision: str = ""
+    frontend: str
+    tokens: int
+    age_s: float
+    worker: str | None
+    """None: no worker was ready."""
+    cached: int | None = None
+    """Tokens of the context that the worker was expected to have cached. None: the policy does not ask."""
+    pull_from: str | None = None
+    candidates: tuple[WeighedWorker, ...] = ()
+    left_out: int = 0
+
+
+class RoutesAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A router's latest assignments, and its policy by name."""
+
+    policy: str
+    routes: tuple[RouteRow, ...]
+    v: int = VERSION

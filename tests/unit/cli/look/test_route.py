@@ -1,0 +1,52 @@
+"""Assignments as text, from the answers of routers."""
+
+from __future__ import annotations
+
+from dynamo_local.cli.look.route import text_of
+from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, WeighedWorker
+from dynamo_local.supervisor.admin.routes import view_of
+
+NAMES = {"a": "ns_VllmWorker", "b": "ns_VllmWorker_1"}
+ROW = RouteRow(
+    request_id="cmpl-12ab-0-89abcdef",
+    frontend="f",
+    tokens=100,
+    age_s=2.04,
+    worker="a",
+    cached=64,
+    candidates=(WeighedWorker("a", 72.0, 64, 36, 0, 1), WeighedWorker("b", 200.0, 0, 100, 0, 0)),
+    left_out=3,
+)
+OTHER = RouteRow(request_id="other", revision="chat@2", frontend="f", tokens=7, age_s=1.0, worker=None)
+
+
+def test_the_latest_of_all_routers_come_first_by_the_names_of_workers() -> None:
+    view = view_of([RoutesAnswer("kv", (ROW,)), RoutesAnswer("kv", (OTHER,))], NAMES, 10)
+    assert text_of(view, explain=False).splitlines() == [
+        "policy kv",
+        "REQUEST    WORKER      TOKENS  CACHED  PULLS FROM  AGE",
+        "other      -           7       -       -           1.0s",
+        "cmpl-12ab  VllmWorker  100     64      -           2.0s",
+    ]
+    assert view.routes[0].endpoint == "chat"
+
+
+def test_one_request_is_explained_by_its_candidates() -> None:
+    view = view_of([RoutesAnswer("kv", (OTHER, ROW))], NAMES, 10, "cmpl-1")
+    assert text_of(view, explain=True).splitlines() == [
+        "policy kv",
+        "",
+        "cmpl-12ab, 100 tokens, 2.0s ago",
+        "to VllmWorker: its cost was the lowest, VllmWorker_1's the second; it has 64 tokens of the prefix, and nobody "
+        "has more",
+        "   WORKER        COST  CACHED  UNCACHED  QUEUED  REQUESTS",
+        ">  VllmWorker    72    64      36        0       1",
+        "   VllmWorker_1  200   0       100       0       0",
+        "and 3 more",
+    ]
+
+
+def test_nothing_is_said_so() -> None:
+    view = view_of([RoutesAnswer("random", (ROW,))], {}, 10, "none")
+    assert text_of(view, explain=True) == "policy random; no such request was assigned lately"
+    assert view_of([RoutesAnswer("kv", (ROW,))], {}, 10).routes[0].worker == "a"
