@@ -104,6 +104,11 @@ class _Pull:
     open: int = 1
     ended: str | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether they have ended for another reason than that there is no message."""
+        return self.ended not in (None, *_NO_MESSAGES)
+
     def end(self, status: str) -> None:
         """Note that one of them has ended."""
         self.open -= 1
@@ -159,7 +164,8 @@ class PrefillConsumer:
                 return []
             wait_s = min(remaining_s, _PULL_S)
             pulled_at = time.monotonic()
-            await self._wait(wait_s)
+            if not self._pull.failed:
+                await self._wait(wait_s)
             # A pull request that ends early has failed: there is no queue, no server, or too many requests.
             if self._pull.ended is not None and time.monotonic() - pulled_at < wait_s / 2:
                 await asyncio.sleep(min(next(pauses), max(0.0, deadline - time.monotonic())))
@@ -193,6 +199,8 @@ class PrefillConsumer:
             heard = self._heard
             pull = _Pull(f"{self._inbox}.{next(self._pull_numbers)}")
             await self._pull_jobs(pull, (chosen,), {"batch": wanted, "no_wait": True}, wanted, _GRACE_S)
+            if pull.failed:
+                break
             if (got := self._heard - heard) > 0:
                 self._turns.served(chosen, got)
             if got < wanted:
@@ -265,7 +273,7 @@ class PrefillConsumer:
             self._arrived.popleft()
 
     async def _fail_if_absent(self) -> None:
-        if self._pull.ended in (None, *_NO_MESSAGES):
+        if not self._pull.failed:
             self._log_once.clear()
             return
         try:
