@@ -6,8 +6,8 @@ that is done already (decoding) counts by the tokens of the contexts that it rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
@@ -15,12 +15,13 @@ from dynamo_local.core.routing.block_keys import KEY_BYTES
 from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, cached_tokens, lot, not_avoided, weighed
 from dynamo_local.core.routing.ledger import Ledger
 
-_OWN_WEIGHT = 2.0
+_OWN_WEIGHT = 4.0
 """What a token that the request itself lacks weighs against one that is queued before it: computing a prefix once more
-delays all, waiting for it only one."""
+delays all, waiting for it only one. From simulation (docs/internals/results/routing.md): with 2 too much is computed
+again under load, with 8 streams stall in chats, where one worker gets too many of them."""
 
 _CONTEXT_WEIGHT = 0.25
-"""What a token of context that is read at each step weighs against a token to compute."""
+"""What a token of context that is read at each step weighs against one to compute. With 0.05 chats stall as well."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,12 @@ class CacheAndLoad:
     def choose(
         self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
     ) -> RoutingChoice | None:
-        cached = cached_tokens(request, ledger)
-        figures = [weighed(request, worker, ledger, cached) for worker in candidates]
-        return _cheapest(request, candidates, [replace(each, cost=self._cost(each, ledger)) for each in figures])
+        return _cheapest(request, candidates, ledger, self._cost)
 
-    def _cost(self, worker: CandidateCost, ledger: Ledger) -> float:
-        contexts = ledger.outstanding(worker.worker) - worker.queued
-        return self.own_weight * worker.uncached + worker.queued + self.context_weight * contexts
+    def _cost(self, worker: str, uncached: int, ledger: Ledger) -> float:
+        queued = ledger.uncached(worker)
+        contexts = ledger.outstanding(worker) - queued
+        return self.own_weight * uncached + queued + self.context_weight * contexts
 
 
 @dataclass(frozen=True)
@@ -58,28 +58,42 @@ class TokensTimesBatch:
     def choose(
         self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
     ) -> RoutingChoice | None:
-        cached = cached_tokens(request, ledger)
-        figures = [weighed(request, worker, ledger, cached) for worker in candidates]
-        costs = [replace(each, cost=(each.queued + each.uncached) * (each.requests + 1.0)) for each in figures]
-        return _cheapest(request, candidates, costs)
+        return _cheapest(request, candidates, ledger, self._cost)
+
+    def _cost(self, worker: str, uncached: int, ledger: Ledger) -> float:
+        return (ledger.uncached(worker) + uncached) * (ledger.requests(worker) + 1.0)
 
 
 def _cheapest(
-    request: AssignRequest, candidates: Sequence[Presence], costs: Sequence[CandidateCost]
+    request: AssignRequest,
+    candidates: Sequence[Presence],
+    ledger: Ledger,
+    cost: Callable[[str, int, Ledger], float],
 ) -> RoutingChoice | None:
+    """`cost`: of a worker that lacks so many tokens of the request."""
     if not candidates:
         return None
-    of_worker = {each.worker: each for each in costs}
-    allowed = not_avoided(request, candidates)
-    lowest = min(of_worker[worker.lease].cost for worker in allowed)
-    equals = [worker for worker in allowed if of_worker[worker.lease].cost == lowest]
+    cached, tokens = cached_tokens(request, ledger), request.tokens
+    has = cached.get
+    of_worker = {each.lease: cost(each.lease, max(tokens - has(each.lease, 0), 0), ledger) for each in candidates}
+    best = _drawn(request, not_avoided(request, candidates), of_worker)
+    costs = [weighed(request, each, ledger, cached, of_worker[each.lease]) for each in candidates]
+    return RoutingChoice(best, has(best, 0), _holder(has(best, 0), costs), tuple(costs))
+
+
+def _drawn(request: AssignRequest, allowed: Sequence[Presence], of_worker: Mapping[str, float]) -> str:
+    """Of the cheapest workers, the one drawn by lot."""
+    lowest = min([of_worker[worker.lease] for worker in allowed])
+    equals = [worker for worker in allowed if of_worker[worker.lease] == lowest]
+    if len(equals) == 1:
+        return equals[0].lease
     seed = request.blocks[:KEY_BYTES].hex() or request.request_id
-    drawn = min(equals, key=lambda worker: (lot(seed, worker), worker.watcher, worker.lease))
-    best = of_worker[drawn.lease]
-    return RoutingChoice(best.worker, best.cached, _holder(best, costs), tuple(costs))
+    return min(equals, key=lambda worker: (lot(seed, worker), worker.watcher, worker.lease)).lease
 
 
-def _holder(chosen: CandidateCost, costs: Sequence[CandidateCost]) -> str | None:
-    """The worker with the most of the prefix, if that is more than the chosen one has; of equals, the least busy."""
-    most = max(costs, key=lambda each: (each.cached, -each.queued, -each.requests, each.worker))
-    return most.worker if most.cached > chosen.cached else None
+def _holder(cached: int, costs: Sequence[CandidateCost]) -> str | None:
+    """The worker with the most of the prefix, if that is more than `cached`; of equals, the least busy."""
+    more = [each for each in costs if each.cached > cached]
+    if not more:
+        return None
+    return max(more, key=lambda each: (each.cached, -each.queued, -each.requests, each.worker)).worker

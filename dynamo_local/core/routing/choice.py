@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
+
+import msgspec
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.routing.block_keys import unpack
 from dynamo_local.core.routing.ledger import Ledger
 
+_64_BITS = (1 << 64) - 1
+_MIXER = 0x9E37_79B9_7F4A_7C15
 
-@dataclass(frozen=True)
-class CandidateCost:
+
+class CandidateCost(msgspec.Struct, frozen=True, gc=False):
     """What a policy has weighed for one candidate. The lowest `cost` wins; its unit is the policy's own.
 
     `cached` and `uncached`: tokens of the request's context that the worker has, and would have to compute. `queued`:
@@ -64,7 +69,8 @@ def not_avoided(request: AssignRequest, candidates: Sequence[Presence]) -> Seque
 
 def lot(text: str, worker: Presence) -> int:
     """A number that is alike in every process and otherwise as if drawn by lot, for a text and a worker."""
-    return int.from_bytes(blake2b(f"{text}\0{worker.lease}".encode(), digest_size=8).digest(), "little")
+    mixed = (_digest(text) ^ _digest(worker.lease)) * _MIXER & _64_BITS
+    return (mixed ^ mixed >> 32) * _MIXER & _64_BITS
 
 
 def cached_tokens(request: AssignRequest, ledger: Ledger) -> Mapping[str, int]:
@@ -86,3 +92,9 @@ def weighed(
     has = cached.get(worker.lease, 0)
     queued, requests = ledger.uncached(worker.lease), ledger.requests(worker.lease)
     return CandidateCost(worker.lease, cost, has, max(request.tokens - has, 0), queued, requests)
+
+
+@lru_cache(maxsize=4_096)
+def _digest(text: str) -> int:
+    """Kept, because leases are asked for again and again."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.presence import Presence
@@ -77,5 +76,5 @@ def _cheapest(
         not_avoided(request, candidates),
         key=lambda worker: (costs[worker.lease], ledger.last_assigned(worker.lease), worker.watcher, worker.lease),
     )
-    figures = [replace(weighed(request, each, ledger, {}), cost=costs[each.lease]) for each in candidates]
+    figures = [weighed(request, each, ledger, {}, costs[each.lease]) for each in candidates]
     return RoutingChoice(best.lease, costs=tuple(figures))
