@@ -76,9 +76,9 @@ class WorkerRoom:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a request waits there that does not fit."""
+        """Whether a request waits there that does not fit, and has not run: one that has would be preempted again."""
         head = self.instance.head_tokens
-        return head > 0 and (self.slots < 1 or self.free_tokens < head)
+        return head > 0 and self.preempted_tokens == 0 and (self.slots < 1 or self.free_tokens < head)
 
     @property
     def lacking_tokens(self) -> float:
