@@ -84,6 +84,9 @@ class Partitioned:
     def ended(self, arrival: Arrival) -> None:
         pass
 
+    def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
+        pass
+
     def cache_changed(self, worker: str, changes: CacheChanges) -> None:
         pass
 

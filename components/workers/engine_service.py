@@ -365,7 +365,9 @@ class EngineService:
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:
             # Either no step has been made yet, or the last requests were cancelled, for which no step is made.
-            load = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0, by_class=())
+            known = load.recomputed_tokens
+            idle = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0, by_class=(), preempted_tokens=0)
+            load = msgspec.structs.replace(idle, recomputed_tokens=known)
         self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:

@@ -22,6 +22,10 @@ class Agenda:
         self._entered += 1
         heapq.heappush(self._heap, (when, late, self._entered, action))
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._heap
+
     def run(self) -> None:
         """Do everything that was entered, and what that enters, in order."""
         while self._heap:

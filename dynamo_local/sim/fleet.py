@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.outcomes import Gaps, Served
+from dynamo_local.sim.rebalancer import SimulatedRebalancer
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement
 from dynamo_local.sim.timing import Timing
@@ -27,6 +29,8 @@ class Router(Protocol):
 
     def cache_changed(self, worker: str, changes: CacheChanges) -> None: ...
 
+    def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None: ...
+
 
 @dataclass(frozen=True)
 class Result:
@@ -35,6 +39,8 @@ class Result:
     served: tuple[Served, ...]
     gaps: Gaps
     workers: tuple[Worker, ...]
+    moves: tuple[str, ...] = ()
+    """Reasons of the migrations."""
 
 
 def names(workers: int) -> list[str]:
@@ -43,10 +49,19 @@ def names(workers: int) -> list[str]:
 
 
 def simulate(
-    arrivals: Iterable[Arrival], router: Router, workers: int, settings: MockerSettings, timing: Timing
+    arrivals: Iterable[Arrival],
+    router: Router,
+    workers: int,
+    settings: MockerSettings,
+    timing: Timing,
+    rebalancing: RebalancingLimits | None = None,
 ) -> Result:
-    """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run."""
+    """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run.
+
+    `rebalancing`: when requests migrate; None: never."""
     fleet = _Fleet(router, workers, settings, timing)
+    if rebalancing is not None:
+        fleet.rebalance(rebalancing)
     return fleet.run(sorted(arrivals, key=lambda arrival: (arrival.at, arrival.number)))
 
 
@@ -57,15 +72,21 @@ class _Fleet:
         self._agenda = Agenda()
         self._gaps = Gaps()
         self._served: list[Served] = []
+        self._rebalancer: SimulatedRebalancer | None = None
         watcher = Watcher(self._first_token, self._ended, router.cache_changed)
         self._workers = {
             name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
         }
 
+    def rebalance(self, limits: RebalancingLimits) -> None:
+        """Have requests migrate."""
+        self._rebalancer = SimulatedRebalancer(self._agenda, self._workers, self._settings, limits, self._router.moved)
+
     def run(self, arrivals: Sequence[Arrival]) -> Result:
         self._next(arrivals, 0)
         self._agenda.run()
-        return Result(tuple(self._served), self._gaps, tuple(self._workers.values()))
+        moves = () if self._rebalancer is None else tuple(self._rebalancer.reasons)
+        return Result(tuple(self._served), self._gaps, tuple(self._workers.values()), moves)
 
     def _next(self, arrivals: Sequence[Arrival], index: int) -> None:
         """Have the request with that index arrive, and then the next one."""

@@ -27,6 +27,8 @@ class Served:
     """What the router took for cached at the worker."""
     preempted: int = 0
     drawn: int = 0
+    moved: int = 0
+    longest_gap_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:

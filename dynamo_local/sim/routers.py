@@ -37,7 +37,7 @@ class PolicyRouter:
         self._pulls = pulls
         self._ledger = Ledger()
         self._told: Counter[str] = Counter()
-        self._workers = [_presence(name, settings) for name in workers]
+        self._workers = [presence_of(name, settings) for name in workers]
 
     def place(self, arrival: Arrival, now: float) -> Placement:
         request = AssignRequest(
@@ -64,6 +64,10 @@ class PolicyRouter:
     def first_token(self, arrival: Arrival) -> None:
         self._ledger.prefilled(_FRONTEND, str(arrival.number))
 
+    def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
+        """Note that a request goes on at another worker."""
+        self._ledger.charge(_FRONTEND, str(arrival.number), worker, tokens, now, uncached=0)
+
     def ended(self, arrival: Arrival) -> None:
         self._ledger.release(_FRONTEND, str(arrival.number))
 
@@ -73,7 +77,8 @@ class PolicyRouter:
         self._ledger.index.apply(message)
 
 
-def _presence(name: str, settings: MockerSettings) -> Presence:
+def presence_of(name: str, settings: MockerSettings) -> Presence:
+    """A simulated worker, without its load."""
     engine = EngineInfo(
         engine="mocker",
         model="simulated",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
+
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.kv.pulling import Pull
@@ -16,7 +19,7 @@ from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.jumps import alike, repeat
 from dynamo_local.sim.outcomes import Gaps, Served
-from dynamo_local.sim.requests import Counted, counted
+from dynamo_local.sim.requests import Arrival, Counted, counted
 from dynamo_local.sim.timing import StepWork, Timing
 
 _LONGEST_PIN_S = 60.0
@@ -27,6 +30,10 @@ class _Live:
     served: Served
     sequence: Counted
     last_token_at: float = 0.0
+    before: int = 0
+    """Tokens that it had drawn elsewhere."""
+    warms: Callable[[], None] | None = None
+    """For a request that fetches KV for another one: called when the KV is there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,14 +73,68 @@ class Worker:
         self._begins = False
         self._line_free_at = 0.0
         self._sources: dict[Sequence, Worker] = {}
+        self._after_step: list[Callable[[], None]] = []
+        self.recomputed_tokens = 0
+        """Contexts given up by preemptions, all together."""
 
     def submit(self, served: Served, source: Worker | None = None) -> None:
         """Take a request, which pulls from `source` what that has more of."""
-        sequence = counted(served.arrival, served.at, self._settings.mocker_block_size, self._settings.context_limit)
+        self._enter(_Live(served, self._counted(served.arrival, served.at)), source)
+
+    def warm(self, served: Served, source: Worker, then: Callable[[], None]) -> None:
+        """Fetch the KV of what a request has so far, and call `then`."""
+        so_far = self._counted(_continued(served, 1), served.at)
+        self._enter(_Live(served, so_far, warms=then), source)
+
+    def take_over(self, served: Served, last_token_at: float) -> None:
+        """Go on with a request that has drawn tokens elsewhere."""
+        rest = _continued(served, served.arrival.output_tokens - served.drawn)
+        self._enter(_Live(served, self._counted(rest, served.at), last_token_at, served.drawn), None)
+
+    def give_up(self, served: Served) -> float | None:
+        """Forget a request that runs, between two steps. Return when its last token came; None if it does not run."""
+        live = next((live for live in self.decoding() if live.served is served), None)
+        if live is None:
+            return None
+        self.scheduler.cancel(live.sequence)
+        del self._lives[live.sequence]
+        self._interrupt()
+        return live.last_token_at
+
+    def decoding(self) -> list[_Live]:
+        """Requests that run and have a token."""
+        lives = [self._lives[sequence] for sequence in self.scheduler.running]
+        return [live for live in lives if live.served.drawn and live.warms is None]
+
+    def after_step(self, action: Callable[[], None]) -> None:
+        """Do something as soon as no step is under way."""
+        if self._run is None:
+            action()
+        else:
+            self._after_step.append(action)
+            self._interrupt()
+
+    @property
+    def load(self) -> Load:
+        """What a worker would report now."""
+        waiting = [live.sequence for live in self._lives.values() if live.sequence not in self.scheduler.running]
+        head = min(waiting, key=lambda sequence: sequence.order, default=None)
+        return msgspec.structs.replace(
+            self.scheduler.load,
+            at=self._agenda.now,
+            head_tokens=0 if head is None else head.length,
+            preempted_tokens=sum(sequence.length for sequence in waiting if sequence.drawn),
+            recomputed_tokens=self.recomputed_tokens,
+        )
+
+    def _counted(self, arrival: Arrival, at: float) -> Counted:
+        return counted(arrival, at, self._settings.mocker_block_size, self._settings.context_limit)
+
+    def _enter(self, live: _Live, source: Worker | None) -> None:
         if source is not None and source is not self:
-            self._plan_pull(sequence, source)
-        self._lives[sequence] = _Live(served, sequence)
-        self.scheduler.enter(sequence)
+            self._plan_pull(live.sequence, source)
+        self._lives[live.sequence] = live
+        self.scheduler.enter(live.sequence)
         self._interrupt()
 
     @property
@@ -120,6 +181,7 @@ class Worker:
             self._read(read)
         for preempted in outcome.preempted:
             self._lives[preempted].served.preempted += 1
+            self.recomputed_tokens += preempted.length
         for admitted in outcome.admitted:
             self._note_cached(self._lives[admitted])
         self._end_needless_pins(outcome)
@@ -145,24 +207,32 @@ class Worker:
         for live in lives:
             self._drawn(live, run.steps)
         self._tell_changes()
+        actions, self._after_step = self._after_step, []
+        for action in actions:
+            action()
         self._begin_soon()
 
     def _drawn(self, live: _Live, steps: int) -> None:
         served, now = live.served, self._agenda.now
+        if live.warms is not None:
+            del self._lives[live.sequence]
+            live.warms()
+            return
         if served.drawn == 0:
             served.first_token_at = now
             self._watcher.first_token(served)
         else:
             self._gaps.add((now - live.last_token_at) / steps, steps)
+            served.longest_gap_s = max(served.longest_gap_s, (now - live.last_token_at) / steps)
         live.last_token_at = now
-        served.drawn = live.sequence.drawn
+        served.drawn = live.before + live.sequence.drawn
         if live.sequence.finish is not None:
             served.ended_at = now
             del self._lives[live.sequence]
             self._watcher.ended(served)
 
     def _note_cached(self, live: _Live) -> None:
-        if live.served.drawn == 0 and live.served.preempted == 0:
+        if live.warms is None and live.served.drawn == 0 and live.served.preempted == 0:
             live.served.cached = (live.sequence.cached_tokens or 0) - live.served.pulled
 
     def _read(self, read: Read) -> None:
@@ -171,12 +241,13 @@ class Worker:
         begins = max(self._agenda.now, self._line_free_at)
         ends = max(begins + self._settings.transfer_s(len(read.targets)), source.step_ends_at)
         self._line_free_at = ends
-        self._lives[read.sequence].served.pulled = len(read.targets) * self._settings.mocker_block_size
+        if self._lives[read.sequence].warms is None:
+            self._lives[read.sequence].served.pulled = len(read.targets) * self._settings.mocker_block_size
         self._agenda.at(ends, lambda: self._end_read(read))
 
     def _end_read(self, read: Read) -> None:
         received = self._agenda.now < read.pull.until
-        if not received:
+        if not received and self._lives[read.sequence].warms is None:
             self._lives[read.sequence].served.pulled = 0
         self.scheduler.end_read(read, received)
         self._end_pin(read.sequence)
@@ -198,6 +269,12 @@ class Worker:
         changes = self.scheduler.pool.log.take()
         if changes is not None:
             self._watcher.cache_changed(self.name, changes)
+
+
+def _continued(served: Served, output_tokens: int) -> Arrival:
+    """The request with all that it has drawn as its prompt. Its blocks have the same keys."""
+    tokens = served.arrival.prompt_tokens + served.drawn
+    return replace(served.arrival, prompt_tokens=tokens, output_tokens=output_tokens, then=None)
 
 
 def _work_of(outcome: StepOutcome) -> StepWork:

@@ -16,6 +16,7 @@ WHY: Mapping[str, str] = MappingProxyType(
         "hand": "`dynamo migrate`",
         "rebalance": "to balance the load",
         "room": "to make room for a request that waits",
+        "thrash": "its worker gives up KV again and again, and computes it anew",
         "trial": "its worker is set apart for a suspect request",
     }
 )

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.migration.rebalancing import Candidate, PlannedMigration, RebalancingLimits, plan, room_of
+from dynamo_local.core.migration.rebalancing import (
+    Candidate,
+    PlannedMigration,
+    RebalancingLimits,
+    WorkerRoom,
+    plan,
+    room_of,
+)
+from dynamo_local.core.migration.thrashing import ThrashWatch
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -42,6 +51,7 @@ class Rebalancer:
         self._fleet = fleet
         self._limits = limits
         self._tasks = tasks
+        self._thrash_watch = ThrashWatch()
 
     def start(self) -> None:
         """Rebalance periodically from now on."""
@@ -56,17 +66,22 @@ class Rebalancer:
 
     def _rebalance(self, limits: RebalancingLimits, now: float) -> None:
         workers = {worker.lease: worker for worker in self._fleet.view.routable()}
-        known = [room_of(worker, now, self._scheduler.in_flight.change(worker)) for worker in workers.values()]
-        rooms = [room for room in known if room is not None]
+        rooms = self._rooms(workers.values(), now)
         if len(rooms) < 2:
             return
         candidates = [
-            Candidate(live.request_id, live.log.worker, live.tokens, live.request.priority)
+            Candidate(live.request_id, live.log.worker, live.tokens, live.request.priority, live.log.position)
             for live in self._scheduler.requests.values()
             if live.log.worker is not None and self._may_migrate(live, limits, now)
         ]
         for planned in plan(rooms, candidates, limits):
             self._begin(planned, workers[planned.destination])
+
+    def _rooms(self, workers: Collection[Presence], now: float) -> list[WorkerRoom]:
+        """Return the room of the workers of which it is known."""
+        thrashing = self._thrash_watch.look(workers, now)
+        known = [room_of(worker, now, self._scheduler.in_flight.change(worker)) for worker in workers]
+        return [replace(room, thrashing=room.lease in thrashing) for room in known if room is not None]
 
     def _may_migrate(self, live: LiveRequest, limits: RebalancingLimits, now: float) -> bool:
         last = live.pace.last

@@ -27,6 +27,13 @@ class _Context:
     priority_class: PriorityClass
     brought_at: int = 0
     """Number of the last step that brought a token."""
+    preempted_at: int = 0
+    """The same number when its KV was last given to others; 0: never."""
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it was preempted, and has brought no token since."""
+        return 0 < self.preempted_at == self.brought_at
 
 
 class QueueHead:
@@ -40,6 +47,7 @@ class QueueHead:
         self._step = 0
         self._first: _Context | None = None
         self._first_since = 0.0
+        self._recomputed = 0
 
     def taken(self, work: Submit) -> None:
         """Note a submission."""
@@ -69,6 +77,8 @@ class QueueHead:
     def completed(self, load: Load, now: float) -> Load:
         """Return the engine's load after its last step, with what is known here."""
         queue = self._waiting(load.waiting)
+        preempted_tokens = None if load.waiting is None else self._note_preempted(queue)
+        load = msgspec.structs.replace(load, preempted_tokens=preempted_tokens, recomputed_tokens=self._recomputed)
         if not queue:
             self._first = None
             head_tokens = 0 if load.waiting == 0 else None
@@ -90,6 +100,15 @@ class QueueHead:
         silent = [context for context in self._contexts.values() if context.brought_at < self._step]
         silent.sort(key=lambda context: context.order)
         return silent[max(len(silent) - waiting, 0) :]
+
+    def _note_preempted(self, queue: Iterable[_Context]) -> int:
+        """Note which of the contexts that wait have run before. Return their tokens."""
+        preempted = [context for context in queue if context.brought_at > 0]
+        for context in preempted:
+            if not context.preempted:
+                context.preempted_at = context.brought_at
+                self._recomputed += context.tokens
+        return sum(context.tokens for context in preempted)
 
     def _by_class(self, queue: Iterable[_Context]) -> tuple[ClassUsage, ...]:
         requests, tokens = self._requests.copy(), self._tokens.copy()

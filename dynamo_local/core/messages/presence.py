@@ -61,6 +61,11 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """Since when it is the first (CLOCK_MONOTONIC, s)."""
     by_class: tuple[ClassUsage, ...] | None = None
     """Running requests by class; classes of which none runs are left out."""
+    preempted_tokens: int | None = None
+    """Contexts of requests that wait although they have run: their KV was given to others, and is to be computed again,
+    in tokens."""
+    recomputed_tokens: int | None = None
+    """Sum over all preemptions since the worker started of the contexts whose KV was given up, in tokens."""
 
 
 class EndedMigrations(msgspec.Struct, frozen=True, array_like=True):

@@ -45,7 +45,7 @@ class MigrationOutcome(StrEnum):
     """No token has come for long after the cut. Recovery looks after the request."""
 
 
-REASONS = ("drain", "role", "hand", "rebalance", "room", "trial")
+REASONS = ("drain", "role", "hand", "rebalance", "room", "thrash", "trial")
 """Why migrations begin. The words are labels of metrics."""
 
 

@@ -6,6 +6,8 @@ As in Llumnix (OSDI'24, section 4.4), by freeness (freeness.py), in steps:
                left its range
     make room  a worker whose first waiting request does not fit gives away others, until that request fits, to workers
                that have room without being so free; only if it does fit in the end
+    thrash     a worker that preempts its requests again and again (thrashing.py) gives others away, as few as it takes
+               that all of them fit and can grow, to workers where what comes can grow as well
 
 Of a worker's requests the least urgent go first, then the shortest: they migrate fastest, and disturb others least.
 None makes way for a request of a lower class: one of the class high leaves a full worker only if that runs no others.
@@ -17,16 +19,20 @@ lets a request in that has waited. Workers whose load is unknown take no part.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from dynamo_local.core.fleet.freeness import Instance, Usage, freeness, instance_of, with_more
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 
-Reason = Literal["rebalance", "room"]
+Reason = Literal["rebalance", "room", "thrash"]
+
+GROWTH_STEPS = 100.0
+"""Steps for which the requests of a worker that thrashed can grow until its KV cache is full again."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,15 @@ class RebalancingLimits:
 @dataclass(frozen=True)
 class WorkerRoom:
     """A worker, with the effect of migrations in progress. `slots`: number of requests that it could run besides.
-    `head`: class of the first waiting request, if one waits."""
+    `head`: class of the first waiting request, if one waits. `preempted_tokens`: contexts of those that wait although
+    they have run. `thrashing`: see thrashing.py."""
 
     lease: str
     instance: Instance
     slots: int
     head: PriorityClass = PriorityClass.NORMAL
+    preempted_tokens: int = 0
+    thrashing: bool = False
 
     @property
     def freeness(self) -> float:
@@ -67,9 +76,20 @@ class WorkerRoom:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a request waits there that does not fit."""
+        """Whether a request waits there that does not fit, and has not run: one that has would be preempted again."""
         head = self.instance.head_tokens
-        return head > 0 and (self.slots < 1 or self.free_tokens < head)
+        return head > 0 and self.preempted_tokens == 0 and (self.slots < 1 or self.free_tokens < head)
+
+    @property
+    def lacking_tokens(self) -> float:
+        """Room that a worker lacks for the requests that wait although they have run, and for all to grow."""
+        growth = GROWTH_STEPS * max(self.instance.batch, 1.0)
+        return max(self.preempted_tokens, self.instance.head_tokens) + growth - self.free_tokens
+
+    @property
+    def has_no_queue(self) -> bool:
+        """Whether nobody waits there, and nobody has been preempted lately."""
+        return self.instance.head_tokens == 0 and self.preempted_tokens == 0 and not self.thrashing
 
     @property
     def runs_only_urgent(self) -> bool:
@@ -89,12 +109,14 @@ class WorkerRoom:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A request that may migrate. `tokens`: length of its context; `priority`: lower is more urgent."""
+    """A request that may migrate. `tokens`: length of its context, `generated`: those of them that are output;
+    `priority`: lower is more urgent."""
 
     request_id: str
     worker: str
     tokens: int
     priority: int = 0
+    generated: int = 0
 
     @property
     def priority_class(self) -> PriorityClass:
@@ -118,8 +140,9 @@ def room_of(worker: Presence, now: float, change: Usage) -> WorkerRoom | None:
     instance = instance_of(worker, now, change)
     if instance is None or worker.engine is None or worker.engine.no_transfer is not None:
         return None
-    head = class_of(0 if worker.load is None else worker.load.head_priority or 0)
-    return WorkerRoom(worker.lease, instance, int(worker.engine.max_num_seqs - instance.batch), head)
+    load = worker.load or Load()
+    head, slots = class_of(load.head_priority or 0), int(worker.engine.max_num_seqs - instance.batch)
+    return WorkerRoom(worker.lease, instance, slots, head, load.preempted_tokens or 0)
 
 
 def plan(
@@ -127,7 +150,7 @@ def plan(
 ) -> tuple[PlannedMigration, ...]:
     """Return the migrations to be made now, in order; none if no worker runs full, or nothing helps."""
     draft = _Plan(rooms, candidates, limits)
-    while len(draft.migrations) < limits.at_once and (draft.relieve() or draft.make_room()):
+    while len(draft.migrations) < limits.at_once and (draft.end_thrashing() or draft.relieve() or draft.make_room()):
         pass
     return tuple(draft.migrations[: limits.at_once])
 
@@ -142,6 +165,17 @@ class _Plan:
         for candidate in sorted(candidates, key=lambda one: (-one.priority, one.tokens, one.request_id)):
             self._candidates[candidate.worker].append(candidate)
         self.migrations: list[PlannedMigration] = []
+
+    def end_thrashing(self) -> bool:
+        """Decide one migration off a worker that thrashes and has not room enough yet. Return whether there is one."""
+        givers = [room for room in self._rooms.values() if room.thrashing and room.lacking_tokens > 0]
+        takers = [room for room in self._rooms.values() if room.has_no_queue]
+        return any(
+            self._migrate(giver, candidate, takers, "thrash")
+            for giver in sorted(givers, key=lambda room: (room.freeness, room.lease))
+            for candidate in _fewest_first(self._candidates[giver.lease], giver.lacking_tokens)
+            if candidate.priority_class is not PriorityClass.HIGH or giver.runs_only_urgent
+        )
 
     def relieve(self) -> bool:
         """Decide one migration from the least free worker that has a request to give. Return whether there is one."""
@@ -175,8 +209,11 @@ class _Plan:
         return False
 
     def _migrate(self, giver: WorkerRoom, candidate: Candidate, takers: Iterable[WorkerRoom], reason: Reason) -> bool:
-        floor = max(self._limits.below, giver.freeness)
-        able = [taker for taker in takers if taker.lease != giver.lease and _takes(taker, candidate, floor)]
+        ends_thrashing = reason == "thrash"
+        floor = max(self._limits.below, giver.freeness, GROWTH_STEPS if ends_thrashing else -math.inf)
+        # Nothing else is known of how long an answer will be than that it has come so far.
+        growth = candidate.generated if ends_thrashing else 0
+        able = [taker for taker in takers if taker.lease != giver.lease and _takes(taker, candidate, floor, growth)]
         if not able:
             return False
         taker = max(able, key=lambda room: (room.freeness, room.lease))
@@ -187,6 +224,16 @@ class _Plan:
         return True
 
 
-def _takes(taker: WorkerRoom, candidate: Candidate, floor: float) -> bool:
+def _takes(taker: WorkerRoom, candidate: Candidate, floor: float, growth: int) -> bool:
     after = taker.with_request(candidate)
-    return taker.slots >= 1 and after.free_tokens >= 0 and after.freeness >= floor
+    return taker.slots >= 1 and after.free_tokens >= growth and after.freeness >= floor
+
+
+def _fewest_first(candidates: Iterable[Candidate], lacking: float) -> list[Candidate]:
+    """Of the least urgent ones, the shortest whose leaving is enough; if none is, the longest."""
+
+    def rank(candidate: Candidate) -> tuple[int, bool, int, str]:
+        enough = candidate.tokens >= lacking
+        return -candidate.priority, not enough, candidate.tokens if enough else -candidate.tokens, candidate.request_id
+
+    return sorted(candidates, key=rank)

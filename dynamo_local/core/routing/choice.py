@@ -90,7 +90,9 @@ def weighed(
 ) -> CandidateCost:
     """The figures of one candidate."""
     has = cached.get(worker.lease, 0)
-    queued, requests = ledger.uncached(worker.lease), ledger.requests(worker.lease)
+    # What the worker gave up for want of room, it computes again before it computes what comes now.
+    recomputed = 0 if worker.load is None else worker.load.preempted_tokens or 0
+    queued, requests = ledger.uncached(worker.lease) + recomputed, ledger.requests(worker.lease)
     return CandidateCost(worker.lease, cost, has, max(request.tokens - has, 0), queued, requests)
 
 

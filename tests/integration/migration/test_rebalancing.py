@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.frontend.migration.rebalancer import Rebalancer
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
@@ -20,6 +21,7 @@ from tests.integration.frontend.mocked_answers import (
     FAST,
     Reader,
     StartMocker,
+    all_right,
     asking_for,
     mockers,
     nothing_left_at,
@@ -32,6 +34,7 @@ SETTINGS = MockerSettings(mocker_speedup=0.5, mocker_block_size=8, mocker_kv_blo
 """1,200 tokens, and steps of 16 ms: nothing ends in the course of a test."""
 NEVER_AGAIN_S = 3600.0
 LIMITS = RebalancingLimits(below=60, above=120, period_s=NEVER_AGAIN_S)
+ONLY_THRASHING = RebalancingLimits(below=0, above=1e6, period_s=NEVER_AGAIN_S)
 ONLY_ROOM = RebalancingLimits(below=20, above=1e6, period_s=NEVER_AGAIN_S)
 
 
@@ -127,6 +130,25 @@ async def test_others_make_way_for_a_request_that_does_not_fit(frontend: FakeFro
     assert owners(frontend).count("b") == moved(frontend, "room") == 2
     assert frontend.dispatcher.migrations.requests["large"].log.worker == "a"
     await end(frontend, large, asked)
+    await nothing_left_at(frontend, [a, b])
+
+
+async def test_a_worker_that_thrashes_gives_some_away_and_ceases(frontend: FakeFrontend, mocked: StartMocker) -> None:
+    """Together they become longer than what one worker can hold."""
+    a = await mocked("a")
+    await knows(frontend, 1)
+    asked = {f"r{n}": stream(f"r{n}", 80, 160) for n in range(8)}
+    reader = await begin(frontend, asked)
+    await reader.read(lambda: bool((a.context.announcer.presence.load or Load()).recomputed_tokens))
+    b = await mocked("b")
+    await knows(frontend, 2)
+    rebalance(frontend, ONLY_THRASHING)
+    await reader.read(lambda: moved(frontend, "thrash") > 0)
+    await reader.read()
+    assert reader.found == all_right(asked)
+    # Five fit to their ends.
+    assert frontend.dispatcher.migrations.statistics.outcomes.total() <= 5
+    assert {reason for _, reason in frontend.dispatcher.migrations.statistics.outcomes} == {"thrash"}
     await nothing_left_at(frontend, [a, b])
 
 

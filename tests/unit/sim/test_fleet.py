@@ -107,6 +107,9 @@ class _First:
     def first_token(self, arrival: Arrival) -> None:
         pass
 
+    def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
+        pass
+
     def ended(self, arrival: Arrival) -> None:
         pass
 

@@ -87,3 +87,24 @@ def test_the_first_is_the_first_since_it_became_that(head: QueueHead) -> None:
     load = head.completed(Load(5, 0), 4.0)
     assert (load.head_since, load.head_priority, load.head_tokens) == (None, None, 0)
     assert head.completed(Load(4, 1), 5.0).head_since == 5.0
+
+
+def test_what_waits_though_it_has_run_is_counted_once_for_each_preemption(head: QueueHead) -> None:
+    def told(waiting: int) -> tuple[int | None, int | None]:
+        load = head.completed(Load(1, waiting), 0.0)
+        return load.preempted_tokens, load.recomputed_tokens
+
+    head.stepped([token("a"), token("b")])
+    assert told(2) == (0, 0)
+    head.stepped([token("a")])
+    assert told(3) == (201, 201)
+    head.stepped([token("a")])
+    assert told(3) == (201, 201)
+    # It is computed again, and preempted once more.
+    head.stepped([token("a"), token("b")])
+    assert told(2) == (0, 201)
+    head.stepped([token("a")])
+    assert told(3) == (202, 403)
+    head.forgotten([RequestEpoch("b", 1)])
+    assert told(2) == (0, 403)
+    assert head.completed(Load(None, None), 0.0).preempted_tokens is None

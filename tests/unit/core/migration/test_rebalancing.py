@@ -149,6 +149,52 @@ def test_a_worker_with_a_queue_of_its_own_takes_nothing() -> None:
     assert len(plan([rooms[0], room("b", 750, 1)], candidates("a", 100), LIMITS)) == 1
 
 
+# Ending the thrashing
+
+
+def spiral(lease: str, used: int, running: int, *, preempted: int) -> WorkerRoom:
+    """A worker that thrashes, and whose contexts of that many tokens wait to be computed again."""
+    full = room(lease, used, running, head=preempted)
+    return replace(full, preempted_tokens=preempted, thrashing=True)
+
+
+def of_length(worker: str, *tokens: int, generated: int = 0) -> list[Candidate]:
+    return [Candidate(f"{worker}{size}", worker, size, 0, generated) for size in tokens]
+
+
+ONLY_THRASHING = RebalancingLimits(below=0, above=1e9)
+
+
+def test_as_few_leave_a_worker_that_thrashes_as_give_the_others_room_to_grow() -> None:
+    # 150 wait, 2 are to grow by 100, and 50 are free: 300 are lacking. When one has left, 100 fewer.
+    rooms = [spiral("hot", 950, 2, preempted=150), room("free", 0, 0)]
+    assert names(plan(rooms, of_length("hot", 150, 320, 480), ONLY_THRASHING)) == ["hot320>free"]
+    assert plan(rooms, of_length("hot", 320), ONLY_THRASHING)[0].reason == "thrash"
+
+
+def test_if_no_single_one_is_enough_the_longest_go_first() -> None:
+    rooms = [spiral("hot", 960, 6, preempted=160), room("b", 0, 0), room("c", 0, 0)]
+    moved = names(plan(rooms, of_length("hot", 100, 140, 160, 180, 180 + 10), ONLY_THRASHING))
+    assert moved[:2] == ["hot190>c", "hot180>b"]
+    assert len(moved) == 3
+
+
+def test_what_comes_must_have_room_to_become_twice_as_long_as_it_is() -> None:
+    rooms = [spiral("hot", 950, 2, preempted=50), room("free", 400, 1)]
+    assert plan(rooms, of_length("hot", 300, generated=301), ONLY_THRASHING) == ()
+    assert names(plan(rooms, of_length("hot", 300, generated=300), ONLY_THRASHING)) == ["hot300>free"]
+
+
+def test_where_all_are_nearly_full_nothing_moves() -> None:
+    rooms = [spiral("hot", 950, 2, preempted=300), room("a", 850, 1), spiral("b", 800, 1, preempted=100)]
+    assert plan(rooms, of_length("hot", 100, 200), ONLY_THRASHING) == ()
+
+
+def test_a_worker_that_preempts_now_and_then_keeps_its_requests() -> None:
+    rooms = [replace(spiral("hot", 950, 2, preempted=40), thrashing=False), room("free", 0, 0)]
+    assert plan(rooms, of_length("hot", 100, 200), ONLY_THRASHING) == ()
+
+
 # What is known
 
 
@@ -190,10 +236,11 @@ class Fleet:
     running: dict[str, dict[str, Candidate]]
     waiting: dict[str, list[Candidate]]
     moved: dict[str, int] = field(default_factory=dict)
+    thrashing: frozenset[str] = frozenset()
 
     def rooms(self) -> list[WorkerRoom]:
         return [
-            room(
+            self._thrashing(
                 lease,
                 sum(one.tokens for one in theirs.values()),
                 len(theirs),
@@ -202,6 +249,11 @@ class Fleet:
             )
             for lease, theirs in self.running.items()
         ]
+
+    def _thrashing(self, lease: str, used: int, running: int, *, head: int, slots: int) -> WorkerRoom:
+        preempted = sum(one.tokens for one in self.waiting[lease])
+        known = room(lease, used, running, head=head, slots=slots)
+        return replace(known, preempted_tokens=preempted, thrashing=True) if lease in self.thrashing else known
 
     def candidates(self) -> Iterator[Candidate]:
         for lease, theirs in self.running.items():
@@ -231,6 +283,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
         drawn = draw(st.lists(st.tuples(st.integers(1, 400), st.integers(-1, 1)), max_size=14))
         fleet.waiting[lease] = [Candidate(f"{lease}-{n}", lease, *drawn_one) for n, drawn_one in enumerate(drawn)]
     fleet.admit()
+    fleet.thrashing = draw(st.frozensets(st.sampled_from(leases)))
     return fleet
 
 
