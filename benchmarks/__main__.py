@@ -18,7 +18,7 @@ from benchmarks.endpoints import endpoints, kills, orders, turns, wake, wake_kil
 from benchmarks.gateway import capacity, first_token, hostile, overhead, usage_cost
 from benchmarks.harness.report import Figures, progress, save
 from benchmarks.keys import keys
-from benchmarks.machine import first_hour, idle, neighbour, parking, sessions, startup, weights, workers
+from benchmarks.machine import first_hour, first_touches, idle, neighbour, parking, sessions, startup, weights, workers
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
 from dynamo_local.core.errors import DynamoError
@@ -40,6 +40,7 @@ BENCHMARKS = {
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
     "first-hour": Benchmark(first_hour.SUMMARY, first_hour.add_arguments, first_hour.run),
     "idle": Benchmark(idle.SUMMARY, idle.add_arguments, idle.run),
+    "first-touches": Benchmark(first_touches.SUMMARY, first_touches.add_arguments, first_touches.run),
     "parking": Benchmark(parking.SUMMARY, parking.add_arguments, parking.run),
     "weights": Benchmark(weights.SUMMARY, weights.add_arguments, weights.run),
     "workers": Benchmark(workers.SUMMARY, workers.add_arguments, workers.run),

@@ -13,13 +13,13 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.endpoints.cost import pss_mib
-from benchmarks.harness.accounting import read_stat
+from benchmarks.endpoints import long_parked
 from benchmarks.harness.load import client_of
 from benchmarks.harness.models import LARGE, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
@@ -34,9 +34,6 @@ _TOKENS = 8
 _PROMPT = "the river and the stone"
 _STATE_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.2
-_IDLE_S = 10.0
-"""Time for which a parked worker is watched."""
-_ENGINE_ROLES = ("worker host", "EngineCore", "Worker")
 
 
 class Woken(msgspec.Struct, frozen=True):
@@ -50,18 +47,17 @@ class Woken(msgspec.Struct, frozen=True):
     again_s: float
 
 
-class Parked(msgspec.Struct, frozen=True):
-    """A parked worker's processes: proportional set size, and CPU as a share of a core."""
-
-    model: str
-    mib: float
-    before_mib: float
-    cores: float
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--rounds", type=int, help="wakes of each kind (20)")
+    parser.add_argument(
+        "--parked-for",
+        nargs="*",
+        type=float,
+        default=(10.0,),
+        metavar="S",
+        help="how long to watch it parked (10)",
+    )
     parser.add_argument("--starts", type=int, help="starts of vLLM's own server (3)")
     parser.add_argument(
         "--arg", action="append", default=[], metavar="KEY=VALUE", help="a setting of the endpoint, on our side"
@@ -70,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
-    rounds = arguments.rounds or (2 if arguments.quick else 20)
+    rounds = arguments.rounds if arguments.rounds is not None else (2 if arguments.quick else 20)
     starts = arguments.starts if arguments.starts is not None else (1 if arguments.quick else 3)
     args = {key: value for key, _, value in (given.partition("=") for given in arguments.arg)}
     woken: list[Woken] = []
-    parked: list[Parked] = []
+    parked: list[long_parked.Parked] = []
     for model in arguments.models:
         async with _served(model, args) as server:
             for number in range(max(rounds, starts)):
@@ -83,7 +79,7 @@ async def run(arguments: argparse.Namespace) -> Figures:
                 if number < rounds:
                     woken += [await _wake(server, model, state) for state in (ASLEEP, PARKED)]
                 progress(", ".join(f"{one.state} {one.ttft_s:.3f} s" for one in woken[-3:]))
-            parked.append(await _watched(server, model))
+            parked += [await _stay(server, model, parked_s) for parked_s in arguments.parked_for]
     _show(woken, parked)
     return {"woken": [msgspec.to_builtins(one) for one in woken], "parked": [msgspec.to_builtins(p) for p in parked]}
 
@@ -99,7 +95,7 @@ async def _served(model: str, args: Mapping[str, Any]) -> AsyncIterator[Server]:
         "min_workers": 0,
         "max_workers": 1,
         "park_after_s": 3600,
-        "sleep_after_s": 7200,
+        "sleep_after_s": 86400,
     }
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_endpoints(Path(scratch), [spec])
@@ -114,10 +110,10 @@ async def _served(model: str, args: Mapping[str, Any]) -> AsyncIterator[Server]:
 
 async def _wake(server: Server, model: str, state: str) -> Woken:
     if state == PARKED:
-        await _command(server, "endpoint", "park", NAME)
+        await _park(server)
     else:
         await _command(server, "scale", f"{NAME}=0")
-    await _until(server, state)
+        await _until(server, ASLEEP)
     first = await _ask(server)
     return Woken("ours", state, model, first, await _ask(server))
 
@@ -132,21 +128,13 @@ async def _start_vllm(model: str) -> Woken:
             return Woken("vLLM", "not running", model, ready_s + await _ask(server), await _ask(server))
 
 
-async def _watched(server: Server, model: str) -> Parked:
-    """The worker's processes before and while they are parked."""
-    await _ask(server)
-    server.refresh()
-    pids = [process.pid for role in _ENGINE_ROLES for process in server.of_role(role)]
-    before = sum(map(pss_mib, pids))
+async def _stay(server: Server, model: str, parked_s: float) -> long_parked.Parked:
+    return await long_parked.stay(server, model, parked_s, partial(_park, server), partial(_ask, server))
+
+
+async def _park(server: Server) -> None:
     await _command(server, "endpoint", "park", NAME)
     await _until(server, PARKED)
-    used = _cpu_s(pids)
-    await asyncio.sleep(_IDLE_S)
-    return Parked(model, sum(map(pss_mib, pids)), before, (_cpu_s(pids) - used) / _IDLE_S)
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    return sum(stat.cpu_s for pid in pids if (stat := read_stat(pid)) is not None)
 
 
 async def _ask(server: Server) -> float:
@@ -177,7 +165,7 @@ async def _state(server: Server) -> str:
     return "" if listed is None else "".join(each["status"]["state"] for each in msgspec.json.decode(listed))
 
 
-def _show(woken: Sequence[Woken], parked: Sequence[Parked]) -> None:
+def _show(woken: Sequence[Woken], parked: Sequence[long_parked.Parked]) -> None:
     rows = []
     for key in dict.fromkeys((one.model, one.side, one.state) for one in woken):
         mine = [one for one in woken if (one.model, one.side, one.state) == key]
@@ -187,5 +175,4 @@ def _show(woken: Sequence[Woken], parked: Sequence[Parked]) -> None:
         )
     headers = ("model", "side", "state", "times", "first token, s", "p99", "next request")
     table("From a request to its first token", headers, rows)
-    watched = [[p.model, f"{p.before_mib:.0f}", f"{p.mib:.0f}", f"{100 * p.cores:.2f}"] for p in parked]
-    table("A parked worker", ("model", "MiB before", "MiB parked", "% of a core"), watched)
+    long_parked.show(parked)

@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("logs", "look.logs", "Print the logs of all services, or of one SERVICE."),
         Entry("describe", "look.describe", "Show everything known of a process, endpoint or live request."),
         Entry("requests", "requests.requests", "List the requests in flight, with their workers."),
-        Entry("route", "look.route", "Show to which workers requests went, and why."),
+        Entry("route", "look.route", "Show to which workers the latest requests went, and why."),
         Entry("usage", "look.usage", "Show what requests have used, by API key and endpoint."),
         Entry("queue", "requests.queue", "List or drop the jobs of the prefill queues."),
     ),

@@ -98,6 +98,15 @@ class ServerProcess:
             if all(part in line for part in parts):
                 return line
 
+    def await_start(self) -> None:
+        """Wait until all services are ready. Raises AssertionError, with all that the server has said, if they are not;
+        then nothing of it is left."""
+        try:
+            self.line("all services ready")
+        except BaseException:
+            self.__exit__()
+            raise
+
     def end(self, within_s: float = PATIENCE_S) -> int:
         """Wait for the process to end by itself; returns its exit code."""
         code = self.process.wait(within_s)

@@ -34,7 +34,7 @@ _CANDIDATE_HEADERS: tuple[str, ...] = ("", "WORKER", "COST", "CACHED", "UNCACHED
 def route(
     namespace: str, request_id: str | None, limit: int, explain: bool, endpoint: str | None, as_json: bool
 ) -> None:
-    """Show to which workers the router sent the latest requests, and why.
+    """Show to which workers the latest requests went, and why.
 
     REQUEST is the id of a request, or the beginning of it. CACHED is the part of the request's tokens that the worker
     was expected to have in its KV cache. A request that migrates or is recovered is assigned again. The router keeps

@@ -37,15 +37,7 @@ class EndpointServer(ServerProcess):
         os.environ |= {"IN_FLIGHT": str(self.in_flight), "MACHINE_FACTS": str(self._facts)}
         arguments = ["-m", "tests.integration.endpoints.serve_endpoints", NAMESPACE, str(slots), str(turn_s)]
         super().__init__(root, NAMESPACE, arguments)
-        self._await_start()
-
-    def _await_start(self) -> None:
-        """Raises AssertionError, with all that the server has said, if it ends; then nothing of it is left."""
-        try:
-            self.line("all services ready")
-        except BaseException:
-            self.__exit__()
-            raise
+        self.await_start()
 
     def order(self, order: Any) -> EndpointsAnswer:
         """Give an order on the bus, and return its answer."""

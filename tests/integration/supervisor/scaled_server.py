@@ -32,7 +32,7 @@ class ScaledServer(ServerProcess):
         engines = ["--VllmWorker.engine=mocker", *(options or ("--PrefillWorker.engine=mocker",))]
         arguments = ["serve", graph, f"--namespace={NAMESPACE}", "--port=0", "--cpu-slots=4", *engines]
         super().__init__(root, NAMESPACE, ["-m", "dynamo_local.cli.main", *arguments])
-        self.line("all services ready")
+        self.await_start()
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command on this server."""

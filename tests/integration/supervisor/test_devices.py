@@ -42,7 +42,7 @@ class DeviceServer(ServerProcess):
         super().__init__(root, namespace, ["-m", "tests.integration.supervisor.serve_devices", namespace, *gpus])
 
     def ready(self) -> DeviceServer:
-        self.line("all services ready")
+        self.await_start()
         return self
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:

@@ -43,7 +43,7 @@ class EndpointServer(ServerProcess):
         graph = "tests.integration.supervisor.endpoint_graph:Front"
         arguments = ["serve", graph, f"--namespace={NAMESPACE}", "--port=0", "--cpu-slots=4"]
         super().__init__(root, NAMESPACE, ["-m", "dynamo_local.cli.main", *arguments])
-        self.line("all services ready")
+        self.await_start()
         self.blueprint = BlueprintFile(self.paths)
 
     def launch(self, revision: str, graph: ResolvedGraph) -> None:
