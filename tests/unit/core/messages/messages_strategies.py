@@ -65,6 +65,7 @@ from dynamo_local.core.messages.presence import (
     Presence,
 )
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken, RotateToken, RotationAnswer
+from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Prefilled, Released
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
@@ -336,6 +337,30 @@ key_views = st.builds(
     KeyView, name=text, created_at=finite, endpoints=texts, requests_per_minute=st.none() | counts, admin=st.booleans()
 )
 
+weighed_workers = st.builds(
+    WeighedWorker,
+    worker=text,
+    cost=finite,
+    cached=counts,
+    uncached=counts,
+    queued=counts,
+    requests=counts,
+    failed=st.booleans(),
+)
+route_rows = st.builds(
+    RouteRow,
+    request_id=text,
+    revision=text,
+    frontend=text,
+    tokens=counts,
+    age_s=finite,
+    worker=st.none() | text,
+    cached=st.none() | counts,
+    pull_from=st.none() | text,
+    candidates=st.lists(weighed_workers, max_size=2).map(tuple),
+    left_out=counts,
+)
+
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     RotateToken: st.builds(RotateToken, order=text),
     RotationAnswer: st.builds(
@@ -369,6 +394,8 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         parts=counts,
     ),
     KvStateQuestion: st.builds(KvStateQuestion),
+    RoutesQuestion: st.builds(RoutesQuestion, limit=counts, revisions=st.none() | texts),
+    RoutesAnswer: st.builds(RoutesAnswer, policy=text, routes=st.lists(route_rows, max_size=2).map(tuple)),
     Work: submits | cancels | acks | resends | unpins | exclusive_words,
     TokenBatch: st.builds(
         TokenBatch,
