@@ -21,6 +21,7 @@ from benchmarks.keys import keys
 from benchmarks.machine import first_hour, first_touches, idle, neighbour, parking, sessions, startup, weights, workers
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
+from benchmarks.routing import routing
 from dynamo_local.core.errors import DynamoError
 
 
@@ -62,6 +63,7 @@ BENCHMARKS = {
     "turns": Benchmark(turns.SUMMARY, turns.add_arguments, turns.run),
     "zero": Benchmark(zero.SUMMARY, zero.add_arguments, zero.run),
     "keys": Benchmark(keys.SUMMARY, keys.add_arguments, keys.run),
+    "routing": Benchmark(routing.SUMMARY, routing.add_arguments, routing.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

@@ -1,0 +1,42 @@
+"""Routing: simulated fleets, and what a decision costs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from benchmarks.harness.report import Figures
+from benchmarks.routing import cost, simulated
+from dynamo_local.core.errors import UsageError
+
+SUMMARY = "routing policies: reuse of caches and times to first token of simulated fleets, and what a decision costs"
+STEPS = ("cost", "mooncake", "capacity", "shapes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=["cost"], help="what to run (cost)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="for mooncake: conversation_trace.jsonl of https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)",
+    )
+
+
+async def run(arguments: argparse.Namespace) -> Figures:
+    """Run the steps, print, and return the figures."""
+    return {step: await asyncio.to_thread(_run, step, arguments) for step in arguments.steps}
+
+
+def _run(step: str, arguments: argparse.Namespace) -> Figures:
+    quick: bool = arguments.quick
+    if step == "cost":
+        return cost.decisions(quick)
+    if step == "capacity":
+        return simulated.groups((20.0,) if quick else (20.0, 40.0, 60.0), 200 if quick else 1_500)
+    if step == "shapes":
+        return simulated.shapes(quick)
+    if arguments.trace is None:
+        raise UsageError("the step mooncake replays a trace", "name its file by --trace; --help says where it is")
+    return simulated.replay(arguments.trace, (1.0,) if quick else (1.0, 5.0), 1_000 if quick else None)
