@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, NobodyListensError
+from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.names import Revision
 from dynamo_local.core.subjects import Subjects
@@ -48,6 +49,35 @@ class Parking:
         if answer.parked == parked:
             return None
         return NotDone(answer.refused or ("it stays awake" if parked else "it stays parked"))
+
+
+async def answers_of(
+    asking: Awaitable[dict[str, NotDone]],
+    leases: Mapping[str, str],
+    view: Callable[[], FleetView],
+    heard: asyncio.Event,
+) -> dict[str, NotDone]:
+    """Why workers are not as asked. `asking`: by `Parking.ask`; `heard` is set whenever `view` changes.
+
+    A process that was killed with the question answers nothing. Its worker has not been reached: that is known once
+    another process announces itself for it, or the old one is heard no more. The first of these is not waited for any
+    longer than that.
+    """
+    known = {one.lease for one in view().members()}
+
+    def is_anew(watcher: str) -> bool:
+        return any(one.watcher == watcher and one.lease not in known for one in view().members())
+
+    answers = asyncio.ensure_future(asking)
+    answers.add_done_callback(lambda _: heard.set())
+    try:
+        await until(lambda: answers.done() or all(map(is_anew, leases)), heard, 2 * _ANSWERED_WITHIN_S)
+        found = answers.result() if answers.done() else dict.fromkeys(leases, NotDone("it has not answered"))
+    finally:
+        answers.cancel()
+    there = {one.lease for one in view().members()}
+    gone = {watcher for watcher, lease in leases.items() if lease not in there or is_anew(watcher)}
+    return {name: replace(each, reached=each.reached and name not in gone) for name, each in found.items()}
 
 
 async def until(is_so: Callable[[], bool], changed: asyncio.Event, within_s: float) -> bool:

@@ -28,7 +28,7 @@ from dynamo_local.supervisor.endpoints.revisions.observing import (
     why_off_device,
     workers_of,
 )
-from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, until
+from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, answers_of, until
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.statefile.model import State
@@ -359,7 +359,8 @@ class RevisionRun:
         state = await asyncio.to_thread(self._tools.read_state)
         there = {name: state.components[name].lease for name in watchers if name in state.components}
         leases = {name: lease for name, lease in there.items() if lease is not None}
-        refused = await self._tools.ask_to_park(self.name, leases, parked=parked)
+        asking = self._tools.ask_to_park(self.name, leases, parked=parked)
+        refused = await answers_of(asking, leases, lambda: self._view, self._heard)
         asked = {lease for name, lease in leases.items() if name not in refused}
         kind = "parked" if parked else "ready"
 

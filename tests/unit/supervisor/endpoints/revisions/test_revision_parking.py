@@ -43,13 +43,19 @@ class FakeWorker:
     now: float = 0.0
     gone: Mapping[int, str] = field(default_factory=dict)
 
-    def announce(self, state: ProcessState) -> None:
-        self.view.observe(Presence(NAME, "VllmWorker", "aggregated", "lease", 1, state), 0.0)
+    dies: bool = False
+    """Whether its process is killed with the question, so that another one starts."""
+
+    def announce(self, state: ProcessState, lease: str = "lease") -> None:
+        self.view.observe(Presence(NAME, "VllmWorker", "aggregated", lease, 1, state), 0.0)
         self.changed()
 
     async def ask(self, revision: Revision, leases: Mapping[str, str], *, parked: bool) -> dict[str, NotDone]:
         assert (revision, dict(leases)) == (CHAT, {NAME: "lease"})
         self.asked.append(parked)
+        if self.dies:
+            asyncio.get_running_loop().call_soon(self.announce, "starting", f"lease {len(self.asked)}")
+            await asyncio.Event().wait()
         if self.refuses:
             return {NAME: NotDone(self.refuses, self.is_reached)}
         asyncio.get_running_loop().call_soon(self.announce, "parked" if parked else "ready")
@@ -129,6 +135,18 @@ def test_a_parked_worker_that_was_killed_is_awaited() -> None:
         assert (await seen()).may_start
         worker.announce("ready")
         assert (await seen()).workers.ready == (NAME,)
+
+    scenario(test)
+
+
+def test_a_worker_that_was_killed_with_the_question_is_awaited() -> None:
+    async def test(worker: FakeWorker, revision: RevisionRun, seen: Callable[[], Awaitable[Seen]]) -> None:
+        worker.announce("parked")
+        worker.dies = True
+        for _ in range(5):
+            revision.carry_out(Wake(1, (NAME,)))
+            killed = await seen()
+            assert (killed.workers.dead, killed.failures, killed.error) == ((), 0, "")
 
     scenario(test)
 
