@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 
 from dynamo_local.core.errors import PortInUseError, UsageError
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
 from state.machine.listeners import Listener, listener_on
+from state.machine.threads import family_of
 
 _PROBE_TIMEOUT_S = 1.0
 
@@ -34,13 +36,17 @@ def claim_address(host: str, port: int) -> HttpAddress:
 
 
 def answers(address: HttpAddress) -> bool:
-    """Whether a server accepts connections at the address. Blocks for up to a second."""
+    """Whether a descendant of this process accepts connections at the address. Blocks for up to a second.
+
+    A service that is no frontend may never have bound it, and another program may have taken it since.
+    """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     try:
-        with socket.create_connection((host, address.port), _PROBE_TIMEOUT_S):
-            return True
+        with socket.create_connection((host, address.port), _PROBE_TIMEOUT_S) as probe:
+            owner = listener_on(probe.getpeername()[0], address.port)
     except OSError:
         return False
+    return owner is not None and (owner.pid is None or owner.pid in family_of(os.getpid()))
 
 
 def _refusal(host: str, address: object, port: int, error: OSError) -> UsageError:
