@@ -145,7 +145,7 @@ class CircusClient(CircusSocket):
         except (zmq.ZMQError, msgspec.DecodeError) as error:
             raise SupervisorError(f"circus failed at {_describe(command, properties)}: {error}") from error
 
-    async def _reply(self, call_id: str, listener: int | None, give_up_at: float) -> _Reply | None:
+    async def _reply(self, call_id: str, listener: tuple[int, int] | None, give_up_at: float) -> _Reply | None:
         """Wait for the answer. None once another circusd listens, which never got the call. Raises TimeoutError."""
         asked_at = time.monotonic()
         while (answer := await self._received(call_id, min(_CHECK_EVERY_S, give_up_at - time.monotonic()))) is None:
@@ -167,12 +167,14 @@ class CircusClient(CircusSocket):
                 return reply
         return None
 
-    def _listener(self) -> int | None:
-        """The inode of circusd's socket, which differs from one circusd to the next; None if there is no socket."""
+    def _listener(self) -> tuple[int, int] | None:
+        """What tells circusd's socket from that of the next circusd; None if there is no socket. A file system may give
+        the next one the same inode, but not the same time."""
         try:
-            return Path(self._endpoint.removeprefix(_IPC)).stat().st_ino
+            found = Path(self._endpoint.removeprefix(_IPC)).stat()
         except FileNotFoundError:
             return None
+        return found.st_ino, found.st_mtime_ns
 
 
 def _describe(command: str, properties: Mapping[str, Any]) -> str:
