@@ -137,7 +137,7 @@ async def test_only_what_is_missing_is_read(source: PullEngine, reader: PullEngi
 
 async def test_steps_tell_of_all_blocks_that_are_cached(source: PullEngine, reader: PullEngine) -> None:
     """Those computed, those read from another engine, those that were evicted for them, and that a park empties all."""
-    prompts = [prompt_of(1000 + turn, seed=90 + turn) for turn in range(6)]
+    prompts = [prompt_of(1000 + turn, seed=210 + turn) for turn in range(6)]
     for turn, prompt in enumerate(prompts):
         await source.run(prompt, 40)
         pulled = await reader.ask(source, prompt) if turn < 2 else None
@@ -386,10 +386,10 @@ async def test_preemption_at_both_sides(source: PullEngine, reader: PullEngine) 
 
 async def test_urgent_requests_are_admitted_first(reader: PullEngine) -> None:
     """Beside the first, none of the others fits."""
-    running = await reader.submit(prompt_of(90 * BLOCK, seed=90), 40)
+    running = await reader.submit(prompt_of(90 * BLOCK, seed=200), 40)
     await reader.answer(running, at_least=1)
-    plain = await reader.submit(prompt_of(60 * BLOCK, seed=91), 1)
-    urgent = await reader.submit(prompt_of(60 * BLOCK, seed=92), 1, priority=-1)
+    plain = await reader.submit(prompt_of(60 * BLOCK, seed=201), 1)
+    urgent = await reader.submit(prompt_of(60 * BLOCK, seed=202), 1, priority=-1)
     await reader.answer(urgent)
     assert not reader.has_begun(plain)
     await reader.answer(plain)
