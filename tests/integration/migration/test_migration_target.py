@@ -258,10 +258,9 @@ async def announce_frontend(bus: Bus, subjects: Subjects, lease: str) -> None:
 
 
 def told_load(worker: Worker) -> Load:
-    """But for its time, and the head of the queue."""
-    return msgspec.structs.replace(
-        worker.context.announcer.presence.load or Load(), at=None, head_tokens=None, by_class=None
-    )
+    """As the engine tells it, but for the time."""
+    load = worker.context.announcer.presence.load or Load()
+    return Load(load.running, load.waiting, load.kv_usage, load.kv_pinned)
 
 
 async def test_warm_requests_are_no_part_of_the_load(asker: Asker, worker: Worker, engine: ScriptedEngine) -> None:
