@@ -2,7 +2,8 @@
 
 There is one engine for each core. Its scheduler and its model, bound to that core, hand a step back and forth as those
 of vLLM do; threads that wake up now and then stand for its others. Its host is awake for a moment in each step.
-Clients, in sessions of their own, wake up fifty times a second. The program prints one line of JSON for each process.
+Clients, in sessions of their own, wake up fifty times a second. The program prints one line of JSON for each process, which has taken at least one
+measurement, however late it came to run.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _engine(layout: Layout, core: int, scratch: Path, host: int, until: float) -
     asked, done = (FutexEvent(path, create=True) for path in paths)
     model = _fork(lambda: _model(paths[0], paths[1], until))
     steps = 0
-    while time.monotonic() < until:
+    while not steps or time.monotonic() < until:
         asked.notify()
         steps += 1
         os.write(host, b"%.6f\n" % time.monotonic())
@@ -100,7 +101,7 @@ def _host(reading: int, until: float) -> None:
     late: list[float] = []
     with os.fdopen(reading, "rb") as steps:
         for said in steps:
-            if time.monotonic() < until:
+            if not late or time.monotonic() < until:
                 late.append(time.monotonic() - float(said))
             _compute(_AT_HOST_S)
     _say("host", _summary(late))
@@ -109,7 +110,7 @@ def _host(reading: int, until: float) -> None:
 def _client(until: float) -> None:
     os.setsid()
     late: list[float] = []
-    while (began := time.monotonic()) < until:
+    while (began := time.monotonic()) < until or not late:
         time.sleep(_CLIENT_EVERY_S)
         _compute(_AT_CLIENT_S)
         late.append(time.monotonic() - began - _CLIENT_EVERY_S - _AT_CLIENT_S)
