@@ -38,12 +38,12 @@ SHARED_MEMORY = Path("/dev/shm")
 GONE_WITHIN_S = 5.0
 """For killed processes to be gone. Freeing much memory takes seconds."""
 
-_IN_SHARED_MEMORY = f"{SHARED_MEMORY}/"
+_IN_SHARED_MEMORY = f"{SHARED_MEMORY}/".encode()
 _POLL_S = 0.05
 _PROC = Path("/proc")
 _OWNER = "owner.json"
 _SEGMENTS = "segments.json"
-_MAPPED = re.compile(rf"\s([0-9]+)\s+{SHARED_MEMORY}/([^/\n]+)$", re.MULTILINE)
+_MAPPED = re.compile(rf"\s([0-9]+)\s+{SHARED_MEMORY}/([^/\n]+)$".encode(), re.MULTILINE)
 """Matches inode and name of shared memory, at the end of a line of /proc/PID/maps."""
 
 
@@ -124,16 +124,24 @@ def segments_of(pid: int) -> set[Segment]:
     """The shared memory that a process has mapped or open; none if the process is gone, or another user's."""
     found: set[Segment] = set()
     with suppress(OSError):
-        maps = (_PROC / str(pid) / "maps").read_text(errors="replace")
-        # An engine's process has thousands of lines there: the expression is tried on few.
-        shared = "\n".join(line for line in maps.splitlines() if _IN_SHARED_MEMORY in line)
-        found.update(Segment(name, int(inode)) for inode, name in _MAPPED.findall(shared))
+        found.update(_mapped_in((_PROC / str(pid) / "maps").read_bytes()))
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fd").iterdir():
             with suppress(OSError):
                 if (target := descriptor.readlink()).parent == SHARED_MEMORY:
                     found.add(Segment(target.name, descriptor.stat().st_ino))
     return found
+
+
+def _mapped_in(maps: bytes) -> Iterator[Segment]:
+    """The shared memory in what /proc/PID/maps says, which for an engine's process has thousands of lines: the
+    expression is tried on the few that matter."""
+    at = 0
+    while (at := maps.find(_IN_SHARED_MEMORY, at)) >= 0:
+        start, end = maps.rfind(b"\n", 0, at) + 1, maps.find(b"\n", at) + 1 or len(maps)
+        for inode, name in _MAPPED.findall(maps[start:end]):
+            yield Segment(name.decode(errors="replace"), int(inode))
+        at = end
 
 
 def _folders(sockets: Sockets) -> Iterator[Path]:

@@ -37,6 +37,7 @@ from dynamo_local.engine.vllm.requests.adapters import ListAdapters
 from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.tuning import TuningSettings
 from dynamo_local.engine.vllm.weights.prepared import order_prepared
+from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
 
@@ -115,9 +116,9 @@ class VllmEngine:
         try:
             launched = await self._launch(progress)
             self._core, self._adapters, self._no_transfer = launched.core, launched.adapters, launched.no_transfer
-            no_events = await ask_for_changes(self._core)
             await self._adapters.load(self._core)
-            self._supported = await self._core.get_supported_tasks_async()
+            questions = ask_for_changes(self._core), self._core.get_supported_tasks_async()
+            no_events, self._supported = await asyncio.gather(*questions)
             if launched.identity is not None:
                 await self._open_pull(launched, launched.identity)
         except EngineError:
@@ -131,12 +132,15 @@ class VllmEngine:
         info = info_of(
             launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported), kv_events=no_events is None
         )
-        # Not awaited: for tens of milliseconds it reads what /proc tells of each process.
-        self._tasks.spawn("shared memory", asyncio.to_thread(note_segments, self._private_dir, os.environ))
-        if launched.weights is not None:
-            await asyncio.to_thread(order_prepared, launched.weights)
+        self._tasks.spawn("after the start", asyncio.to_thread(self._note, launched.weights))
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
+
+    def _note(self, weights: PreparedOrder | None) -> None:
+        """Record what the start has made. The first request does not wait for it."""
+        note_segments(self._private_dir, os.environ)
+        if weights is not None:
+            order_prepared(weights)
 
     async def _open_pull(self, launched: Launched, identity: Mapping[str, str]) -> None:
         self._pull = await open_pull(launched.core, launched.vllm_config, launched.adapters, identity)
