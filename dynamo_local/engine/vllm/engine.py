@@ -213,6 +213,10 @@ class VllmEngine:
     def _adapters_in_use(self) -> set[int]:
         return {live.adapter for live in self._live.values()} | {kept.adapter for kept in self._warm.values()}
 
+    def _used_no_more(self, adapters: set[int]) -> None:
+        if any(adapters):
+            self._adapters.request_ended()
+
     def _begin(self, name: str, live: _Live) -> None:
         self._live[name] = live
         if self._binding is not None:
@@ -221,9 +225,11 @@ class VllmEngine:
     async def cancel(self, requests: Sequence[RequestEpoch]) -> None:
         names = [str(request) for request in requests]
         dropped = {name: live for request in requests for name, live in self._take_out(request)}
-        warm = [kept.name for request in requests if (kept := self._warm.pop(request, None)) is not None]
+        warm_kept = [kept for request in requests if (kept := self._warm.pop(request, None)) is not None]
+        warm = [kept.name for kept in warm_kept]
         if dropped or warm:
             await self._core.abort_requests_async([*dropped, *warm])
+            self._used_no_more({live.adapter for live in dropped.values()} | {kept.adapter for kept in warm_kept})
         # One that was running here may have finished, and be held, in the engine core.
         held = [name for name in names if self._held.pop(name, None) or (name in dropped and dropped[name].hold_s > 0)]
         if self._pull is not None and held:
@@ -315,6 +321,7 @@ class VllmEngine:
             self._names.pop(live.current, None)
             if live.stays and delta.finish in ("length", "stop"):
                 self._warm[live.current] = Warm(output.request_id, live.stays, live.adapter)
+            self._used_no_more({live.adapter})
             if live.hold_s > 0 and self._pull is not None:
                 self._hold(self._pull, output.request_id, live.hold_s)
         return delta

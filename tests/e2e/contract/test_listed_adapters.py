@@ -68,15 +68,22 @@ class Listed:
 
 
 class Worker:
-    def __init__(self, room: int | None = None) -> None:
+    """A worker with such an engine core. `looks` gets an entry whenever it looks which are in use."""
+
+    def __init__(self, room: int | None = None, *, room_within_s: float = 60.0) -> None:
         self.core = Core()
         self.listed = Listed()
-        self.adapters = ListedAdapters(self.listed, room=room)
+        self.adapters = ListedAdapters(self.listed, room=room, room_within_s=room_within_s)
         self.in_use: list[int] = []
+        self.looks: asyncio.Queue[None] = asyncio.Queue()
 
     async def ask(self, name: str) -> LoRARequest | None:
-        await self.adapters.obtain(name, self.core, lambda: self.in_use)
+        await self.adapters.obtain(name, self.core, self._look)
         return self.adapters.get(name)
+
+    def _look(self) -> list[int]:
+        self.looks.put_nowait(None)
+        return self.in_use
 
 
 def folder(root: Path, name: str, content: bytes) -> Path:
@@ -145,6 +152,42 @@ async def test_beyond_the_room_a_request_fails_and_names_the_setting(tmp_path: P
     worker.listed.change(robot=None)
     assert await worker.ask("parrot") is not None
     assert await worker.ask("pirate") == first
+
+
+async def test_where_a_former_adapter_is_still_used_a_request_waits_for_its_slot(tmp_path: Path) -> None:
+    worker = Worker(room=1)
+    worker.listed.change(pirate=folder(tmp_path, "pirate", b"1"))
+    first = await worker.ask("pirate")
+    assert first is not None
+    worker.in_use = [first.lora_int_id]
+    worker.listed.change(pirate=None, robot=folder(tmp_path, "robot", b"2"))
+    waiting = [asyncio.create_task(worker.ask("robot")) for _ in range(3)]
+    looks = worker.looks.qsize()
+    for _ in range(2):
+        async with asyncio.timeout(10):
+            for _ in range(looks + 3):
+                await worker.looks.get()
+        looks = 0
+        worker.adapters.request_ended()
+    assert not any(task.done() for task in waiting)
+    # One that was admitted before, and is answered by it, does not wait.
+    assert await worker.ask("pirate") == first
+    worker.in_use = []
+    worker.adapters.request_ended()
+    found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    assert {None if each is None else each.lora_path for each in found} == {str(tmp_path / "robot")}
+    assert set(worker.core.loaded) == {each.lora_int_id for each in found if each is not None}
+
+
+async def test_a_slot_that_does_not_become_free_fails_what_waits_for_it(tmp_path: Path) -> None:
+    worker = Worker(room=1, room_within_s=0.01)
+    worker.listed.change(pirate=folder(tmp_path, "pirate", b"1"))
+    first = await worker.ask("pirate")
+    assert first is not None
+    worker.in_use = [first.lora_int_id]
+    worker.listed.change(pirate=None, robot=folder(tmp_path, "robot", b"2"))
+    with pytest.raises(RequestError, match="requests of former adapters have left no room"):
+        await worker.ask("robot")
 
 
 async def test_one_that_cannot_be_loaded_is_tried_again_when_it_has_changed(tmp_path: Path) -> None:
@@ -234,7 +277,7 @@ def test_each_request_gets_what_is_listed_and_the_room_is_kept(
     contents: list[Path], steps: list[tuple[list[tuple[str, int | None]], list[str]]], room: int, data: st.DataObject
 ) -> None:
     async def run() -> None:
-        worker = Worker(room)
+        worker = Worker(room, room_within_s=0.01)
         for changed, asked in steps:
             for name, content in changed:
                 worker.listed.change(**{name: None if content is None else contents[content]})
@@ -249,7 +292,7 @@ def test_each_request_gets_what_is_listed_and_the_room_is_kept(
 
     def check(worker: Worker, name: str, request: Any) -> None:
         if isinstance(request, RequestError):
-            assert "max-loras" in str(request)
+            assert "max-loras" in str(request) or "former adapters" in str(request)
         elif name in worker.listed.folders:
             assert request is not None
             assert request.lora_path == worker.listed.folders[name]

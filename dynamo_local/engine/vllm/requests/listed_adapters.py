@@ -27,16 +27,29 @@ _log = logging.getLogger(__name__)
 
 _DIGEST_CHARACTERS = 16
 
+ROOM_WITHIN_S = 300.0
+"""For requests of an adapter that was deleted or replaced to end, where a new one needs its slot: as long as requests
+are held for an endpoint without a worker."""
+
+
+class _NoRoomYetError(Exception):
+    """All slots are taken, some of them by adapters that are not listed any more."""
+
 
 class ListedAdapters:
     """The adapters of a list, for one engine core. `first`: its number for the first of them. `room`: how many it may
-    have at the same time, None for any number."""
+    have at the same time, None for any number. `room_within_s`: for a slot to become free that will."""
 
-    def __init__(self, listed: ListAdapters, *, first: int = 1, room: int | None = None) -> None:
+    def __init__(
+        self, listed: ListAdapters, *, first: int = 1, room: int | None = None, room_within_s: float = ROOM_WITHIN_S
+    ) -> None:
         self._listed = listed
         self._next = first
         self.room = room
+        self._room_within_s = room_within_s
         self._loading = asyncio.Lock()
+        self._ended = asyncio.Event()
+        """Set when a request has ended, and replaced."""
         self._current: dict[str, tuple[Hashable, LoRARequest]] = {}
         """By name, each with the version of the list by which it is known to be the right one."""
         self._loaded: dict[int, LoRARequest] = {}
@@ -50,12 +63,30 @@ class ListedAdapters:
 
     async def obtain(self, name: str, core: Any, in_use: Callable[[], Collection[int]]) -> None:
         """Have the engine core load the adapter, unless it has it, or it is not listed. `in_use`: numbers of adapters
-        of requests under way.
+        of requests under way. Where these keep a slot for an adapter that is not listed any more, wait for it.
 
         Raises RequestError if it cannot be loaded, EngineError if the engine core is dead.
         """
-        if self._is_current(name):
-            return
+        try:
+            async with asyncio.timeout(self._room_within_s):
+                while not self._is_current(name):
+                    ended = self._ended
+                    try:
+                        await self._obtain_next(name, core, in_use)
+                    except _NoRoomYetError:
+                        await ended.wait()
+                    else:
+                        return
+        except TimeoutError as error:
+            what = f"for {self._room_within_s:g} s, requests of former adapters have left no room for another"
+            raise RequestError(what, "send the request again") from error
+
+    def request_ended(self) -> None:
+        """Look again for those that wait for room. To be called when a request with an adapter has ended."""
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    async def _obtain_next(self, name: str, core: Any, in_use: Callable[[], Collection[int]]) -> None:
         async with self._loading:
             # Another request for it may have been first.
             if not self._is_current(name):
@@ -96,6 +127,9 @@ class ListedAdapters:
             self._current.pop(name, None)
             await self._drop_stale(core, folders, in_use)
         if self.room is not None and len(self._loaded) >= self.room:
+            listed = {known.lora_int_id for each, (_, known) in self._current.items() if each in folders}
+            if not listed.issuperset(self._loaded):
+                raise _NoRoomYetError
             what = f"this worker has room for {self.room} adapters, and has as many"
             raise RequestError(what, "raise max-loras of the endpoint that has the model")
         self._next += 1

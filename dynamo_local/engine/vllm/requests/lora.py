@@ -62,6 +62,11 @@ class Adapters:
         await self.listed.obtain(name, core, in_use)
         return self.listed.get(name)
 
+    def request_ended(self) -> None:
+        """To be called when a request with an adapter has ended."""
+        if self.listed is not None:
+            self.listed.request_ended()
+
     def leave_slots(self, args: Any) -> None:
         """Give an engine for which no number of slots is given some for adapters of the list."""
         if self.enabled and self.listed is not None:
