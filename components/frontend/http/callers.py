@@ -32,20 +32,21 @@ class Caller:
     """The caller of a request.
 
     `name`: None where no key is needed. `key`: None for keys of files, which have no limits. `admin`: may change
-    endpoints and keys. `generates`: may ask models.
+    endpoints and keys. `generates`: may ask models. `priorities`: those that it may ask for.
     """
 
     name: str | None = None
     key: ApiKey | None = None
     admin: bool = False
     generates: bool = True
+    priorities: PriorityTerms = UNLIMITED
 
     def allows(self, endpoint: str) -> bool:
         """Whether requests may be for that endpoint, or the graph's own model of that name."""
         return self.key is None or self.key.allows(endpoint)
 
 
-ANYBODY = Caller()
+ANYBODY = Caller(priorities=WITHOUT_KEY)
 """Whoever brings no key that is known."""
 
 
@@ -78,13 +79,6 @@ def who_asks() -> Caller:
     return _asking.get()
 
 
-def priority_terms_of(caller: Caller) -> PriorityTerms:
-    """Return what priorities the caller may ask for: any with a key of a file."""
-    if caller.key is not None:
-        return terms_of(caller.key)
-    return WITHOUT_KEY if caller.name is None else UNLIMITED
-
-
 class Callers:
     """Finds who asks, by the digest of the key that a request brings.
 
@@ -102,6 +96,8 @@ class Callers:
         """`api_keys`, `admin_keys`: as in `take`. `known`: keys of the registry."""
         self._known = known
         self._wall_clock = wall_clock
+        self._by_slot: dict[int, Caller] = {}
+        """The last caller with each key of the registry, by the key's slot."""
         self.take(api_keys, admin_keys)
 
     def take(self, api_keys: Iterable[str], admin_keys: Iterable[str]) -> None:
@@ -126,11 +122,12 @@ class Callers:
     def find(self, scope: Scope) -> Caller | Refusal:
         """Find who asks: anybody, if no key is given or none that is known. A refusal: who it is cannot be known, or
         their key has expired."""
-        given, known = _key_given(scope), self._known
+        known = self._known
         if known is not None:
             known.look()
             if known.why_closed:
                 return Refusal(503, known.why_closed, "ServiceUnavailableError", retry_after_s=CLOSED_RETRY_S)
+        given = _key_given(scope)
         if not given:
             return ANYBODY
         digest = digest_of(given)
@@ -141,7 +138,13 @@ class Callers:
         if key is None:
             return ANYBODY
         # Only who has the secret comes so far.
-        return _expired(key.name) if key.has_expired(now) else Caller(key.name, key, admin=key.admin)
+        return _expired(key.name) if key.has_expired(now) else self._caller(key)
+
+    def _caller(self, key: ApiKey) -> Caller:
+        found = self._by_slot.get(key.slot)
+        if found is None or found.key is not key:
+            found = self._by_slot[key.slot] = Caller(key.name, key, admin=key.admin, priorities=terms_of(key))
+        return found
 
 
 def _expired(name: str) -> Refusal:
@@ -150,5 +153,8 @@ def _expired(name: str) -> Refusal:
 
 def _key_given(scope: Scope) -> bytes:
     """Return the key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
-    scheme, _, key = header(scope, b"authorization").partition(b" ")
+    given = header(scope, b"authorization")
+    if given.startswith(b"Bearer "):
+        return given[7:]
+    scheme, _, key = given.partition(b" ")
     return key if scheme.lower() == b"bearer" else header(scope, b"x-api-key")

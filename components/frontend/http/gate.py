@@ -23,7 +23,6 @@ from components.frontend.http.callers import (
     asking,
     caller_of,
     note_caller,
-    priority_terms_of,
 )
 from components.frontend.http.generation import DRAINING, GenerationRequest, Generations, unavailable
 from components.frontend.http.models import NO_APPLICATION, ModelTable
@@ -150,7 +149,6 @@ class HttpGate:
             if refusal is not None:
                 await refuse(send, refusal)
         finally:
-            charge_to(None)
             ticket.end(tally_of(scope).total)
         return None
 
@@ -190,7 +188,7 @@ class HttpGate:
         fields = read_fields(body)
         if isinstance(fields, Refusal):
             return fields
-        priority = priority_asked(fields, header(scope, HEADER_KEY), priority_terms_of(caller_of(scope)))
+        priority = priority_asked(fields, header(scope, HEADER_KEY), caller_of(scope).priorities)
         if isinstance(priority, Refusal):
             return priority
         streams = route.streams and fields.get("stream") is True

@@ -19,10 +19,10 @@ import mmap
 import os
 import struct
 import time
+from enum import Enum, auto
 from pathlib import Path
-from typing import NamedTuple
 
-from dynamo_local.core.keys.limits import Taken, give_back, standing, take
+from dynamo_local.core.keys.limits import give_back, take
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.log_once import LogOnce
@@ -39,12 +39,14 @@ _JOIN_S = 0.05
 _HEAD = 4096
 _CLAIM_LOCK = 1023
 _SLOT_LOCKS = 1024
-_NUMBER, _TIME, _COUNT = struct.Struct("<Q"), struct.Struct("<d"), struct.Struct("<I")
-_time_at, _put_time = _TIME.unpack_from, _TIME.pack_into
-_COUNTS = struct.Struct(f"<{PLACES}I")
-_REQUESTS_AT, _TOKENS_AT, _COUNTS_AT = 8, 16, 24
-_ROW = 24 + 4 * PLACES
-SIZE = _HEAD + MOST_KEYS * _ROW
+_COUNTS = struct.Struct(f"={PLACES}I")
+_WORD = 8
+_FIRST = _HEAD // _WORD
+"""Where the first row begins. Like all that follows in words, of eight bytes."""
+_REQUESTS, _TOKENS, _IN_FLIGHT = 1, 2, 3
+"""Where a row has these; its key's number comes first."""
+_ROW = _IN_FLIGHT + PLACES // 2
+SIZE = _HEAD + MOST_KEYS * _ROW * _WORD
 
 _FLOCK = struct.Struct("hhqqi4x")
 _ATTEMPTS, _PAUSE_S = 100, 50e-6
@@ -52,18 +54,11 @@ _ATTEMPTS, _PAUSE_S = 100, 50e-6
 they go on without the lock, and may miscount what that one had under way."""
 
 
-class Admitted(NamedTuple):
-    """What became of a request. `is_free`: fewer are in flight than may be. `requests`, `tokens`: how the key stands
-    with its limits a minute; None: it has no such limit."""
+class Denial(Enum):
+    """Which limit has refused a request."""
 
-    is_free: bool
-    requests: Taken | None
-    tokens: Taken | None
-
-    @property
-    def granted(self) -> bool:
-        """Whether it is counted as in flight."""
-        return self.is_free and (self.requests is None or self.requests.granted)
+    AT_ONCE = auto()
+    A_MINUTE = auto()
 
 
 class Counters:
@@ -77,61 +72,81 @@ class Counters:
             # Room for all of it now: a page that the disk has no room for later would kill the process.
             os.posix_fallocate(self._file, 0, SIZE)
             self._map = mmap.mmap(self._file, SIZE)
+        whole = memoryview(self._map)
+        self._numbers, self._times, self._counts = whole.cast("Q"), whole.cast("d"), whole.cast("I")
+        self._views = (self._numbers, self._times, self._counts, whole)
         self._log_once = LogOnce(_log)
         self._alone = self._locked = False
         self.place = self._claim()
+        self._own_count = 2 * _IN_FLIGHT + self.place
         self._alone_places = bytes(int(place == self.place) for place in range(PLACES))
 
     def close(self) -> None:
         """Give up the place."""
         self._map[self.place] = 0
+        for view in self._views:
+            view.release()
         self._map.close()
         os.close(self._file)
 
-    def admit(self, key: ApiKey, now: float) -> Admitted:
+    def admit(self, key: ApiKey, now: float) -> Denial | None:
         """Count a request as in flight, and as one of its minute, if the key's limits allow both."""
         row = self._hold(key)
         try:
-            at_once, requests, tokens = key.requests_at_once, None, None
-            is_free = at_once is None or self._in_flight(row) < at_once or self._has_room(row, at_once)
-            if key.requests_per_minute is not None:
-                at = row + _REQUESTS_AT
-                requests = take(_time_at(self._map, at)[0], now, int(is_free), key.requests_per_minute)
-                _put_time(self._map, at, requests.paid_at)
-            if key.tokens_per_minute is not None:
-                tokens = standing(_time_at(self._map, row + _TOKENS_AT)[0], now, key.tokens_per_minute)
-            if is_free and (requests is None or requests.retry_s == 0.0):
-                self._add(row, 1)
-            return Admitted(is_free, requests, tokens)
+            at_once, per_minute = key.requests_at_once, key.requests_per_minute
+            if at_once is not None and self._in_flight(row) >= at_once and not self._has_room(row, at_once):
+                return Denial.AT_ONCE
+            if per_minute is not None:
+                paid_at = take(self._times[row + _REQUESTS], now, 1, per_minute)
+                if paid_at is None:
+                    return Denial.A_MINUTE
+                self._times[row + _REQUESTS] = paid_at
+            self._counts[2 * row + self._own_count] += 1
+            return None
         finally:
-            self._let_go(key)
+            if self._locked:
+                self._let_go(key)
 
-    def take_tokens(self, key: ApiKey, per_minute: int, amount: int, now: float, *, forced: bool = False) -> Taken:
-        """Take so many of the tokens a minute, if the limit allows it; `forced`: in any case."""
-        at = self._hold(key) + _TOKENS_AT
+    def take_tokens(
+        self, key: ApiKey, per_minute: int, amount: int, now: float, *, forced: bool = False
+    ) -> float | None:
+        """Take so many of the tokens a minute; `forced`: in any case. Returns the number that is kept then; None: the
+        limit does not allow it."""
+        at = self._hold(key) + _TOKENS
         try:
-            taken = take(_time_at(self._map, at)[0], now, amount, per_minute, forced=forced)
-            _put_time(self._map, at, taken.paid_at)
-            return taken
+            paid_at = take(self._times[at], now, amount, per_minute, forced=forced)
+            if paid_at is not None:
+                self._times[at] = paid_at
+            return paid_at
         finally:
-            self._let_go(key)
+            if self._locked:
+                self._let_go(key)
 
     def leave(self, key: ApiKey, unused: int, taken_until: float, now: float) -> None:
         """Count a request as in flight no more, and give back tokens that it has taken and not used
         (core/keys/limits.give_back); below 0: it has used more."""
-        row = self._hold(key)
+        row, per_minute = self._hold(key), key.tokens_per_minute
         try:
-            self._add(row, -1)
-            if unused and key.tokens_per_minute is not None:
-                at = row + _TOKENS_AT
-                (paid_at,) = _time_at(self._map, at)
+            own = 2 * row + self._own_count
+            # Below: another key had the slot meanwhile.
+            if (count := self._counts[own]) > 0:
+                self._counts[own] = count - 1
+            if unused and per_minute is not None:
+                paid_at = self._times[row + _TOKENS]
                 if unused > 0:
-                    paid_at = give_back(paid_at, now, unused, key.tokens_per_minute, taken_until)
+                    self._times[row + _TOKENS] = give_back(paid_at, now, unused, per_minute, taken_until)
                 else:
-                    paid_at = take(paid_at, now, -unused, key.tokens_per_minute, forced=True).paid_at
-                _put_time(self._map, at, paid_at)
+                    self._times[row + _TOKENS] = take(paid_at, now, -unused, per_minute, forced=True) or 0.0
         finally:
-            self._let_go(key)
+            if self._locked:
+                self._let_go(key)
+
+    def paid_at(self, key: ApiKey) -> tuple[float, float]:
+        """The numbers that are kept of the key's requests and tokens a minute."""
+        row = _FIRST + key.slot * _ROW
+        if self._numbers[row] != key.number:
+            return 0.0, 0.0
+        return self._times[row + _REQUESTS], self._times[row + _TOKENS]
 
     def keys_changed(self) -> bytes:
         """What is another value after each change of the registry of keys."""
@@ -143,30 +158,27 @@ class Counters:
 
     def _in_flight(self, row: int) -> int:
         """Requests in flight; of frontends that are not there any more, only those that others may not know to be."""
-        if self._alone:
-            (own,) = _COUNT.unpack_from(self._map, row + _COUNTS_AT + 4 * self.place)
-            return int(own)
-        return sum(_COUNTS.unpack_from(self._map, row + _COUNTS_AT))
+        return self._counts[2 * row + self._own_count] if self._alone else sum(self._counts_of(row))
+
+    def _counts_of(self, row: int) -> tuple[int, ...]:
+        return _COUNTS.unpack_from(self._map, _WORD * (row + _IN_FLIGHT))
 
     # Rows and locks
 
-    def _add(self, row: int, change: int) -> None:
-        at = row + _COUNTS_AT + 4 * self.place
-        _COUNT.pack_into(self._map, at, max(0, _COUNT.unpack_from(self._map, at)[0] + change))
-
     def _hold(self, key: ApiKey) -> int:
-        """Hold the lock of a key's slot. Returns the offset of its row, which is made anew if another key had it."""
+        """Hold the lock of a key's slot. Returns where its row begins, which is made anew if another key had it."""
         self._alone = self._map[:PLACES] == self._alone_places
         self._locked = not self._alone and self._lock(_SLOT_LOCKS + key.slot)
-        row = _HEAD + key.slot * _ROW
-        if _NUMBER.unpack_from(self._map, row)[0] != key.number:
-            self._map[row : row + _ROW] = _NUMBER.pack(key.number) + bytes(_ROW - 8)
+        row = _FIRST + key.slot * _ROW
+        if self._numbers[row] != key.number:
+            self._map[_WORD * row : _WORD * (row + _ROW)] = key.number.to_bytes(_WORD, "little") + bytes(
+                _WORD * (_ROW - 1)
+            )
         return row
 
     def _let_go(self, key: ApiKey) -> None:
-        if self._locked:
-            self._locked = False
-            self._set_lock(_SLOT_LOCKS + key.slot, fcntl.F_UNLCK)
+        self._locked = False
+        self._set_lock(_SLOT_LOCKS + key.slot, fcntl.F_UNLCK)
 
     def _lock(self, at: int) -> bool:
         for _ in range(_ATTEMPTS):
@@ -193,14 +205,14 @@ class Counters:
             # One that was alone until now ends what it does without a lock.
             time.sleep(_JOIN_S)
         for slot in range(MOST_KEYS):
-            _COUNT.pack_into(self._map, _HEAD + slot * _ROW + _COUNTS_AT + 4 * own, 0)
+            self._counts[2 * (_FIRST + slot * _ROW + _IN_FLIGHT) + own] = 0
         return own
 
     def _drop_dead(self, row: int) -> None:
         """Drop what is in flight with frontends that are gone."""
-        for place, count in enumerate(_COUNTS.unpack_from(self._map, row + _COUNTS_AT)):
+        for place, count in enumerate(self._counts_of(row)):
             if count and place != self.place and self._set_lock(place, fcntl.F_WRLCK):
-                _COUNT.pack_into(self._map, row + _COUNTS_AT + 4 * place, 0)
+                self._counts[2 * (row + _IN_FLIGHT) + place] = 0
                 self._set_lock(place, fcntl.F_UNLCK)
 
     def _set_lock(self, at: int, kind: int) -> bool:

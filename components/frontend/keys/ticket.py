@@ -7,22 +7,24 @@ whatever the application answers to that becomes the refusal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from components.frontend.http.answers import refuse
-from components.frontend.keys.counters import Counters
+from components.frontend.keys.counters import Counters, Denial
 from dynamo_local.core.http.admission import Demand, Refusal
 from dynamo_local.core.http.asgi import Event, Send
 from dynamo_local.core.http.limits import (
     Headers,
-    headers_of,
+    request_headers,
+    token_headers,
     too_many_at_once,
     too_many_requests,
     too_many_tokens,
 )
+from dynamo_local.core.keys.limits import margin_of, wait_s
 from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.core.ports import Request
 
@@ -43,29 +45,35 @@ class Ticket:
     """What one request has taken. `refusal`: why it is not answered; None: it is, as far as is known.
 
     `choices`: how many answers it asks for; `bounded`: whether it says how long they may become. Both are set when its
-    body is known.
+    body is known. `has_ended`: it charges nothing any more.
     """
 
+    # What is so for most requests stands here, once for all of them.
+    choices = 1
+    bounded = False
+    refusal: Refusal | None = None
+    has_ended = False
+    _charged = 0
+    _taken_until = 0.0
+    _prompt: object = None
+    _has_begun = False
+    _send: Send
+
     def __init__(self, key: ApiKey, counters: Counters, clock: Callable[[], float]) -> None:
-        self.choices = 1
-        self.bounded = False
-        self.refusal: Refusal | None = None
         self._key = key
         self._counters = counters
         self._clock = clock
-        self._charged = 0
-        self._taken_until = 0.0
-        self._prompt: object = None
-        admitted = counters.admit(key, clock())
-        self._requests, self._tokens = admitted.requests, admitted.tokens
-        self._is_counted = admitted.is_free and (admitted.requests is None or admitted.requests.retry_s == 0.0)
-        if not admitted.is_free:
+        denial = counters.admit(key, now := clock())
+        self._is_counted = denial is None
+        if denial is Denial.AT_ONCE:
             self.refusal = too_many_at_once(key.name, key.requests_at_once or 0)
-        elif admitted.requests is not None and not admitted.requests.granted:
-            self.refusal = too_many_requests(key.name, key.requests_per_minute or 0, admitted.requests)
+        elif denial is Denial.A_MINUTE:
+            limit = key.requests_per_minute or 0
+            self.refusal = too_many_requests(key.name, limit, wait_s(counters.paid_at(key)[0], now, 1, limit))
 
     def end(self, used: int) -> None:
         """Take the request as ended, which has used so many tokens. To be called once."""
+        self.has_ended = True
         if self._is_counted:
             unused = self._charged - (used if self.refusal is None else 0)
             self._counters.leave(self._key, unused, self._taken_until, self._clock())
@@ -87,63 +95,70 @@ class Ticket:
         if first or request.prompt_token_ids != self._prompt:
             amount += len(request.prompt_token_ids)
         self._prompt = request.prompt_token_ids
-        taken = self._counters.take_tokens(self._key, limit, amount, self._clock(), forced=not first)
-        self._tokens = taken
-        if not taken.granted:
-            self.refusal = too_many_tokens(self._key.name, limit, amount, taken)
+        now = self._clock()
+        paid_at = self._counters.take_tokens(self._key, limit, amount, now, forced=not first)
+        if paid_at is None:
+            self.refusal = self._too_many(limit, amount, now)
             return self.refusal.message
         self._charged += amount
-        self._taken_until = taken.paid_at
+        self._taken_until = paid_at
         return None
+
+    def _too_many(self, limit: int, amount: int, now: float) -> Refusal:
+        paid_at = self._counters.paid_at(self._key)[1]
+        margin, retry_s = margin_of(paid_at, now, limit), wait_s(paid_at, now, amount, limit)
+        return too_many_tokens(self._key.name, limit, amount, margin, retry_s)
 
     def sending(self, send: Send) -> Send:
         """Return an ASGI `send` for the answer: with how the key stands with its limits, or with the refusal in place
-        of what the application makes of it."""
-        begun = False
+        of what the application makes of it. To be called once."""
+        self._send = send
+        return self._send_on
 
-        async def send_on(event: Event) -> None:
-            nonlocal begun
-            if event["type"] != "http.response.start":
-                if begun:
-                    await send(event)
-            elif self.refusal is None or event["status"] == 429:
-                begun = True
-                await send({**event, "headers": [*event["headers"], *self._headers()]})
-            else:
-                # The rest of what the application answers is not sent.
-                await refuse(send_on, self.refusal)
-                begun = False
+    def _send_on(self, event: Event) -> Awaitable[None]:
+        if event["type"] != "http.response.start":
+            return self._send(event) if self._has_begun else _dropped()
+        if self.refusal is None or event["status"] == 429:
+            self._has_begun = True
+            return self._send({**event, "headers": [*event["headers"], *self._headers()]})
+        return self._refuse_instead(self.refusal)
 
-        return send_on
+    async def _refuse_instead(self, refusal: Refusal) -> None:
+        await refuse(self._send_on, refusal)
+        # The rest of what the application answers is not sent.
+        self._has_begun = False
 
     def _headers(self) -> Headers:
-        key = self._key
-        found: Headers = ()
-        if key.requests_per_minute is not None and self._requests is not None:
-            found += headers_of(b"requests", key.requests_per_minute, self._requests)
-        if key.tokens_per_minute is not None and self._tokens is not None:
-            found += headers_of(b"tokens", key.tokens_per_minute, self._tokens)
-        return found
+        key, now = self._key, self._clock()
+        requests, tokens = key.requests_per_minute, key.tokens_per_minute
+        requests_at, tokens_at = self._counters.paid_at(key)
+        told = () if requests is None else request_headers(requests, margin_of(requests_at, now, requests))
+        return told if tokens is None else told + token_headers(tokens, margin_of(tokens_at, now, tokens))
 
 
-_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+async def _dropped() -> None:
+    """Send nothing."""
+
+
+_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 """Fields that say how long an answer may become."""
 
 _current: ContextVar[Ticket | None] = ContextVar("ticket of this request", default=None)
 
 
-def charge_to(ticket: Ticket | None) -> None:
-    """Charge what is submitted from here on, in this context, to the ticket; None: to nobody."""
+def charge_to(ticket: Ticket) -> None:
+    """Charge what is submitted from here on, in this context, to the ticket, until it has ended."""
     _current.set(ticket)
 
 
 def note_demand(fields: Mapping[str, Any], demand: Demand) -> None:
     """Note in the ticket of this context, if there is one, what its request asks for."""
-    if (ticket := _current.get()) is not None:
+    if (ticket := current_ticket()) is not None:
         ticket.choices = demand.sequences
-        ticket.bounded = any(fields.get(name) is not None for name in _BOUNDS)
+        ticket.bounded = any(fields[name] is not None for name in _BOUNDS & fields.keys())
 
 
 def current_ticket() -> Ticket | None:
     """Return the ticket of the request in whose context this is called; None: it has no limits."""
-    return _current.get()
+    ticket = _current.get()
+    return None if ticket is None or ticket.has_ended else ticket

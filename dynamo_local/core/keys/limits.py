@@ -15,50 +15,48 @@ WINDOW_S = 60.0
 _MOST_AHEAD_S = 3600.0
 """A time further ahead than that is no debt, but of another clock."""
 
+_FULL_S = WINDOW_S * (1 + 1e-9)
+"""How far ahead what is taken may bring the number. A billionth of a minute is the error of the arithmetic."""
 
-class Taken(NamedTuple):
-    """What became of an attempt to take. `paid_at`: the number to keep. `remaining`: how many could be taken now.
-    `reset_s`: until a whole minute's worth can be. `retry_s`: until what was refused can be taken; 0: it was taken;
-    infinite: it never can be."""
 
-    paid_at: float
+class Margin(NamedTuple):
+    """How a key stands with one of its limits. `remaining`: how many could be taken now. `reset_s`: until a whole
+    minute's worth can be."""
+
     remaining: int
     reset_s: float
-    retry_s: float = 0.0
-
-    @property
-    def granted(self) -> bool:
-        """Whether it was taken."""
-        return self.retry_s == 0.0
 
 
-def take(paid_at: float, now: float, amount: int, per_minute: int, *, forced: bool = False) -> Taken:
-    """Take an amount if the limit allows it; `forced`: in any case, since it has been used already."""
-    # Written out in place of _sane: this is done for each request.
+def take(paid_at: float, now: float, amount: int, per_minute: int, *, forced: bool = False) -> float | None:
+    """Return the number to keep after an amount is taken; None: the limit does not allow it. `forced`: it is taken in
+    any case, since it has been used already."""
+    # `_sane` is written out, and called for what is rare: this is done for each request.
     before = paid_at if now < paid_at <= now + _MOST_AHEAD_S else _sane(paid_at, now)
     after = before + amount * WINDOW_S / per_minute
-    over_s = after - now - WINDOW_S
-    # A billionth of a minute is the error of the arithmetic, not of the client.
-    if forced or over_s <= 1e-9 * WINDOW_S:
-        ahead_s = after - now
-        return Taken(after, max(0, int((WINDOW_S - ahead_s) * per_minute / WINDOW_S + 1e-6)), ahead_s)
-    seen = standing(before, now, per_minute)
-    return Taken(before, seen.remaining, seen.reset_s, math.inf if amount > per_minute else over_s)
+    return after if forced or after - now <= _FULL_S else None
 
 
-def standing(paid_at: float, now: float, per_minute: int) -> Taken:
+def wait_s(paid_at: float, now: float, amount: int, per_minute: int) -> float:
+    """Return the time until an amount can be taken; infinite: it never can be."""
+    if amount > per_minute:
+        return math.inf
+    return max(0.0, _sane(paid_at, now) + amount * WINDOW_S / per_minute - now - WINDOW_S)
+
+
+def margin_of(paid_at: float, now: float, per_minute: int) -> Margin:
     """What could be taken now."""
-    at = _sane(paid_at, now)
-    ahead_s = at - now
-    remaining = max(0, math.floor((WINDOW_S - ahead_s) * per_minute / WINDOW_S + 1e-6))
-    return Taken(at, remaining, ahead_s)
+    ahead_s = _sane(paid_at, now) - now
+    remaining = int((WINDOW_S - ahead_s) * per_minute / WINDOW_S + 1e-6)
+    return Margin(remaining if remaining > 0 else 0, ahead_s)
 
 
 def give_back(paid_at: float, now: float, amount: int, per_minute: int, taken_until: float) -> float:
     """Return the number to keep after an amount is given back that was taken and not used. `taken_until`: the number
     right after it was taken. What the key's rate has paid for meanwhile is not given twice."""
-    back_s = min(amount * WINDOW_S / per_minute, taken_until - now)
-    return paid_at - max(0.0, back_s)
+    back_s = amount * WINDOW_S / per_minute
+    if back_s > taken_until - now:
+        back_s = taken_until - now
+    return paid_at - back_s if back_s > 0.0 else paid_at
 
 
 def _sane(paid_at: float, now: float) -> float:
