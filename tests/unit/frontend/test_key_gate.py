@@ -16,7 +16,7 @@ from components.frontend.http.administration import Administration
 from components.frontend.http.callers import Callers, caller_of, who_asks
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.usage import tally_of
+from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
@@ -26,6 +26,7 @@ from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
 from dynamo_local.core.keys.values import KeyTerms, digest_of
 from dynamo_local.core.ports import Request
+from dynamo_local.core.usage.records import UsageRecord
 from state.documents import DocumentStore
 from state.keys import KEYS
 from state.locks import ServerLock
@@ -72,6 +73,7 @@ class Town:
         self.table = ModelTable(self.entries)
         self.known = KnownKeys(paths, clock=count(0.0, 2.0).__next__)
         self.counters = Counters(paths.limits_file)
+        self.records: list[UsageRecord] = []
         self.gate = HttpGate(
             self._common,
             limits=AdmissionLimits(),
@@ -80,6 +82,7 @@ class Town:
             administration=Administration((), {"/v1/keys": self._orders}),
             known_keys=self.known,
             gatekeeper=Gatekeeper(self.counters, lambda: self.now),
+            meter=UsageMeter(self.records.append),
         )
         self.gate._callers = Callers((), (), self.known, lambda: self.wall)
 
@@ -308,6 +311,16 @@ class TestLimits:
         after = await town.ask("alice")
         assert (after.status, after.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
         assert after.headers["x-ratelimit-reset-tokens"] == "1m0s"
+
+    async def test_what_a_limit_refuses_has_asked_no_model(self, town: Town) -> None:
+        """Neither at the gate nor when vLLM's server submits it."""
+        town.create("alice", tokens_per_minute=60, requests_per_minute=4)
+        assert [(await town.ask("alice", n=n)).status for n in (3, 1, 2)] == [429, 200, 429]
+        assert [(record.key, record.status, record.prompt + record.output) for record in town.records] == [
+            ("alice", 200, 15)
+        ]
+        assert [(await town.ask("alice")).status for _ in range(2)] == [200, 429]
+        assert [record.status for record in town.records] == [200, 200]
 
     async def test_what_can_never_be_granted_is_not_to_be_tried_again(self, town: Town) -> None:
         town.create("alice", tokens_per_minute=29)
