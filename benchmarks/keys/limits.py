@@ -2,7 +2,8 @@
 
 Judged by what clients saw: a request was certainly admitted between its sending and its first event, and was certainly
 in flight from there to its last event. So a stretch of time in which more requests of a key lie entirely than its limit
-and rate allow, beside those that a killed frontend had under way, is a limit that did not hold.
+and rate allow, beside those that a killed frontend had under way, is a limit that did not hold. Usage is right if it is
+that of all whole answers, and at most that of the ones that were cut off besides.
 """
 
 from __future__ import annotations
@@ -45,15 +46,43 @@ async def measure(requests: int, keys: int, every_s: float) -> Figures:
             progress(f"{keys} keys")
             load = _Load(server, secrets, requests)
             kills = await load.run(every_s)
+            usage = await _usage(server)
         seen = load.seen
     judged = [judge(seen[number], **limits[number], tokens=len(_PROMPT) + _TOKENS) for number in range(keys)]
-    _show(load.outcomes, kills, judged)
+    metered = [_metered(usage.get(f"k{number}", {}), load, number) for number in range(keys)]
+    _show(load.outcomes, kills, judged, metered)
     return {
         "requests": sum(load.outcomes.values()),
         "outcomes": dict(load.outcomes),
         "kills": kills,
         "judged": [msgspec.to_builtins(each) for each in judged],
+        "metered": [msgspec.to_builtins(each) for each in metered],
     }
+
+
+class _Metered(msgspec.Struct, frozen=True):
+    """Usage of a key, in tokens of prompts and answers together: what its clients were told, what is recorded, and the
+    answers that a kill has cut off, which may be recorded as well."""
+
+    told: int
+    recorded: int
+    cut_off: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.told <= self.recorded <= self.told + self.cut_off * (len(_PROMPT) + _TOKENS)
+
+
+async def _usage(server: Server) -> dict[str, dict[str, int]]:
+    answered = await server.dynamo("usage", "--by", "key", "--since", "1d", "--json")
+    if answered is None:
+        raise ServerError(f"the usage is not told:\n{server.last_lines()}")
+    return {row["key"]: row for row in msgspec.json.decode(answered)["data"]}
+
+
+def _metered(row: dict[str, int], load: _Load, number: int) -> _Metered:
+    recorded = row.get("prompt_tokens", 0) + row.get("output_tokens", 0)
+    return _Metered(load.whole[number] * (len(_PROMPT) + _TOKENS), recorded, load.cut_off[number])
 
 
 def _limits(number: int) -> dict[str, int]:
@@ -86,6 +115,9 @@ class _Load:
     def __init__(self, server: Server, secrets: list[str], requests: int) -> None:
         self.seen: list[list[Seen]] = [[] for _ in secrets]
         self.outcomes: Counter[str] = Counter()
+        self.whole = Counter[int]()
+        self.cut_off = Counter[int]()
+        """Answers by number of the key: those that came to their end, and those that a kill may have cut off."""
         self._served = asyncio.Event()
         self._server, self._secrets, self._left = server, secrets, requests
 
@@ -119,6 +151,10 @@ class _Load:
 
     def _note(self, number: int, done: Completion) -> None:
         self.outcomes[done.error or "answered"] += 1
+        if not done.error:
+            self.whole[number] += 1
+        elif not done.error.startswith("HTTP"):
+            self.cut_off[number] += 1
         if done.chunks_s:
             self.seen[number].append(Seen(done.at_s, done.chunks_s[0], done.chunks_s[-1]))
 
@@ -135,7 +171,7 @@ class _Load:
             progress(f"killed at {time.monotonic():.0f} s; {self._left} requests left")
 
 
-def _show(outcomes: Counter[str], kills: int, judged: list[Judged]) -> None:
+def _show(outcomes: Counter[str], kills: int, judged: list[Judged], metered: list[_Metered]) -> None:
     table("Requests", ["outcome", "number"], [[name, str(number)] for name, number in outcomes.most_common()])
     rows: list[list[Any]] = [
         ["keys", str(len(judged))],
@@ -145,3 +181,11 @@ def _show(outcomes: Counter[str], kills: int, judged: list[Judged]) -> None:
         ["least use of a limit a minute", f"{min(each.use for each in judged if each.use):.0%}"],
     ]
     table("Limits", ["", ""], rows)
+    told, recorded = sum(each.told for each in metered), sum(each.recorded for each in metered)
+    rows = [
+        ["tokens of whole answers, told to clients", str(told)],
+        ["tokens recorded", str(recorded)],
+        ["answers cut off by a kill", str(sum(each.cut_off for each in metered))],
+        ["keys with less than told, or more than that and what was cut off", str(sum(not e.is_right for e in metered))],
+    ]
+    table("Usage", ["", ""], rows)

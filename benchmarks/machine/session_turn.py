@@ -2,8 +2,8 @@
 
 There is one engine for each core. Its scheduler and its model, bound to that core, hand a step back and forth as those
 of vLLM do; threads that wake up now and then stand for its others. Its host is awake for a moment in each step.
-Clients, in sessions of their own, wake up fifty times a second. The program prints one line of JSON for each process, which has taken at least one
-measurement, however late it came to run.
+Clients, in sessions of their own, wake up fifty times a second. The program prints one line of JSON for each process,
+which has taken at least one measurement, however late it came to run.
 """
 
 from __future__ import annotations
