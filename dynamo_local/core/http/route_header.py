@@ -41,14 +41,12 @@ def header_value(routes: Sequence[dict[str, Any]]) -> bytes:
     """
     kept = list(routes)
     most = max((len(route["candidates"]) for route in kept), default=0)
-    while (
-        len(value := json.dumps([_with_candidates(route, most) for route in kept], separators=(",", ":"))) > MOST_BYTES
-    ):
+    while len(value := _told(kept, most)) > MOST_BYTES:
         if most:
             most -= 1
         else:
             kept.pop()
-    return value.encode("ascii")
+    return value
 
 
 def described(route: RouteRow, name: NamedWorker) -> dict[str, Any]:
@@ -62,6 +60,11 @@ def described(route: RouteRow, name: NamedWorker) -> dict[str, Any]:
         "candidates": [_candidate(each, name) for each in route.candidates],
         "left_out": route.left_out,
     }
+
+
+def _told(routes: Sequence[dict[str, Any]], candidates: int) -> bytes:
+    told = [_with_candidates(route, candidates) for route in routes]
+    return json.dumps(told, separators=(",", ":")).encode("ascii")
 
 
 def _with_candidates(route: dict[str, Any], most: int) -> dict[str, Any]:
