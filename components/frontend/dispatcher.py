@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from components.frontend.admin import FrontendAdmin
 from components.frontend.deferral import submit_in_turn
+from components.frontend.explaining import RouteNotes, current_notes
 from components.frontend.keys.ticket import current_ticket
 from components.frontend.migration.executor import MigrationExecutor
 from components.frontend.migration.scheduler import MigrationScheduler
@@ -97,12 +98,13 @@ class BusDispatcher:
         if ticket is not None and (why := ticket.charge(request)) is not None:
             self.table.refuse(request, why)
             return
-        submit_in_turn(lambda: self._add(request))
+        notes = current_notes()
+        submit_in_turn(lambda: self._add(request, notes))
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, notes: RouteNotes | None) -> None:
         # State that even one of the engines cannot rebuild is lost: the request may go there.
         forgotten = {name for each in self._fleet.view.members() if each.engine for name in each.engine.forgotten}
-        self.table.add(replace(request, survival=request.survival.without(forgotten)))
+        self.table.add(replace(request, survival=request.survival.without(forgotten)), notes)
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
         await self.table.remove(request_ids)

@@ -10,9 +10,10 @@ from itertools import islice
 from msgspec.structs import replace
 
 from dynamo_local.core.messages.presence import Counts
-from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, RoutesQuestion, WeighedWorker
+from dynamo_local.core.messages.routes import RouteRow, RoutesQuestion
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.routing.choice import CandidateCost
+from dynamo_local.core.routing.explanation import route_row
 
 _KEPT = 128
 """Number of assignments that are kept to be explained."""
@@ -75,24 +76,5 @@ class Assignments:
 
 
 def _row(kept: _Kept, now: float) -> RouteRow:
-    request, assignment, costs = kept.request, kept.routed.assignment, kept.routed.costs
-    # The chosen one is among them even if cheaper ones have just failed the request.
-    ordered = sorted(costs, key=lambda each: (each.worker != assignment.worker, each.cost))[:MOST_CANDIDATES]
-    return RouteRow(
-        request_id=request.request_id,
-        revision=kept.revision,
-        frontend=request.frontend,
-        tokens=request.tokens,
-        age_s=now - kept.at,
-        worker=assignment.worker,
-        cached=assignment.cached,
-        pull_from=assignment.pull_from,
-        candidates=tuple(_candidate(each, request) for each in sorted(ordered, key=lambda each: each.cost)),
-        left_out=len(costs) - len(ordered),
-    )
-
-
-def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
-    return WeighedWorker(
-        each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid
-    )
+    routed = kept.routed
+    return route_row(kept.request, routed.assignment, routed.costs, revision=kept.revision, age_s=now - kept.at)

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from components.router.assignments import Assignments
 from components.router.model_routing import ModelRouting
 from components.router.settings import RouterSettings
@@ -15,6 +17,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
+from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
 from dynamo_local.process.context import ServiceContext
@@ -164,7 +167,9 @@ class Router(Service):
         routed = routing.assign(request)
         self._assignments.add(request, routed, routing.subjects.revision)
         self._note()
-        return routed.assignment
+        if not request.explain:
+            return routed.assignment
+        return replace(routed.assignment, route=route_row(request, routed.assignment, routed.costs))
 
     def _note(self) -> None:
         """Have the counts published."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from components.frontend.explaining import RouteNotes, explained
 from components.frontend.http.administration import NO_ADMINISTRATION, Administration
 from components.frontend.http.answers import JSON, answer, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
@@ -42,6 +43,7 @@ from dynamo_local.core.http.asgi import App, Receive, Scope, Send, header, is_cr
 from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.http.paths import USAGE, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
+from dynamo_local.core.http.route_header import ASKED, is_asked, is_local
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,19 @@ class HttpGate:
             return priority
         streams = route.streams and fields.get("stream") is True
         request = GenerationRequest(scope, body, fields, streams, priority)
-        with submitted_at(priority):
+        notes = RouteNotes() if self._may_explain(scope) else None
+        if notes is not None:
+            send = notes.sending(send)
+        with submitted_at(priority), explained(notes):
             return await self._generations.serve(request, receive, send, self._renamed)
+
+    def _may_explain(self, scope: Scope) -> bool:
+        """Whether the client asks where its request goes, and may know it: administrators, and anybody on this machine
+        where there are no keys."""
+        if not is_asked(header(scope, ASKED)):
+            return False
+        is_open = not self._callers.needs_key and not self._callers.has_admins
+        return caller_of(scope).admin or (is_open and is_local(scope))
 
     def _renamed(self, send: Send) -> Send:
         return with_setting_names(send, self._names.service, self._settings)

@@ -7,12 +7,15 @@ import logging
 import time
 from typing import Protocol
 
+import msgspec
+
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
 from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 from dynamo_local.core.subjects import Subjects
@@ -65,7 +68,9 @@ class LocalAssigner:
         if choice is None:
             return Assignment(None)
         self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens)
-        return Assignment(choice.worker)
+        assignment = Assignment(choice.worker)
+        route = route_row(request, assignment, choice.costs) if request.explain else None
+        return msgspec.structs.replace(assignment, route=route)
 
     async def prefilled(self, request_id: str) -> None:
         self.ledger.prefilled(self._frontend, request_id)

@@ -16,8 +16,9 @@ from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.breaker import Breakers
-from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.names import short_watcher
 from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
 
 
@@ -62,6 +63,7 @@ class Placer:
             # Joined before asking, so that no change between the answer and the wait is missed.
             with self._line.joined(live.request) as changed:
                 live.assignment = await self._assigner.assign(await self._question(live))
+                self._explain(live, live.assignment)
                 worker = live.assignment.worker
                 # A worker that is set apart takes requests again soon.
                 first = live.log.epoch == 0 and not self._fleet.view.exclusive()
@@ -140,4 +142,13 @@ class Placer:
             avoid=(*live.recovery.avoid, *self.breakers.open(time.monotonic())),
             blocks=blocks,
             block_tokens=block_tokens,
+            explain=live.notes is not None,
         )
+
+    def _explain(self, live: LiveRequest, assignment: Assignment) -> None:
+        if live.notes is not None and assignment.route is not None and assignment.worker is not None:
+            live.notes.note(assignment.route, self._name)
+
+    def _name(self, lease: str) -> str:
+        presence = self._fleet.view.get(lease)
+        return lease if presence is None else short_watcher(presence.watcher)

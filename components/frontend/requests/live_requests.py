@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from components.frontend.explaining import RouteNotes
 from components.frontend.migration.state import MigrationRecord
 from components.frontend.prefill.prefill_jobs import PrefillRecord
 from dynamo_local.core.messages.presence import Presence
@@ -33,6 +34,8 @@ class LiveRequest:
     migration: MigrationRecord = field(default_factory=MigrationRecord)
     assignment: Assignment | None = None
     """The last answer to the question who is to take the request. Written by placer.py."""
+    notes: RouteNotes | None = None
+    """Where it goes is noted there. None: nobody asks."""
 
     @property
     def request_id(self) -> str:

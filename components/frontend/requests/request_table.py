@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from components.frontend.explaining import RouteNotes
 from components.frontend.placing.assigner import Assigner
 from components.frontend.placing.placer import Placer
 from components.frontend.prefill.prefill_jobs import PrefillJobs
@@ -57,10 +58,10 @@ class RequestTable:
         self.trials = Trials(self.requests, link, fleet, tasks, deadlines)
         self.remote_prefill = RemotePrefill(self, link, tasks, jobs)
 
-    def add(self, request: Request) -> None:
-        """Begin the request's log, and place it."""
+    def add(self, request: Request, notes: RouteNotes | None = None) -> None:
+        """Begin the request's log, and place it. `notes`: where it goes is noted there."""
         log = RequestLog(request.request_id, request.prompt_token_ids)
-        live = LiveRequest(request, log, born_at=time.monotonic())
+        live = LiveRequest(request, log, born_at=time.monotonic(), notes=notes)
         self.requests[request.request_id] = live
         self._tasks.spawn(f"place {request.request_id}", self.place(live))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dynamo_local.core.codec import VERSION
+from dynamo_local.core.messages.routes import RouteRow
 
 
 class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -20,6 +21,8 @@ class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     avoid: tuple[str, ...] = ()
     blocks: bytes = b""
     block_tokens: int = 0
+    explain: bool = False
+    """Whether the answer is to have `Assignment.route`."""
     v: int = VERSION
 
 
@@ -33,6 +36,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Lease of another worker from which it had better pull the prefix. None: the worker pulls as it sees fit."""
     needs_blocks: bool = True
     """Whether the router's policy looks at `AssignRequest.blocks`."""
+    route: RouteRow | None = None
+    """What was weighed. None: not asked for."""
     v: int = VERSION
 
 

@@ -1,13 +1,40 @@
-"""Why a request went to its worker, in words, from the figures of an assignment. Pure."""
+"""Why a request went to its worker: the figures of an assignment, and the reason in words. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
+from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, WeighedWorker
+from dynamo_local.core.messages.routing import Assignment, AssignRequest
+from dynamo_local.core.routing.choice import CandidateCost
 
 NamedWorker = Callable[[str], str]
 """From a worker's lease to its name."""
+
+
+def route_row(
+    request: AssignRequest,
+    assignment: Assignment,
+    costs: Sequence[CandidateCost],
+    *,
+    revision: str = "",
+    age_s: float = 0.0,
+) -> RouteRow:
+    """An assignment with its candidates. `costs`: of all of them."""
+    # The chosen one is among them even if cheaper ones have just failed the request.
+    ordered = sorted(costs, key=lambda each: (each.worker != assignment.worker, each.cost))[:MOST_CANDIDATES]
+    return RouteRow(
+        request_id=request.request_id,
+        revision=revision,
+        frontend=request.frontend,
+        tokens=request.tokens,
+        age_s=age_s,
+        worker=assignment.worker,
+        cached=assignment.cached,
+        pull_from=assignment.pull_from,
+        candidates=tuple(_candidate(each, request) for each in sorted(ordered, key=lambda each: each.cost)),
+        left_out=len(costs) - len(ordered),
+    )
 
 
 def why(route: RouteRow, name: NamedWorker) -> str:
@@ -42,3 +69,9 @@ def _by_prefix(route: RouteRow, chosen: WeighedWorker, others: list[WeighedWorke
     if chosen.cached:
         return [f"it has {chosen.cached} tokens of the prefix, and nobody has more"]
     return ["nobody has the prefix"]
+
+
+def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
+    return WeighedWorker(
+        each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid
+    )

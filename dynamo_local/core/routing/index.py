@@ -38,8 +38,8 @@ class PrefixIndex:
         self._bits = WorkerBits()
         self._held = HolderTable(most_blocks)
         self._coming = HolderTable(most_blocks)
-        self._coming_times: Counter[tuple[int, int]] = Counter()
-        """By how many requests beside the first a block comes to a worker. Keys: worker's bit and block."""
+        self._coming_times: dict[int, Counter[int]] = {}
+        """By how many requests beside the first each block comes to a worker, by the worker's bit."""
         self._streams: dict[str, _Stream] = {}
 
     # What workers tell
@@ -82,8 +82,7 @@ class PrefixIndex:
             self._clear(worker, stream)
         if bit:
             self._coming.clear(bit)
-            for entry in [entry for entry in self._coming_times if entry[0] == bit]:
-                del self._coming_times[entry]
+            self._coming_times.pop(bit, None)
         self._bits.free(worker)
 
     def replace(self, worker: str, removed: Collection[int], stored: Collection[int]) -> None:
@@ -94,22 +93,26 @@ class PrefixIndex:
 
     def expect(self, worker: str, keys: Sequence[int]) -> None:
         """Enter blocks that come to a worker with a request."""
-        bit, get, times = self._bits.bit(worker), self._coming.get, self._coming_times
+        bit, get = self._bits.bit(worker), self._coming.get
         again = [key for key in keys if get(key, 0) & bit]
-        for key in again:
-            times[bit, key] += 1
+        if again:
+            self._coming_times.setdefault(bit, Counter()).update(again)
         self._coming.add(bit, keys)
 
     def expect_no_more(self, worker: str, keys: Sequence[int]) -> None:
         """Take back what `expect` has entered: the request has ended."""
-        bit, times = self._bits.known(worker), self._coming_times
+        bit = self._bits.known(worker)
+        times = self._coming_times.get(bit)
+        if not times:
+            self._coming.remove(bit, keys)
+            return
         last = []
         for key in keys:
-            others = times.get((bit, key), 0)
+            others = times.get(key, 0)
             if others > 1:
-                times[bit, key] = others - 1
+                times[key] = others - 1
             elif others:
-                del times[bit, key]
+                del times[key]
             else:
                 last.append(key)
         self._coming.remove(bit, last)

@@ -53,6 +53,19 @@ def url(server: ServerProcess) -> str:
     return next(word for word in server.lines[-1].split() if word.startswith("http://")).removesuffix("/v1")
 
 
+def routes_told(url: str, prompt: list[int], *, stream: bool = False) -> list[dict[str, Any]]:
+    """Have a prompt answered with the header that explains its routes."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": stream}
+    headers = {"Content-Type": "application/json", "X-Dynamo-Explain": "1"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        answer.read()
+        found: list[dict[str, Any]] = json.loads(answer.headers["x-dynamo-route"])
+    return found
+
+
 def completed(url: str, prompt: list[int]) -> dict[str, Any]:
     """Have a prompt of tokens answered."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
@@ -108,3 +121,12 @@ def test_what_was_assigned_is_explained(server: ServerProcess, url: str) -> None
     assert "policy kv" in done.stdout
     assert re.search(rf"{request}.*, {TURN} tokens", done.stdout)
     assert re.search(r"^> +VllmWorker", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_tells_in_a_header_where_it_was_computed_and_why(url: str, stream: bool) -> None:
+    (route,) = routes_told(url, [77 + stream] * TURN, stream=stream)
+    assert route["tokens"] == TURN
+    assert route["worker"] in {each["worker"] for each in route["candidates"]}
+    assert len(route["candidates"]) == 2
+    assert "nobody has the prefix" in route["why"]
