@@ -55,7 +55,7 @@ _current: ContextVar[RouteNotes | None] = ContextVar("notes of where this reques
 
 
 @contextmanager
-def explained(notes: RouteNotes | None) -> Iterator[None]:
+def explained(notes: RouteNotes) -> Iterator[None]:
     """Have the assignments of what is submitted within noted, also by tasks that begin there."""
     token = _current.set(notes)
     try:

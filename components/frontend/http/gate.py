@@ -196,10 +196,11 @@ class HttpGate:
         streams = route.streams and fields.get("stream") is True
         request = GenerationRequest(scope, body, fields, streams, priority)
         notes = RouteNotes() if self._may_explain(scope) else None
-        if notes is not None:
-            send = notes.sending(send)
+        if notes is None:
+            with submitted_at(priority):
+                return await self._generations.serve(request, receive, send, self._renamed)
         with submitted_at(priority), explained(notes):
-            return await self._generations.serve(request, receive, send, self._renamed)
+            return await self._generations.serve(request, receive, notes.sending(send), self._renamed)
 
     def _may_explain(self, scope: Scope) -> bool:
         """Whether the client asks where its request goes, and may know it: administrators, and anybody on this machine
