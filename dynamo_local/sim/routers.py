@@ -50,16 +50,25 @@ class PolicyRouter:
         choice = self._policy.choose(request, self._workers, self._ledger, now)
         assert choice is not None, "a fleet without workers"
         cached = choice.cached or 0
+        self._charge(request, choice.worker, cached, now)
+        return Placement(choice.worker, cached, choice.pull_from if self._pulls else None)
+
+    def place_at(self, arrival: Arrival, worker: str, now: float) -> Placement:
+        """Place a request at that worker, whatever the policy would say."""
+        request = AssignRequest(str(arrival.number), _FRONTEND, arrival.prompt_tokens)
+        self._charge(request, worker, 0, now)
+        return Placement(worker)
+
+    def _charge(self, request: AssignRequest, worker: str, cached: int, now: float) -> None:
         self._ledger.charge(
             _FRONTEND,
             request.request_id,
-            choice.worker,
+            worker,
             request.tokens,
             now,
             uncached=request.tokens - cached,
             blocks=request.blocks,
         )
-        return Placement(choice.worker, cached, choice.pull_from if self._pulls else None)
 
     def first_token(self, arrival: Arrival) -> None:
         self._ledger.prefilled(_FRONTEND, str(arrival.number))
