@@ -36,7 +36,7 @@ class LiveSettings:
         2, "Number of waiting prefill jobs from which decode workers prefill all prompts themselves; 0: always."
     )
     rebalance: bool = _declare(
-        False, "Whether requests migrate away from workers whose KV cache fills up (live setting: 1 or 0)."
+        True, "Whether requests migrate away from workers whose KV cache fills up (live setting: 1 or 0)."
     )
     rebalance_below: int = _declare(
         100, "Freeness (steps until the KV cache is full) below which requests migrate away from a worker."
