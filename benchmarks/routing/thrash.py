@@ -1,10 +1,10 @@
 """The thrash spiral: sessions that stick to one worker keep it preempting and computing anew while others idle.
 
-Four simulated workers. Until `FREE_AT_S` all sessions are sent to the first one, as by a proxy that knows no other: that
-worker has no room for them any more. From then on the router places their turns by its default policy, and requests
-migrate, or do not. The measure: within `WITHIN_S` the share of prompt tokens that is found in caches or pulled is at
-`SHARE` of the best of any window of `WINDOW_S`; and the p99 of the inter-token latency of
-requests that the first worker runs is at most `UNEVEN` times that of the others'.
+Four simulated workers. Until `FREE_AT_S` all sessions are sent to the first one, as by a proxy that knows no other:
+that worker has no room for them any more. From then on the router places their turns by its default policy, and
+requests migrate, or do not. The measure: within `WITHIN_S` the share of prompt tokens that is found in caches or pulled
+is at `SHARE` of the best of any window of `WINDOW_S`; and the p99 of the inter-token latency of requests that the first
+worker runs is at most `UNEVEN` times that of the others'.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ARMS = {"never": None, "migrating": RebalancingLimits()}
 @dataclass(frozen=True)
 class Recovery:
     """What became of one run. `before`, `best`: shares of prompt tokens found or pulled, in the last window before the
-    router was free, and in the best of all. `after_s`: from then until `SHARE` of the best; infinite: never. `itl_hot_s`,
-    `itl_others_s`: p99 of requests' mean inter-token latency, by worker at which they began."""
+    router was free, and in the best of all. `after_s`: from then until `SHARE` of the best; infinite: never.
+    `itl_hot_s`, `itl_others_s`: p99 of requests' mean inter-token latency, by worker at which they began."""
 
     before: float
     best: float
@@ -59,6 +59,9 @@ def measured(quick: bool) -> Figures:
     found = {arm: [_recovery(_run(seed, limits)) for seed in seeds] for arm, limits in _ARMS.items()}
     rows = [_row(arm, seed, each) for arm, runs in found.items() for seed, each in zip(seeds, runs, strict=True)]
     table("The thrash spiral", _HEADERS, rows)
+    late = max(each.after_s for each in found["migrating"])
+    uneven = max(each.itl_hot_s / each.itl_others_s for each in found["migrating"])
+    print(f"with migrations: back after {late:g} s at most, aim {WITHIN_S:g}; uneven by {uneven:.2f}, aim {UNEVEN}")
     return {arm: [asdict(each) for each in runs] for arm, runs in found.items()}
 
 

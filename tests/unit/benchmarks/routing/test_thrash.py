@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 
 from benchmarks.routing.thrash import SHARE, measured, sessions
+from dynamo_local.sim.requests import Arrival
 
 
 def test_turns_go_on_where_the_last_one_ended() -> None:
     for first in sessions(1):
-        turn, context = first, 0
+        turn: Arrival | None = first
+        context = 0
         while turn is not None:
             assert turn.prompt_tokens > context
             context = turn.prompt_tokens + turn.output_tokens
-            turn = turn.then  # type: ignore[assignment]
+            turn = turn.then
         assert len(first.keys) * 16 >= context
 
 
