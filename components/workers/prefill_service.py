@@ -23,7 +23,7 @@ from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
 
-_TAKE_S = 1.0
+_TAKE_S = 15.0
 """How long one attempt to take jobs waits for some."""
 _CLAIM_S = 3.0
 """Deadline of a frontend's answer to a claim."""

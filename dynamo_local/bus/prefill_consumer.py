@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dynamo_local.bus import without_websockets  # noqa: F401
@@ -37,8 +38,12 @@ _log = logging.getLogger(__name__)
 
 _CONFIRM_S = 2.0
 """Deadline of the server's confirmation that it has got an acknowledgement."""
-_PULL_S = 1.0
-"""How long one pull request waits at the server. Short, because a server that restarts forgets it."""
+_PULL_S = 15.0
+"""How long one pull request waits at the server."""
+_LOOK_S = 1.0
+"""Between two looks whether the connection is another one by now: a server that restarts forgets pull requests."""
+_ABSENT_S = 1.0
+"""For pull requests to fail before it is asked whether there is a queue."""
 _GRACE_S = 0.5
 """How long the server's notice that a pull request has expired may be late."""
 _FIRST_PAUSE_S = 0.05
@@ -151,16 +156,19 @@ class PrefillConsumer:
         """Wait for a job; return all that are there then, at most `batch`. Empty if none came in time or NATS is down.
 
         Classes of priority take turns (core/priority/turns.py); jobs of one class come in the order of publication.
-        Raises QueueAbsentError if there is no queue, and not before `timeout_s` has passed, so that a loop around this
-        call is not hot. One caller at a time. After a cancellation, call `close`, or take again.
+        Raises QueueAbsentError if there is no queue, and not before a second has passed (or `timeout_s`, if that is
+        less), so that a loop around this call is not hot. One caller at a time. After a cancellation, call `close`, or
+        take again.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = began + timeout_s
         await self._listen()
         pauses = _pauses()
         while not await self._look(batch):
             remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
+            if remaining_s <= 0 or (self._pull.failed and time.monotonic() - began >= _ABSENT_S):
                 await self._fail_if_absent()
+            if remaining_s <= 0:
                 return []
             wait_s = min(remaining_s, _PULL_S)
             pulled_at = time.monotonic()
@@ -230,18 +238,25 @@ class PrefillConsumer:
         if not self._bus.connected:
             pull.ended = "not connected"
             return
-        enough = self._heard + wanted
+        enough, connections = self._heard + wanted, self._bus.connections
         try:
             for one in classes:
                 await self._bus.publish(self._next[one], json.dumps(request).encode(), reply=pull.subject)
             async with asyncio.timeout(within_s):
                 while pull.ended is None and self._heard < enough:
                     self._news.clear()
-                    await self._news.wait()
+                    await self._wait_for_news()
+                    if self._bus.connections != connections:
+                        pull.ended = "connected anew"
         except TimeoutError:
             pull.ended = "silence"
         except BusError as error:
             pull.ended = str(error)
+
+    async def _wait_for_news(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._news.wait()
 
     async def _on_message(self, message: Message) -> None:
         if message.status:

@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.prefill_queue import CONSUMERS, LIMITS, PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, taken, waiting
@@ -74,6 +74,24 @@ async def test_a_job_is_taken_as_soon_as_it_comes_not_when_the_batch_is_full(
 
 async def test_without_jobs_nothing_is_taken(queue: PrefillQueue, consumer: PrefillConsumer) -> None:
     assert await consumer.take(4, 0.05) == []
+
+
+async def test_who_waits_asks_once(
+    queue: PrefillQueue, bus: Bus, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each class of priority whether there are jobs, whether one comes, and once more in the end."""
+    asked: list[str] = []
+    publish = bus.publish
+
+    async def noting(subject: str, data: bytes, *, reply: str = "") -> None:
+        asked.append(subject)
+        await publish(subject, data, reply=reply)
+
+    monkeypatch.setattr(bus, "publish", noting)
+    consumer = PrefillConsumer(bus, subjects)
+    assert await consumer.take(4, 2.5) == []
+    assert len(asked) <= 3 * len(CONSUMERS)
+    await consumer.close()
 
 
 async def test_takers_share_the_jobs(queue: PrefillQueue, connect: Connect, subjects: Subjects) -> None:
