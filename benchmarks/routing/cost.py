@@ -34,7 +34,14 @@ def decisions(quick: bool) -> Figures:
     table("CPU time of a decision", ("workers x blocks", "median, ms", "p99, ms"), rows)
     each = _bytes_of_a_block()
     table("Memory of the index", ("workers", "bytes a block"), [["8", f"{each:.0f}"]])
+    hashed = _hashed(3 if quick else 25)
+    table(
+        "CPU time of hashing 100,000 tokens",
+        ("median, ms", "worst, ms"),
+        [[milliseconds(median(hashed)), milliseconds(max(hashed))]],
+    )
     return {
+        "hashed_s": hashed,
         "p99_s": {name: quantile(taken, 0.99) for name, taken in found.items()},
         "bytes_per_block": each,
     }
@@ -64,6 +71,22 @@ def _decided(workers: int, blocks: int, requests: int) -> list[float]:
         if number >= workers:
             ledger.release("f", f"r{number - workers}")
     progress(f"{workers} workers, {blocks} blocks")
+    return taken
+
+
+def _hashed(rounds: int) -> list[float]:
+    """Seconds of CPU for the hashes that a frontend makes of a long prompt, by vLLM's default algorithm."""
+    from vllm.config import CacheConfig  # takes seconds to import, for this alone
+
+    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+
+    hasher, draw = BlockHasher(CacheConfig(block_size=_BLOCK_TOKENS)), random.Random(1)
+    tokens = [draw.randrange(150_000) for _ in range(100_000)]
+    taken = []
+    for _ in range(rounds):
+        begun = time.thread_time()
+        hasher(tokens, None)
+        taken.append(time.thread_time() - begun)
     return taken
 
 
