@@ -219,7 +219,12 @@ class PrefillConsumer:
     async def _wait(self, wait_s: float) -> None:
         """Wait until a job of any class arrives."""
         doorstep = f"{self._doorstep}.{next(self._pull_numbers)}"
-        self._waiting = await self._bus.subscribe(doorstep, self._on_message)
+        try:
+            self._waiting = await self._bus.subscribe(doorstep, self._on_message)
+        except BusError as error:
+            # The connection has ended since the jobs that were there were looked for.
+            self._pull = _Pull(doorstep, ended=str(error))
+            return
         request = {"batch": 1, "expires": int(wait_s * _NANO)}
         await self._pull_jobs(_Pull(doorstep, len(CONSUMERS)), CONSUMERS, request, 1, wait_s + _GRACE_S)
         await self._leave()

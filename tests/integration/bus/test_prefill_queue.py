@@ -11,6 +11,7 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import CONSUMERS, LIMITS, PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.subscriptions import Handler, Subscription
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, taken, waiting
@@ -92,6 +93,23 @@ async def test_who_waits_asks_once(
     assert await consumer.take(4, 2.5) == []
     assert len(asked) <= 3 * len(CONSUMERS)
     await consumer.close()
+
+
+async def test_a_connection_that_ends_as_a_worker_begins_to_wait_brings_no_jobs(
+    queue: PrefillQueue, connect: Connect, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect()
+    consumer = PrefillConsumer(bus, subjects)
+    assert await consumer.take(1, 0.05) == []
+    subscribe = bus.subscribe
+
+    async def ending(subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        await bus.close()
+        return await subscribe(subject, handler, queue=queue)
+
+    monkeypatch.setattr(bus, "subscribe", ending)
+    assert await consumer.take(1, 0.3) == []
+    assert not bus.connected
 
 
 async def test_takers_share_the_jobs(queue: PrefillQueue, connect: Connect, subjects: Subjects) -> None:
