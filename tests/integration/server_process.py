@@ -24,6 +24,8 @@ from state.statefile.store import StateStore
 
 PATIENCE_S = 120.0
 """For whatever is waited for: a busy machine is slow, and slow is no failure."""
+READY_WITHIN_S = 300.0
+"""For a server whose frontend imports vLLM."""
 TRACKERS_S = 5.0
 
 

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
+from tests.integration.server_process import PATIENCE_S, READY_WITHIN_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyServer]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with KeyServer(folder / "state", port, file) as server:
-        server.line("API ready at")
+        server.line("API ready at", within_s=READY_WITHIN_S)
         eventually(server.is_ready, "the endpoint is not ready")
         yield server
 

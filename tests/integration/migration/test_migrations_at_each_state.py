@@ -192,7 +192,10 @@ async def test_clients_that_leave(stage: Stage) -> None:
     scene = await stage.scene()
     await scene.leave()
     scene.bus.let_go()
-    assert set((await stage.all_answered(scene)).values()) == {"ended"}
+    outcomes = await stage.all_answered(scene)
+    # Its first token may have come from the destination while the source was not told yet.
+    assert outcomes.pop(State.SUBMITTED) in ("ended", "migrated")
+    assert set(outcomes.values()) == {"ended"}
 
 
 async def test_requests_that_end(stage: Stage) -> None:

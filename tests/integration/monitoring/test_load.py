@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.load.results.file import Run, read
-from tests.integration.server_process import ServerProcess
+from tests.integration.server_process import READY_WITHIN_S, ServerProcess
 
 pytestmark = pytest.mark.integration
 
-READY_WITHIN_S = 240.0
 LOAD_WITHIN_S = 240.0
 
 

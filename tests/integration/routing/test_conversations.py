@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from dynamo_local.supervisor.admin.routes import RouteLine, list_routes
-from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
+from tests.integration.server_process import PATIENCE_S, READY_WITHIN_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.integration
 
-READY_WITHIN_S = 240.0
 BLOCK = 16
 TURN = 40
 """New tokens of each turn, and of each answer."""

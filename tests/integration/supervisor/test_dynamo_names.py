@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.integration.server_process import ServerProcess, eventually
+from tests.integration.server_process import READY_WITHIN_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.integration
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "llm"
-READY_WITHIN_S = 240.0
 ENDED_WITHIN_S = 60.0
 
 DYNAMO = {
