@@ -47,6 +47,8 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""
 STEPS = ("lint", *SUITES)
+SLOWEST = ("--durations=40", "--durations-min=4")
+"""What pytest tells at the end of a suite: which tests took longest, to know what to make quicker."""
 MOST_REPEATED = 5
 """Failed tests of one run that are repeated. More are no accident."""
 PASSED, FAILED, NO_TESTS = 0, 1, 5
@@ -133,7 +135,7 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
 def run_suite(report: Report, name: str, arguments: Sequence[str]) -> None:
     say(f"\n{name}: pytest {' '.join(arguments)}")
     began = time.monotonic()
-    code, outcomes = run_pytest(arguments)
+    code, outcomes = run_pytest((*SLOWEST, *arguments))
     report.add(outcomes)
     if code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed):
         report.broken.append(f"{name}, as {'no test was found' if code == NO_TESTS else f'pytest ended with {code}'}")
