@@ -8,6 +8,8 @@
     {root}/{namespace}.endpoints.*    the registry of endpoints, its copy and backups, and their use; kept
     {root}/{namespace}.keys.*         the registry of keys, its copy and backups; kept
     {root}/{namespace}.usage/         what requests have used; kept
+    {root}/{namespace}.files/         files that clients have uploaded, and outputs of batches; kept
+    {root}/{namespace}.batches/       batches, with what has become of each of their lines; kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -155,6 +157,16 @@ class StatePaths:
     def usage_journal(self, lease: str, number: int | str) -> Path:
         """A journal of the frontend with this lease. The name has the version of its records."""
         return self.usage_dir / f"journal.v1.{lease}.{number}.jsonl"
+
+    @property
+    def files_dir(self) -> Path:
+        """Files of clients (`state.stored.files`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.files"
+
+    @property
+    def batches_dir(self) -> Path:
+        """Batches (`state.stored.batches`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.batches"
 
     @property
     def blueprint_file(self) -> Path:

@@ -25,6 +25,8 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.orders import KeyRest
 from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.settings import FrontendSettings, limits_of
+from components.frontend.stored.files import FilesRest
+from components.frontend.stored.upload import Uploads
 from components.frontend.usage import FrontendUsage
 from components.planner import Planner
 from components.router import Router
@@ -35,7 +37,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.paths import ENDPOINTS, KEYS
+from dynamo_local.core.http.paths import ENDPOINTS, FILES, KEYS
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -49,6 +51,7 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 from state.paths import StatePaths
+from state.stored.files import FileStore
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.frontend.server import HttpServer
@@ -85,6 +88,8 @@ class Frontend(Service):
         self._known_keys = KnownKeys(paths, self._counters.keys_changed)
         self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
         self._usage = FrontendUsage(paths, context.lease)
+        files = FileStore(paths, self._settings)
+        self._files = FilesRest(files, Uploads(files, self._settings.max_file_bytes, self._settings.body_timeout_s))
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
         self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
@@ -114,6 +119,7 @@ class Frontend(Service):
         serving = await self._server.start(listener, progress)
         context.tasks.spawn("board of endpoints", self._board.run())
         context.tasks.spawn("usage", self._usage.run())
+        context.tasks.spawn("stored files", self._files.run())
         expose(self._samples, self._distributions)
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
@@ -185,6 +191,7 @@ class Frontend(Service):
             administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
             known_keys=self._known_keys,
             gatekeeper=Gatekeeper(self._counters),
+            stores={FILES: self._files},
             meter=self._usage.meter,
         )
         files = KeyFiles(

@@ -9,13 +9,14 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.stored.files import FileLimits
 
 _LARGEST_KEY_FILE = 1024 * 1024
 """In bytes."""
 
 
 @dataclass(frozen=True)
-class FrontendSettings(AdmissionLimits):
+class FrontendSettings(AdmissionLimits, FileLimits):
     """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(

@@ -93,6 +93,14 @@ class StateError(DynamoError):
     """The statefile cannot be read, written or understood."""
 
 
+class ItemAbsentError(UsageError):
+    """A store has no such item, or not for who asks."""
+
+
+class StorageFullError(StateError):
+    """A store takes no more: its own bounds, or the disk's."""
+
+
 class SupervisorError(DynamoError):
     """circus refused a command, did not answer in time, or a service could not be started or stopped."""
 

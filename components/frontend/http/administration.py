@@ -1,11 +1,14 @@
-"""The paths of administrators: which part of the frontend carries out what is asked for there."""
+"""The paths that the frontend answers itself: which part of it carries out what is asked for there."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
 
 from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.asgi import Receive, Scope, Send
 
 Orders = Callable[[str, str, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]
 """Carries out a request of an administrator: method, path, body, and the name of the key of who asks. Returns
@@ -13,6 +16,16 @@ status and body of the answer."""
 
 Reports = Callable[[bytes], Awaitable[tuple[int, bytes] | Refusal]]
 """Tells what was used, as a query string asks for. Returns status and body of the answer."""
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[Refusal | None]]
+"""Answers a request, or returns why not."""
+
+_Part = TypeVar("_Part")
+
+
+def at(parts: Mapping[str, _Part], path: str) -> _Part:
+    """Return the part that answers at an open path. `parts`: by the beginning of their paths."""
+    return next(part for beginning, part in parts.items() if path.startswith(beginning))
 
 
 @dataclass(frozen=True)
@@ -24,10 +37,6 @@ class Administration:
     orders: Mapping[str, Orders] = field(default_factory=dict)
     usage: Reports | None = None
 
-    def at(self, path: str) -> Orders:
-        """Return what carries out requests at a path of administrators."""
-        return next(orders for beginning, orders in self.orders.items() if path.startswith(beginning))
-
     async def tell_usage(self, query: bytes) -> tuple[int, bytes] | Refusal:
         """Tell an administrator what was used."""
         assert self.usage is not None, "a frontend that has administrators tells usage"
@@ -36,3 +45,6 @@ class Administration:
 
 NO_ADMINISTRATION = Administration()
 """The paths are closed."""
+
+NO_STORES: Mapping[str, Handler] = MappingProxyType({})
+"""Nothing is stored."""

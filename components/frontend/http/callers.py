@@ -41,6 +41,12 @@ class Caller:
     generates: bool = True
     priorities: PriorityTerms = UNLIMITED
 
+    @property
+    def owner(self) -> str:
+        """Owner of what is stored for the caller. A key of the registry is another owner than a later key of its name;
+        the keys of a file are one owner, and so are all who need no key."""
+        return (self.name or "") if self.key is None else f"{self.key.name}#{self.key.number}"
+
     def allows(self, endpoint: str) -> bool:
         """Whether requests may be for that endpoint, or the graph's own model of that name."""
         return self.key is None or self.key.allows(endpoint)

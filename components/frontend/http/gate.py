@@ -7,14 +7,14 @@ it asks for; those that generate by way of `generation.py`. Refusals have OpenAI
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from components.frontend.explaining import RouteNotes, explained
-from components.frontend.http.administration import NO_ADMINISTRATION, Administration
+from components.frontend.http.administration import NO_ADMINISTRATION, NO_STORES, Administration, Handler, at
 from components.frontend.http.answers import JSON, answer, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
 from components.frontend.http.callers import (
@@ -73,8 +73,10 @@ class HttpGate:
         meter: UsageMeter | None = None,
         known_keys: KnownKeys | None = None,
         gatekeeper: Gatekeeper | None = None,
+        stores: Mapping[str, Handler] = NO_STORES,
     ) -> None:
-        """`known_keys`: those of the registry; `gatekeeper`: keeps their limits."""
+        """`known_keys`: those of the registry; `gatekeeper`: keeps their limits. `stores`: answers about what is stored
+        for clients, by the beginning of the path."""
         self._app = app
         self._limits = limits
         self._models = models
@@ -84,6 +86,7 @@ class HttpGate:
         self._names = names
         self._settings = frozenset(names.settings)
         self._administration = administration
+        self._stores = stores
         self._generations = Generations(models, is_draining, meter=meter)
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
@@ -134,6 +137,8 @@ class HttpGate:
     async def _pass(self, route: Route, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         if route.admin:
             return await self._order(scope, receive, send)
+        if route.stored:
+            return await at(self._stores, scope["path"])(scope, receive, send)
         if scope["method"] != "POST":
             with asking(caller_of(scope)):
                 await self._app(scope, receive, send)
@@ -226,7 +231,7 @@ class HttpGate:
         """Have the part answer whose path it is."""
         if scope["path"] == USAGE:
             return await self._administration.tell_usage(scope.get("query_string", b""))
-        orders = self._administration.at(scope["path"])
+        orders = at(self._administration.orders, scope["path"])
         return await orders(scope["method"], scope["path"], body, caller_of(scope).name or "")
 
     def _crowded(self, scope: Scope, route: Route | None) -> Refusal | None:

@@ -91,7 +91,7 @@ class AdmissionLimits(HoldLimits, RequestBounds):
 class Refusal:
     """An answer in OpenAI's error shape. `retry_after_s` becomes the Retry-After header."""
 
-    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 429, 431, 503]
+    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 429, 431, 503, 507]
     message: str
     kind: str
     param: str | None = None

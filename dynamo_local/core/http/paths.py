@@ -18,6 +18,10 @@ KEYS = "/v1/keys"
 USAGE = "/v1/usage"
 """Path of what requests have used."""
 
+FILES = "/v1/files"
+"""Path of stored files; behind it, a slash and an id, and behind that perhaps the next."""
+
+CONTENT = "/content"
 ROTATE = "/rotate"
 SCALE = "/scale"
 PARK = "/park"
@@ -39,6 +43,8 @@ class Route:
     """The body names a model, which answers."""
     admin: bool = False
     """The key of an administrator is needed."""
+    stored: bool = False
+    """It is about what is stored for who asks."""
 
 
 _GENERATION = Route(frozenset({"POST"}), generates=True, asks_model=True)
@@ -54,6 +60,9 @@ _KEYS = Route(frozenset({"GET", "POST"}), admin=True)
 _KEY = Route(frozenset({"GET", "DELETE"}), admin=True)
 _ACTION = Route(frozenset({"POST"}), admin=True)
 _USAGE = Route(frozenset({"GET"}), admin=True)
+_STORE = Route(frozenset({"GET", "POST"}), stored=True)
+_FILE = Route(frozenset({"GET", "DELETE"}), stored=True)
+_CONTENT = Route(frozenset({"GET"}), stored=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -100,21 +109,25 @@ def route_of(path: str) -> Route | None:
     if path == USAGE:
         return _USAGE
     if path.startswith(ENDPOINTS):
-        return _named_route(path.removeprefix(ENDPOINTS), _ENDPOINTS, _ENDPOINT, (SCALE, PARK, WAKE))
+        return _named_route(
+            path.removeprefix(ENDPOINTS), _ENDPOINTS, _ENDPOINT, dict.fromkeys((SCALE, PARK, WAKE), _ACTION)
+        )
     if path.startswith(KEYS):
-        return _named_route(path.removeprefix(KEYS), _KEYS, _KEY, (ROTATE,))
+        return _named_route(path.removeprefix(KEYS), _KEYS, _KEY, {ROTATE: _ACTION})
+    if path.startswith(FILES):
+        return _named_route(path.removeprefix(FILES), _STORE, _FILE, {CONTENT: _CONTENT})
     return None
 
 
-def _named_route(rest: str, of_all: Route, of_one: Route, actions: tuple[str, ...]) -> Route | None:
-    """Find what is open for all, for one by its name, or for an action on one."""
+def _named_route(rest: str, of_all: Route, of_one: Route, behind: Mapping[str, Route]) -> Route | None:
+    """Find what is open for all, for one by its name, or behind one."""
     if not rest:
         return of_all
     slash, _, rest = rest.partition("/")
     name, _, action = rest.partition("/")
     if slash or not name:
         return None
-    return ({"": of_one} | dict.fromkeys((action[1:] for action in actions), _ACTION)).get(action)
+    return behind.get(f"/{action}") if action else of_one
 
 
 def without_last_slash(path: str) -> str:

@@ -1,0 +1,1 @@
+"""What is stored for clients, over HTTP."""

@@ -1,0 +1,1 @@
+"""What is stored for clients: files, their bounds, and how requests and answers about them read."""
