@@ -209,6 +209,11 @@ class StatePaths:
         return self.run_dir / "forkserver.sock"
 
     @property
+    def spare_socket(self) -> Path:
+        """Socket of the process that is forked for the next fork server (process/forkserver/spare.py)."""
+        return self.run_dir / "spare.sock"
+
+    @property
     def prepared_dir(self) -> Path:
         """Orders for prepared processes, and their sockets (process/forkserver/prepared). The fork server makes it."""
         return self.run_dir / "prepared"

@@ -43,6 +43,7 @@ PARTS = (
     "launcher",
     *_ENGINE_PARTS,
     "forkserver",
+    "spare",
     "frontend",
     "router",
     "planner",

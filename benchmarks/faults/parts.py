@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.harness.accounting import Process, descendants
 from benchmarks.harness.servers import Server
+from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 
 Row = dict[str, Any]
 """Of `dynamo ps --json`."""
@@ -104,6 +105,8 @@ def _part_of(process: Process) -> str | None:
         return "launcher" if _WORKER in command else None
     if _PREPARED in command:
         return "prepared"
+    if SPARE_MODULE in command:
+        return "spare"
     return _PARTS.get(process.role)
 
 

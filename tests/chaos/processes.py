@@ -7,12 +7,18 @@ import signal
 from pathlib import Path
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 from state.machine.processes import Process, ProcFs, alive, start_time
 from state.paths import StatePaths
 from state.statefile.reconcile import leftovers
 
 _LAUNCHER = b"dynamo_local.process.forkserver.launcher"
-_HELPERS = (_LAUNCHER, b"dynamo_local.supervisor.circus.adopted", b"multiprocessing.resource_tracker")
+_HELPERS = (
+    _LAUNCHER,
+    SPARE_MODULE.encode(),
+    b"dynamo_local.supervisor.circus.adopted",
+    b"multiprocessing.resource_tracker",
+)
 """Command lines of helper processes of services, which faults do not target."""
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024

@@ -31,8 +31,8 @@ _CONNECT_DEADLINE_S = 5.0
 _FORK_DEADLINE_S = 60.0
 """For the answer of a fork server that is still importing. A longer import is not worth waiting for."""
 
-_PREPARED_DEADLINE_S = 5.0
-"""For the answer of a process with loaded weights, which does nothing else than fork."""
+_IDLE_DEADLINE_S = 5.0
+"""For the answer of a process that does nothing else than fork."""
 
 _STATUS_DEADLINE_S = 2.0
 """For the fork server to send the exit code of its child, which it does at once if it is there."""
@@ -98,17 +98,20 @@ def ask_for_fork(arguments: tuple[str, ...]) -> Fork:
     forkserver = os.environ.get(protocol.FORKSERVER_ENV)
     if forkserver is None:
         raise _NoForkServerError(f"{protocol.FORKSERVER_ENV} names no fork server")
-    return _ask_prepared(arguments) or _ask(arguments, lambda: _connect(forkserver), _FORK_DEADLINE_S)
+    prepared = os.environ.get(protocol.PREPARED_ENV, "")
+    fork = ask_if_there(prepared, arguments, "no fork with loaded weights ({}); this process loads them")
+    return fork or _ask(arguments, lambda: _connect(forkserver), _FORK_DEADLINE_S)
 
 
-def _ask_prepared(arguments: tuple[str, ...]) -> Fork | None:
-    path = os.environ.get(protocol.PREPARED_ENV, "")
+def ask_if_there(path: str, arguments: tuple[str, ...], if_not: str) -> Fork | None:
+    """Have a process forked by the one that listens at the path and does nothing else. None if there is no such socket,
+    or no fork: that is said, with the reason."""
     if not os.path.exists(path):  # noqa: PTH110
         return None
     try:
-        return _ask(arguments, lambda: protocol.connect(path), _PREPARED_DEADLINE_S)
+        return _ask(arguments, lambda: protocol.connect(path), _IDLE_DEADLINE_S)
     except _NoForkServerError as error:
-        print(f"warning: no fork with loaded weights ({error}); this process loads them", file=sys.stderr, flush=True)
+        print(f"warning: {if_not.format(error)}", file=sys.stderr, flush=True)
         return None
 
 

@@ -42,6 +42,9 @@ PREPARED_ENV = "DYN_PREPARED"
 """Set by the server in each process that is to be forked: the socket of the process that has loaded the weights of its
 model, if there is one."""
 
+SPARE_MODULE = "dynamo_local.process.forkserver.spare"
+"""Shown by /proc as the command of a spare, by which others recognise it."""
+
 FORKED_DESCRIPTORS = 5
 MAX_BYTES = 4 * 1024 * 1024
 """The limit of a message: more than the kernel accepts as arguments and environment of a process."""
@@ -51,7 +54,8 @@ _NUL = b"\0"
 
 
 class Order:
-    """The order to fork a service's process. `argv`: arguments of process/main.py. `environ`: its whole environment."""
+    """The order to fork a process. `argv`: arguments of its program, which is process/main.py for a service, and
+    __main__.py for a fork server. `environ`: its whole environment."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> None:
         self.argv = tuple(argv)

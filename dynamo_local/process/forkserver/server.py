@@ -1,6 +1,6 @@
 """The loop of the fork server: forks a process for each order. It has one thread, as forking copies no other.
 
-A prepared process (prepared) has the same loop, and a socket of its own.
+A prepared process (prepared) has the same loop, and so has the spare (spare.py). Each has a socket of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.preload import Preloaded
 from dynamo_local.process.forkserver.prepared.manager import PreparedProcesses
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
+from dynamo_local.process.forkserver.spare import SpareKeeper, SpareOrder
 from state.paths import StatePaths
 
 _ORDER_DEADLINE_S = 2.0
@@ -45,6 +46,7 @@ class ForkServer:
         self._preloaded = preloaded
         self._children: dict[int, _Child] = {}
         self._prepared: PreparedProcesses | None = None
+        self._spare: SpareKeeper | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -55,43 +57,76 @@ class ForkServer:
         except (OSError, StateError) as error:
             print(f"warning: no process with loaded weights will be made: {error}", flush=True)
 
-    def run(self) -> AcceptedOrder | PreparedOrder:
+    def keep_spare(self, pid: int | None) -> None:
+        """Make a spare from now on whenever there is none. `pid`: of the one there is, or was just now."""
+        self._spare = SpareKeeper(self._selector, pid)
+
+    def run(self) -> AcceptedOrder | PreparedOrder | SpareOrder:
         """Fork for ever. Returns in forked processes only, where the fork server's descriptors are closed: what the
         process is to do."""
         while True:
-            for key, _ in self._selector.select(None if self._prepared is None else self._prepared.pause_s()):
+            for key, _ in self._selector.select(self._pause_s()):
                 if key.fileobj is not self._listener:
                     self._notice(key.fd)
                 elif (accepted := self._accept()) is not None:
                     return accepted
             if self._prepared is not None and (ordered := self._fork_prepared(self._prepared)) is not None:
                 return ordered
+            if (
+                self._spare is not None
+                and self._spare.is_due()
+                and (spare := self._fork_spare(self._spare)) is not None
+            ):
+                return spare
+
+    def _pause_s(self) -> float | None:
+        keepers = (keeper for keeper in (self._prepared, self._spare) if keeper is not None)
+        return min((pause_s for keeper in keepers if (pause_s := keeper.pause_s()) is not None), default=None)
 
     def _notice(self, descriptor: int) -> None:
         child = self._children.pop(descriptor, None)
         if child is not None:
             self._reap(child)
-        elif self._prepared is not None:
-            self._prepared.notice(descriptor)
+            return
+        for keeper in (self._prepared, self._spare):
+            if keeper is not None:
+                keeper.notice(descriptor)
 
     def _fork_prepared(self, prepared: PreparedProcesses) -> PreparedOrder | None:
         ordered = prepared.next()
         if ordered is None:
             return None
+        pid = self._fork_own()
+        if pid == 0:
+            return ordered
+        if isinstance(pid, str):
+            prepared.not_made(ordered, pid)
+        else:
+            prepared.made(ordered, pid)
+        return None
+
+    def _fork_spare(self, spare: SpareKeeper) -> SpareOrder | None:
+        pid = self._fork_own()
+        if pid == 0:
+            return SpareOrder()
+        if isinstance(pid, str):
+            spare.not_made(pid)
+        else:
+            spare.made(pid)
+        return None
+
+    def _fork_own(self) -> int | str:
+        """Fork a process that no launcher has asked for. Returns as os.fork, or why it cannot be."""
         why_not = self._preloaded.unfit()
         if why_not is not None:
-            prepared.not_made(ordered, why_not)
-            return None
+            return why_not
         try:
             pid = os.fork()
         except OSError as error:
-            prepared.not_made(ordered, f"the system does not let it: {error.strerror}")
-            return None
+            return f"the system does not let it: {error.strerror}"
         if pid == 0:
             self._close_in_child()
-            return ordered
-        prepared.made(ordered, pid)
-        return None
+        return pid
 
     def _accept(self) -> AcceptedOrder | None:
         launcher, _ = self._listener.accept()
@@ -152,8 +187,9 @@ class ForkServer:
         """Close, in a forked process, the descriptors of the fork server and of other children's launchers."""
         self._selector.close()
         self._listener.close()
-        if self._prepared is not None:
-            self._prepared.close()
+        for keeper in (self._prepared, self._spare):
+            if keeper is not None:
+                keeper.close()
         for child in self._children.values():
             child.launcher.close()
             os.close(child.pidfd)

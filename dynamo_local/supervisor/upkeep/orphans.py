@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 from dynamo_local.supervisor.circus.adopted import command_line, parse_adoption
 from dynamo_local.supervisor.circus.client import ACTIVE
 from state.machine.processes import Kin, Process, ProcFs, kin
@@ -81,9 +82,10 @@ class Orphans:
 
 def _orphan(process: Process) -> Orphan | None:
     with suppress(OSError):
-        family = kin(process.pid)
-        if family is not None and family.parent == os.getpid():
-            return Orphan(process, family, parse_adoption(command_line(process.pid)) is not None)
+        family, command = kin(process.pid), command_line(process.pid)
+        # A spare is no process that circusd had started, though it may be older than the fork server.
+        if family is not None and family.parent == os.getpid() and SPARE_MODULE not in command:
+            return Orphan(process, family, parse_adoption(command) is not None)
     return None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 from state.machine.processes import start_time
 from tests.chaos.processes import command_of
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually, parent_of
@@ -35,14 +36,38 @@ class ForkingServer(ServerProcess):
         return self.paths.log_file(watcher).read_text()
 
     def forkserver(self) -> int:
+        """The pid of the fork server: the spare has forked it, or circus has started it."""
+        spare = self.spare()
         marked = [each.pid for each in self.processes() if each.environ[WATCHER_ENV] == FORKSERVER]
-        return next(pid for pid in marked if parent_of(pid) not in marked)
+        started = (pid for pid in marked if parent_of(pid) not in marked and pid != spare)
+        return next(iter(self._forks_of(spare) or started))
+
+    def _forks_of(self, spare: int) -> set[int]:
+        return {each.pid for each in self.processes() if parent_of(each.pid) == spare}
+
+    def spare(self, other_than: int | None = None) -> int:
+        """The pid of the spare, once it can be asked."""
+        found: list[int] = []
+
+        def there() -> bool:
+            found[:] = [each.pid for each in self.processes() if SPARE_MODULE.encode() in command_of(each.pid)]
+            return self.paths.spare_socket.exists() and len(found) == 1 and found[0] != other_than
+
+        eventually(there, f"there is no spare:\n{self.log(FORKSERVER)}")
+        return found[0]
 
     def launcher(self) -> int:
         """The pid of the launcher, which circus started."""
         found = [each.pid for each in self.processes() if b"forkserver.launcher" in command_of(each.pid)]
         assert len(found) == 1
         return found[0]
+
+    def next_forkserver(self, before: int) -> int:
+        """Wait for the fork server that the spare is forked for after the end of that one; returns its pid."""
+        self.line("ForkServer  ", "restart in")
+        spare = self.spare()
+        eventually(lambda: bool(self._forks_of(spare) - {before}), f"not started again:\n{self.log(FORKSERVER)}")
+        return self.forkserver()
 
     def await_other(self, before: int) -> int:
         """Wait for another process of the service, ready; returns its pid."""
@@ -116,18 +141,50 @@ def test_neither_the_service_nor_its_launcher_outlives_the_other(root: Path) -> 
         assert parent_of(server.await_other(third)) == server.forkserver()
 
 
-def test_forks_outlive_the_forkserver_which_is_started_again(root: Path) -> None:
+def test_forks_outlive_the_forkserver_and_the_next_one_imports_nothing(root: Path) -> None:
     with started(root) as server:
-        first, forkserver = server.pid("Forked"), server.forkserver()
+        first, forkserver, spare = server.pid("Forked"), server.forkserver(), server.spare()
+        assert parent_of(spare) == forkserver
         os.kill(forkserver, signal.SIGKILL)
-        server.line("ForkServer  ", "restart in")
-        eventually(lambda: "imported" in server.log(FORKSERVER).partition("forked")[2], "it was not started again")
+        second = server.next_forkserver(forkserver)
+        assert parent_of(second) == spare
         assert start_time(first) is not None
         assert server.pid("Forked") == first
         # The one that forked it is gone, and cannot tell how it ends.
         os.kill(first, signal.SIGTERM)
         server.line("Forked  ", "ended: exit code 0")
-        assert parent_of(server.await_other(first)) == server.forkserver() != forkserver
+        another = server.await_other(first)
+        assert parent_of(another) == second
+        eventually(lambda: f"pid {another} importer {forkserver}" in server.log(), "it has imported by itself")
+        # Another circusd takes over the fork server that there is, and not the spare, which is older.
+        os.kill(server.circusd_pid(), signal.SIGKILL)
+        server.line("another circusd runs")
+        os.kill(second, signal.SIGKILL)
+        assert parent_of(server.next_forkserver(second)) == spare
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+        server.assert_nothing_left()
+
+
+def test_a_spare_that_ends_is_made_again(root: Path) -> None:
+    with started(root) as server:
+        forkserver, spare = server.forkserver(), server.spare()
+        os.kill(spare, signal.SIGKILL)
+        second = server.spare(other_than=spare)
+        assert parent_of(second) == forkserver
+        # Made by a fork server that was forked from the one before.
+        os.kill(forkserver, signal.SIGKILL)
+        forkserver = server.next_forkserver(forkserver)
+        os.kill(second, signal.SIGKILL)
+        third = server.spare(other_than=second)
+        assert parent_of(third) == forkserver
+        for each in (third, forkserver):
+            os.kill(each, signal.SIGSTOP)
+        # Without either, all is imported anew.
+        for each in (third, forkserver):
+            os.kill(each, signal.SIGKILL)
+        eventually(lambda: server.log(FORKSERVER).count("imported") == 2, "nothing was imported anew")
+        assert server.spare(other_than=third)
 
 
 def test_sigkill_of_the_server_leaves_no_process(root: Path) -> None:
