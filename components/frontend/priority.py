@@ -1,5 +1,5 @@
-"""The priority under which the submissions of an HTTP request go: that which the gate has found, whatever vLLM's server
-makes of headers and body."""
+"""The priority and the API key under which the submissions of an HTTP request go: those that the gate has found,
+whatever vLLM's server makes of headers and body."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from dynamo_local.core.ports import Request
 
-_current: ContextVar[int | None] = ContextVar("priority of this request", default=None)
+_current: ContextVar[tuple[int, str] | None] = ContextVar("priority and key of this request", default=None)
 
 
 @contextmanager
-def submitted_at(priority: int) -> Iterator[None]:
-    """Have what is submitted within, also by tasks that begin there, get this priority."""
-    token = _current.set(priority)
+def submitted_at(priority: int, key: str) -> Iterator[None]:
+    """Have what is submitted within, also by tasks that begin there, get this priority and key."""
+    token = _current.set((priority, key))
     try:
         yield
     finally:
@@ -24,6 +24,9 @@ def submitted_at(priority: int) -> Iterator[None]:
 
 
 def prioritized(request: Request) -> Request:
-    """Return the request with the priority of the HTTP request that it belongs to; its own, if there is none."""
-    priority = _current.get()
-    return request if priority is None or priority == request.priority else replace(request, priority=priority)
+    """Return the request with priority and key of the HTTP request that it belongs to; its own, if there is none."""
+    found = _current.get()
+    if found is None or found == (request.priority, request.key):
+        return request
+    priority, key = found
+    return replace(request, priority=priority, key=key)

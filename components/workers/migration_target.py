@@ -193,6 +193,7 @@ class MigrationTarget:
             token_ids=request.token_ids,
             sampling=_ONE_TOKEN,
             priority=request.priority,
+            key=request.key,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             hold_s=max(self._reservations.until(request.request_id) - time.monotonic(), 0.0),

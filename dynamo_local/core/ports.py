@@ -165,6 +165,8 @@ class Request:
     sampling: Sampling
     arrival_time: float
     priority: int = 0
+    key: str = ""
+    """The API key that it came with, by its name; empty: none."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter that the client has named as the model."""

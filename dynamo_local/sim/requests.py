@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.core.routing.block_keys import KEY_BYTES, pack_hashes
 from dynamo_local.engine.mocker.kv.blocks import BlockHash
 from dynamo_local.engine.mocker.sampling import Sampling
@@ -26,6 +27,7 @@ class Arrival:
     output_tokens: int
     keys: tuple[int, ...] = ()
     priority: int = 0
+    key: str = ""
     then: Arrival | None = None
 
     def hashes(self, count: int) -> list[BlockHash]:
@@ -75,7 +77,7 @@ def counted(arrival: Arrival, now: float, block_size: int, context_limit: int) -
         tokens=[],
         prompt_tokens=arrival.prompt_tokens,
         sampling=_LENGTH_ALONE,
-        order=(arrival.priority, now, arrival.number),
+        claim=Claim(arrival.priority, now, arrival.number, arrival.key),
         end=end,
         root=b"",
         state=0,

@@ -118,7 +118,7 @@ class Worker:
     def load(self) -> Load:
         """What a worker would report now."""
         waiting = [live.sequence for live in self._lives.values() if live.sequence not in self.scheduler.running]
-        head = min(waiting, key=lambda sequence: sequence.order, default=None)
+        head = min(waiting, key=lambda sequence: sequence.claim, default=None)
         return msgspec.structs.replace(
             self.scheduler.load,
             at=self._agenda.now,
@@ -147,7 +147,7 @@ class Worker:
         full = (sequence.length - 1) // self._settings.mocker_block_size
         hashes = sequence.hashes(full, self._settings.mocker_block_size)
         blocks = source.scheduler.pool.match(hashes)
-        name = Key("pin", f"{self.name} {sequence.order[2]}")
+        name = Key("pin", f"{self.name} {sequence.claim.number}")
         until = self._agenda.now + _LONGEST_PIN_S
         if blocks and source.scheduler.leases.take(name, blocks, until) is None:
             sequence.pull = Pull("", tuple(blocks), 0, until)
@@ -262,7 +262,7 @@ class Worker:
     def _end_pin(self, sequence: Sequence) -> None:
         source = self._sources.pop(sequence, None)
         if source is not None:
-            source.scheduler.leases.end(Key("pin", f"{self.name} {sequence.order[2]}"))
+            source.scheduler.leases.end(Key("pin", f"{self.name} {sequence.claim.number}"))
             source._interrupt()
 
     def _tell_changes(self) -> None:

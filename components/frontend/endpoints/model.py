@@ -202,7 +202,7 @@ class ServedModel:
 
     def _on_sequences(self) -> None:
         told = self.scope.announcer.presence.counts or Counts()
-        if (self.entry.line.sequences and not told.held) or (self.entry.demand and not told.in_flight):
+        if (self.entry.line.sequences.total and not told.held) or (self.entry.demand and not told.in_flight):
             # The server acts on requests that wait, and gives away the devices of an endpoint without requests.
             self.scope.announcer.update(counts=self._counts())
         elif self._noting is None:
@@ -217,7 +217,7 @@ class ServedModel:
         self.scope.announcer.note(counts=self._counts())
 
     def _counts(self) -> Counts:
-        return Counts(migrations=self._migrations, in_flight=self.entry.demand, held=self.entry.line.sequences)
+        return Counts(migrations=self._migrations, in_flight=self.entry.demand, held=self.entry.line.sequences.total)
 
     def _record(self, event: Event) -> None:
         scope = self.scope

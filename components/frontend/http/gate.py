@@ -199,12 +199,12 @@ class HttpGate:
         if isinstance(priority, Refusal):
             return priority
         streams = route.streams and fields.get("stream") is True
-        request = GenerationRequest(scope, body, fields, streams, priority)
+        request = GenerationRequest(scope, body, fields, streams, priority, caller_of(scope).name or "")
         notes = RouteNotes() if self._may_explain(scope) else None
         if notes is None:
-            with submitted_at(priority):
+            with submitted_at(priority, request.key):
                 return await self._generations.serve(request, receive, send, self._renamed)
-        with submitted_at(priority), explained(notes):
+        with submitted_at(priority, request.key), explained(notes):
             return await self._generations.serve(request, receive, notes.sending(send), self._renamed)
 
     def _may_explain(self, scope: Scope) -> bool:

@@ -30,6 +30,7 @@ from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.conversations import conversation_of
 from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
 from dynamo_local.core.priority.classes import PriorityClass, class_of
+from dynamo_local.core.priority.occupancy import may_come, share_of
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     streams: bool
     priority: int = 0
+    key: str = ""
+    """The API key that it came with; empty: none."""
 
     @property
     def priority_class(self) -> PriorityClass:
@@ -146,7 +149,7 @@ class Generations:
     ) -> Refusal | None:
         self.under_way += 1
         # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
-        entry.enter(demand.sequences, exchange.request.priority)
+        entry.enter(demand.sequences, exchange.request.priority, exchange.request.key)
         try:
             if unready is None:
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
@@ -167,7 +170,7 @@ class Generations:
             with exchange.early.commented(lambda: _FIRST_TOKEN):
                 await entry.app(exchange.request.scope, exchange.receive(), exchange.send())
         finally:
-            entry.leave(entered.sequences, exchange.request.priority)
+            entry.leave(entered.sequences, exchange.request.priority, exchange.request.key)
 
     async def _serve_later(self, exchange: Exchange, entry: ModelEntry, demand: Demand) -> Refusal | None:
         """Examine a request that has entered a model without a worker, hold it, and pass it on."""
@@ -187,14 +190,14 @@ class Generations:
         """Have the application examine a request that has entered, which it then leaves. Gives the call, which has
         answered the request if something is wrong with it; None: the application is not built yet."""
         if entry.app is None:
-            entry.leave(demand.sequences, exchange.request.priority)
+            entry.leave(demand.sequences, exchange.request.priority, exchange.request.key)
             yield None
             return
         async with EarlyCall(entry.app, exchange.request.scope, exchange.receive(), exchange.send()) as call:
             try:
                 await call.examined()
             finally:
-                entry.leave(demand.sequences, exchange.request.priority)
+                entry.leave(demand.sequences, exchange.request.priority, exchange.request.key)
             yield call
 
     async def _go_on(self, exchange: Exchange, entered: _Entered, call: EarlyCall | None) -> None:
@@ -210,7 +213,7 @@ class Generations:
                 await call.task
         finally:
             await call.end()
-            entered.entry.leave(entered.sequences, exchange.request.priority)
+            entered.entry.leave(entered.sequences, exchange.request.priority, exchange.request.key)
 
     async def _hold(
         self, exchange: Exchange, entry: ModelEntry, demand: Demand, call: EarlyCall | None
@@ -222,7 +225,7 @@ class Generations:
         request, unready = exchange.request, self._unready(entry)
         if unready is not None and (why := self._refused(request, entry, unready)) is not None:
             return unavailable(why)
-        held = Held(demand.sequences, self._clock(), request.streams, request.priority)
+        held = Held(demand.sequences, self._clock(), request.streams, request.priority, request.key)
         place = _Place(held, entry)
         entry.hold(held)
         if len(entry.line) == 1:
@@ -246,7 +249,7 @@ class Generations:
             held.woken_from = entry.woken_from or held.woken_from
             step = next_step(held, self._unready(entry), entry.limits, self._clock())
             if isinstance(step, Go):
-                entry.enter(held.sequences, held.priority)
+                entry.enter(held.sequences, held.priority, held.key)
                 exchange.early.note_hold(held.woken_from, self._clock() - held.since)
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
                 return _Entered(entry, held.sequences)
@@ -288,11 +291,12 @@ class Generations:
 
     def _refused(self, request: GenerationRequest, entry: ModelEntry, unready: Unready) -> str | None:
         """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
-        waiting = len(entry.line.ahead(request.priority_class))
-        if (why := refused(unready, waiting, entry.limits)) is None or entry.waking is None:
+        held, one, limits = entry.line.requests, request.priority_class, entry.limits
+        waiting, has_room = held.ahead(one), may_come(1, request.key, one, limits.max_held, held)
+        if (why := refused(unready, waiting, limits, has_room=has_room)) is None or entry.waking is None:
             return why
         entry.waking.knock()
-        return refused(self._unready(entry) or unready, waiting, entry.limits)
+        return refused(self._unready(entry) or unready, waiting, limits, has_room=has_room)
 
     def _admit(
         self, request: GenerationRequest, holder: ModelEntry | None = None
@@ -306,9 +310,10 @@ class Generations:
         demand = examine(request.fields, entry.limits)
         if isinstance(demand, Refusal):
             return demand
-        if entry.demand_ahead(request.priority_class) + demand.sequences > entry.limits.max_requests:
-            return _busy(entry, request.priority_class, demand.sequences)
-        return entry, demand
+        one, bound = request.priority_class, entry.limits.max_requests
+        if may_come(demand.sequences, request.key, one, bound, *entry.taken):
+            return entry, demand
+        return _busy(entry, request, demand.sequences)
 
     def _unready(self, entry: ModelEntry) -> Unready | None:
         return DRAINING if self._is_draining() else entry.unready()
@@ -323,13 +328,14 @@ def unavailable(why: str) -> Refusal:
     return Refusal(503, why, "ServiceUnavailableError", retry_after_s=RETRY_NO_WORKER_S)
 
 
-def _busy(entry: ModelEntry, one: PriorityClass, asked: int) -> Refusal:
-    ahead = entry.demand_ahead(one)
+def _busy(entry: ModelEntry, request: GenerationRequest, asked: int) -> Refusal:
+    one, bound = request.priority_class, entry.limits.max_requests
+    ahead = sum(part.ahead(one) for part in entry.taken)
     of_these = "" if ahead == entry.demand else f" of priority {one} or higher"
-    why = (
-        f"{ahead} of at most {entry.limits.max_requests} sequences{of_these} (setting max-requests) are under way, "
-        f"{asked} asked for"
-    )
+    share = share_of(request.key, one, bound, *entry.taken)
+    of_key = f", {share.has} of them with this key, whose share is {share.share}" if share.keys > 1 else ""
+    under_way = f"{ahead} of at most {bound} sequences{of_these} (setting max-requests) are under way"
+    why = f"{under_way}{of_key}, {asked} asked for"
     return Refusal(429, why, "RateLimitError", retry_after_s=RETRY_BUSY_S)
 
 

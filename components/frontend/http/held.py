@@ -12,7 +12,8 @@ from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
 from dynamo_local.core.http.event_streams import comment, error_event
 from dynamo_local.core.http.holding import COMMENT_EVERY_S, Held
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+from dynamo_local.core.priority.fair_queue import Claim, in_turn
+from dynamo_local.core.priority.occupancy import Occupancy
 
 WOKEN, HELD_S = b"x-dynamo-woken", b"x-dynamo-held-s"
 """Headers of answers to requests that were held: how the model's endpoint was idle, and for how many seconds."""
@@ -32,7 +33,8 @@ class Line:
 
     def __init__(self) -> None:
         self._waiting: dict[Held, asyncio.Future[None] | None] = {}
-        self.sequences = 0
+        self.sequences, self.requests = Occupancy(), Occupancy()
+        """How many are held, by class and key."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,23 +44,23 @@ class Line:
         """The requests, the oldest first."""
         return list(self._waiting)
 
-    def ahead(self, one: PriorityClass) -> list[Held]:
-        """The requests of this class and of higher ones."""
-        return [held for held in self._waiting if class_of(held.priority) in ahead_of(one)]
-
     def join(self, held: Held) -> None:
         """Count a request as held."""
         self._waiting[held] = None
-        self.sequences += held.sequences
+        self._count(held, 1)
 
     def leave(self, held: Held) -> None:
         """Count it no more."""
         del self._waiting[held]
-        self.sequences -= held.sequences
+        self._count(held, -1)
+
+    def _count(self, held: Held, times: int) -> None:
+        self.sequences.add(held.priority, held.key, times * held.sequences)
+        self.requests.add(held.priority, held.key, times)
 
     def wake(self) -> None:
-        """Have all requests look again: by priority, and in the order in which they came."""
-        for held in sorted(self._waiting, key=lambda held: held.priority):
+        """Have all requests look again, in the order in which an engine would serve them."""
+        for held in in_turn(self._waiting, _claim, lambda held: held.sequences):
             if (future := self._waiting[held]) is not None and not future.done():
                 future.set_result(None)
 
@@ -70,6 +72,10 @@ class Line:
             await asyncio.wait({future, *ends}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiting[held] = None
+
+
+def _claim(held: Held, number: int) -> Claim:
+    return Claim(held.priority, held.since, number, held.key)
 
 
 class HoldTimes:

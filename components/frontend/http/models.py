@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from dynamo_local.core.http.holding import Held, Unready
 from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+from dynamo_local.core.priority.occupancy import Occupancy
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""
@@ -51,10 +50,8 @@ class ModelEntry:
     adapters: Collection[str] = ()
     line: Line = field(default_factory=Line)
     """Requests that generate, and are held until the model takes requests."""
-    sequences: int = 0
+    in_flight: Occupancy = field(default_factory=Occupancy)
     """Sequences in flight: admitted, and not finished."""
-    by_class: Counter[PriorityClass] = field(default_factory=Counter)
-    """The same by priority class."""
     requests: int = 0
     """Requests that generate, in flight."""
     calls: int = 0
@@ -72,12 +69,12 @@ class ModelEntry:
     @property
     def demand(self) -> int:
         """Sequences in flight, and those of requests that are held."""
-        return self.sequences + self.line.sequences
+        return self.in_flight.total + self.line.sequences.total
 
-    def demand_ahead(self, one: PriorityClass) -> int:
-        """Of the demand, what counts against the bounds of this class: its own, and that of higher ones."""
-        held = sum(each.sequences for each in self.line.ahead(one))
-        return held + sum(self.by_class[each] for each in ahead_of(one))
+    @property
+    def taken(self) -> tuple[Occupancy, Occupancy]:
+        """The demand by class and key."""
+        return self.in_flight, self.line.sequences
 
     def name_of(self, asked: str | None) -> str:
         """Return the endpoint that a request is for, which asks for a model by this name; None: it names none. For the
@@ -134,18 +131,17 @@ class ModelEntry:
             return None
         return not_answered(self.names[0] if self.names else "", path, self.paths)
 
-    def enter(self, sequences: int, priority: int = 0) -> None:
-        """Count a request of this priority that generates so many sequences."""
-        self._count(1, sequences, priority)
+    def enter(self, sequences: int, priority: int = 0, key: str = "") -> None:
+        """Count a request of this priority and key that generates so many sequences."""
+        self._count(1, sequences, priority, key)
 
-    def leave(self, sequences: int, priority: int = 0) -> None:
+    def leave(self, sequences: int, priority: int = 0, key: str = "") -> None:
         """Count it no more."""
-        self._count(-1, -sequences, priority)
+        self._count(-1, -sequences, priority, key)
 
-    def _count(self, requests: int, sequences: int, priority: int) -> None:
+    def _count(self, requests: int, sequences: int, priority: int, key: str) -> None:
         self.requests += requests
-        self.sequences += sequences
-        self.by_class[class_of(priority)] += sequences
+        self.in_flight.add(priority, key, sequences)
         self.on_change()
 
     def _look_to_wake(self) -> None:

@@ -75,6 +75,7 @@ class MigrationExecutor:
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             priority=request.priority,
+            key=request.key,
         )
 
     async def _ask(

@@ -113,6 +113,7 @@ class Placer:
             position=log.position,
             arrival_time=request.arrival_time,
             priority=request.priority,
+            key=request.key,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             reasoning_ended=request.reasoning_ended,

@@ -2,7 +2,8 @@
 
 An engine reports how many requests wait, not which. But every running request brings a token with each step, unless its
 prompt is being computed; and engines admit in order. So of the requests without a token in the last step, those that
-come last in that order are waiting, as many as the engine says.
+come last in that order are waiting, as many as the engine says. Where keys compete, or a lower class has its turn,
+engines admit in another order (core/priority/fair_queue.py), and the first one is an estimate.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ class AdmissionLimits(HoldLimits, RequestBounds):
         default=256,
         metadata={
             "help": "Maximum number of sequences (prompts times n, or inputs) in flight in the frontend, for each "
-            "model. More get status 429. Those of lower classes of priority do not count against a request."
+            "model. More get status 429. Those of lower classes of priority do not count against a request, and an API "
+            "key that has less than its share of them gets in beyond, up to twice the number."
         },
     )
     max_headers: int = field(

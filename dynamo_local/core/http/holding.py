@@ -31,7 +31,7 @@ class HoldLimits:
         default=256,
         metadata={
             "help": "Maximum number of requests for each model that wait while it has no ready worker. More get status "
-            "503. They count in max-requests as well, and by class of priority as there."
+            "503. They count in max-requests as well, and by class of priority and key as there."
         },
     )
 
@@ -52,6 +52,8 @@ class Held:
     since: float
     streams: bool
     priority: int = 0
+    key: str = ""
+    """The API key that it came with; empty: none."""
     told_at: float | None = None
     woken_from: str = ""
     """How its endpoint was idle ("parked", "asleep") when or after it came; empty: it was not."""
@@ -77,11 +79,12 @@ class GiveUp:
     why: str
 
 
-def refused(unready: Unready, waiting: int, limits: HoldLimits) -> str | None:
-    """Return why a request that has just come is not held; None: it is. `waiting`: requests held for the model now."""
+def refused(unready: Unready, waiting: int, limits: HoldLimits, *, has_room: bool) -> str | None:
+    """Return why a request that has just come is not held; None: it is. `waiting`: requests held for the model now.
+    `has_room`: whether one more may be."""
     if not unready.comes or limits.hold_timeout_s <= 0:
         return unready.why
-    if waiting >= limits.max_held:
+    if not has_room:
         return f"{unready.why}; {waiting} requests (setting max-held) wait for it already; send it again later"
     return None
 

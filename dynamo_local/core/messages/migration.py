@@ -39,6 +39,7 @@ class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
     cache_salt: str | None = None
     adapter: str | None = None
     priority: int = 0
+    key: str = ""
     v: int = VERSION
 
 

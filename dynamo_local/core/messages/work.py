@@ -19,6 +19,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     `source` is the lease of a worker from which the KV of this context, or most of it, can be pulled. `hold_s` > 0: the
     full blocks of the finished request are kept for readers until it is cancelled, at most so many seconds.
 
+    `key`: the API key that the request came with, for fairness among keys; empty: none.
+
     `pools`: the pooled output of the prompt is wanted, and no token. `sampling` then has the engine's pooling
     parameters.
 
@@ -38,6 +40,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     position: int = 0
     arrival_time: float = 0.0
     priority: int = 0
+    key: str = ""
     cache_salt: str | None = None
     adapter: str | None = None
     reasoning_ended: bool | None = None

@@ -30,10 +30,17 @@ class Turns:
             return 1
         return max(1, _DUE_AFTER - max(self._passed[one] for one in PriorityClass if one is not chosen))
 
-    def served(self, chosen: PriorityClass, slots: int = 1) -> None:
-        """Note that the class got so many slots."""
+    def served(self, chosen: PriorityClass, slots: int = 1) -> int:
+        """Note that the class got so many slots. Return how many others had got since its last turn."""
+        before = self._passed[chosen]
         for one in PriorityClass:
             self._passed[one] = 0 if one is chosen else self._passed[one] + slots
+        return before
+
+    def not_served(self, chosen: PriorityClass, before: int) -> None:
+        """Note that the class could not use the slot that it was given last. `before`: what `served` returned then."""
+        for one in PriorityClass:
+            self._passed[one] = before if one is chosen else max(self._passed[one] - 1, 0)
 
     def nobody(self, empty: PriorityClass) -> None:
         """Note that nobody of the class waits."""

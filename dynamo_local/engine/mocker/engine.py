@@ -132,6 +132,7 @@ class MockerEngine:
             read_sampling(work.sampling, self._settings.mocker_vocab_size),
             priority=work.priority,
             arrival_time=work.arrival_time,
+            key=work.key,
             cache_salt=work.cache_salt,
             adapter=work.adapter,
         )

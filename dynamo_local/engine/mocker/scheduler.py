@@ -1,8 +1,9 @@
 """Continuous batching as in vLLM: chunked prefill, prefix cache, preemption by recomputation, priorities.
 
 Running requests are served first, in the order in which they were admitted; waiting ones are admitted with
-what is left of the step's token budget. A running request that finds no block takes those of the one that
-comes last in order, which waits again and is computed anew, from its prompt and what it has drawn.
+what is left of the step's token budget, in the order of core/priority/fair_queue.py. A running request that finds no
+block takes those of the one that is the least urgent, then the latest, which waits again and is computed anew, from its
+prompt and what it has drawn.
 
 A request with blocks to pull is given all blocks of its prompt when its turn comes, and gives way to others while
 those are read. Then it is the first to be admitted, with what was read as cached.
@@ -10,11 +11,11 @@ those are read. Then it is the first to be admitted, with what was read as cache
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence as Seq
 
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.priority.fair_queue import Claim, FairQueue
 from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, root_hash
@@ -46,8 +47,7 @@ class Scheduler:
         self.pool.report_references(self.leases.note)
         self._running: list[Sequence] = []
         """Requests in order of admission."""
-        self._waiting: list[Sequence] = []
-        """Requests sorted by `order`."""
+        self._waiting = FairQueue[Sequence](lambda sequence: sequence.length, lambda sequence: sequence.is_over)
         self._loading: list[Sequence] = []
         """Requests whose blocks are being read."""
         self._loaded: list[Sequence] = []
@@ -76,6 +76,7 @@ class Scheduler:
         *,
         priority: int = 0,
         arrival_time: float = 0.0,
+        key: str = "",
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Sequence:
@@ -88,7 +89,7 @@ class Scheduler:
             tokens=list(token_ids),
             prompt_tokens=len(token_ids),
             sampling=sampling,
-            order=(priority, arrival_time, self._submitted),
+            claim=Claim(priority, arrival_time, self._submitted, key),
             end=end,
             root=root_hash(cache_salt, adapter),
             state=tokens.absorb(token_ids, tokens.start_of(adapter)),
@@ -102,11 +103,12 @@ class Scheduler:
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request and free its blocks. A finished or forgotten one is ignored."""
-        for some in (self._running, self._waiting, self._loading, self._loaded):
-            if sequence in some:
-                some.remove(sequence)
-                self._free(sequence)
-                return
+        places = self._running, self._waiting, self._loading, self._loaded
+        place = next((place for place in places if sequence in place), None)
+        if place is not None:
+            place.remove(sequence)
+            sequence.finish = "abort"
+            self._free(sequence)
 
     def empty_cache(self) -> str | None:
         """Forget what is cached. Returns why this is refused, or None."""
@@ -171,7 +173,7 @@ class Scheduler:
                 budget -= count
                 index += 1
                 continue
-            at, victim = max(enumerate(self._running), key=lambda item: item[1].order)
+            at, victim = max(enumerate(self._running), key=lambda item: item[1].claim)
             index -= at < index
             budget += planned.pop(victim, 0)
             self._preempt(victim)
@@ -185,26 +187,33 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft, now: float) -> None:
         """Let waiting requests in, in order, while budget, places and blocks for all of one are left."""
-        block_size = self._settings.mocker_block_size
+        block_size, declined = self._settings.mocker_block_size, set[Sequence]()
         while self._waiting and draft.budget > 0 and self._has_place:
-            sequence = self._waiting[0]
+            sequence = self._waiting.peek()
+            if sequence in declined:
+                break
             # The last token is always computed: the next one is drawn from that.
             full = (sequence.length - 1) // block_size
             hits = self.pool.match(sequence.hashes(full, block_size))
-            if self._blocks_of(sequence.length) - len(hits) > self.pool.free_beside(hits):
-                break
-            self._waiting.pop(0)
-            self.pool.refer(hits)
-            sequence.blocks, cached = hits, len(hits)
-            sequence.computed = cached * block_size
-            pull, sequence.pull = sequence.pull, None
-            if pull is not None and pull.helps(cached, now):
-                # All blocks at once: once loaded it needs none that somebody else may hold.
-                self._provide(sequence, sequence.length - sequence.computed)
-                self._loading.append(sequence)
-                draft.reads.append(Read(sequence, pull, cached))
+            if self._blocks_of(sequence.length) - len(hits) <= self.pool.free_beside(hits):
+                self._waiting.pop()
+                self._admit(sequence, hits, draft, now)
             else:
-                self._start(sequence, draft)
+                declined.add(sequence)
+
+    def _admit(self, sequence: Sequence, hits: list[int], draft: Draft, now: float) -> None:
+        """Let a request in that has these blocks. It runs, or its blocks are read first."""
+        self.pool.refer(hits)
+        sequence.blocks, cached = hits, len(hits)
+        sequence.computed = cached * self._settings.mocker_block_size
+        pull, sequence.pull = sequence.pull, None
+        if pull is not None and pull.helps(cached, now):
+            # All blocks at once: once loaded it needs none that somebody else may hold.
+            self._provide(sequence, sequence.length - sequence.computed)
+            self._loading.append(sequence)
+            draft.reads.append(Read(sequence, pull, cached))
+        else:
+            self._start(sequence, draft)
 
     @property
     def _has_place(self) -> bool:
@@ -274,7 +283,7 @@ class Scheduler:
             self._free(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda waiting: waiting.order)
+        self._waiting.add(sequence, sequence.claim)
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.give_up(sequence.blocks)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dynamo_local.core.messages.tokens import FinishReason
 from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, chain_hash
 from dynamo_local.engine.mocker.kv.pulling import Pull
@@ -31,8 +32,8 @@ class Sequence:
     tokens: list[int]
     prompt_tokens: int
     sampling: Sampling
-    order: tuple[int, float, int]
-    """Priority, arrival time, order of submission: the lowest is served first and preempted last."""
+    claim: Claim
+    """Its place among those that wait. The lowest is preempted last."""
     end: int
     """Number of tokens, prompt included, at which it is finished whatever they are."""
     root: BlockHash
@@ -54,6 +55,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens of its context, drawn ones included."""
         return len(self.tokens)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has finished, or was cancelled."""
+        return self.finish is not None
 
     @property
     def drawn(self) -> int:

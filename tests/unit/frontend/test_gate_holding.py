@@ -72,7 +72,7 @@ async def test_requests_wait_for_their_model_and_go_on_in_the_order_in_which_the
     for number in range(4):
         asked.append(house.ask(prompt=str(number)))
         await house.held(number + 1)
-    assert (house.entry.demand, house.entry.sequences) == (4, 0)
+    assert (house.entry.demand, house.entry.in_flight.total) == (4, 0)
     house.entry.look()
     house.is_ready()
     assert [(await each).body for each in asked] == [b"served"] * 4
@@ -105,7 +105,7 @@ async def test_lower_classes_take_no_room_from_higher_ones(house: Waking) -> Non
     assert house.entry.demand == 11
     house.is_ready()
     assert [(await each).status for each in (*background, *normal, urgent)] == [200] * 8
-    assert (house.entry.demand, sum(house.entry.by_class.values())) == (0, 0)
+    assert (house.entry.demand, house.entry.in_flight.total) == (0, 0)
 
 
 async def test_what_is_wrong_is_refused_before_the_wait(house: Waking) -> None:

@@ -87,13 +87,13 @@ async def test_each_model_has_limits_and_counts_of_its_own() -> None:
     for name, entries in (("a", 2), ("b", 1)):
         for _ in range(entries):
             await street.backends[name].entered.acquire()
-    assert [street.entries[name].sequences for name in "ab"] == [4, 2]
+    assert [street.entries[name].in_flight.total for name in "ab"] == [4, 2]
     assert [(await street.ask("/v1/completions", model=name)).status for name in "ab"] == [429, 429]
     assert json.loads((await street.ask("/load", "GET")).body) == {"server_load": 3}
     for backend in street.backends.values():
         backend.open.set()
     await asyncio.gather(*under_way)
-    assert [street.entries[name].sequences for name in "ab"] == [0, 0]
+    assert [street.entries[name].in_flight.total for name in "ab"] == [0, 0]
 
 
 async def test_a_request_stays_with_the_model_that_it_was_admitted_to() -> None:

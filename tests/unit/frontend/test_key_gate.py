@@ -40,6 +40,7 @@ class Submitting:
     def __init__(self) -> None:
         self.prompt, self.max_tokens, self.used = 10, 20, 15
         self.priorities: list[int] = []
+        self.keys: list[str] = []
         self.entered = asyncio.Semaphore(0)
         self.open = asyncio.Event()
         self.open.set()
@@ -53,6 +54,7 @@ class Submitting:
             await send({"type": "http.response.body", "body": b"what vLLM makes of it"})
             return
         submit_in_turn(lambda: self.priorities.append(request.priority))
+        self.keys.append(request.key)
         self.entered.release()
         await self.open.wait()
         tally_of(asked).add("p", self.prompt, 0, self.used - self.prompt)
@@ -149,6 +151,27 @@ class TestWho:
             assert (await town.ask(key)).status == 401
         assert (await town.ask("alice")).body == b"alice"
         assert (await town.get("/live")).status == 200
+
+    async def test_a_key_that_asks_for_all_there_is_keeps_no_other_out(self, town: Town) -> None:
+        town.create("flood")
+        town.create("late")
+        chat = town.apps["chat"]
+        chat.open.clear()
+        bound = AdmissionLimits().max_requests
+        flood = [asyncio.create_task(town.ask("flood", n=16)) for _ in range(bound // 16)]
+        for _ in flood:
+            await chat.entered.acquire()
+        refused = await town.ask("flood")
+        assert (refused.status, int(refused.headers["retry-after"]) > 0) == (429, True)
+        late = [asyncio.create_task(town.ask("late", n=16)) for _ in range(bound // 32)]
+        for _ in late:
+            await chat.entered.acquire()
+        refused = await town.ask("late")
+        assert refused.status == 429
+        assert f"{bound // 2} of them with this key, whose share is {bound // 2}" in error_of(refused)["message"]
+        assert chat.keys == ["flood"] * len(flood) + ["late"] * len(late)
+        chat.open.set()
+        assert {answer.status for answer in await asyncio.gather(*flood, *late)} == {200}
 
     async def test_a_key_that_is_revoked_during_a_request_is_unknown_to_the_next(self, town: Town) -> None:
         town.create("alice", requests_at_once=1)

@@ -275,3 +275,14 @@ def test_waiting_requests_are_served_by_priority_then_arrival_then_submission(
     admitted = [sequence for outcome in watched.outcomes for sequence in outcome.admitted]
     numbered = range(len(requests))
     assert admitted == [sequences[i] for i in sorted(numbered, key=lambda i: (*requests[i], i))]
+
+
+def test_one_key_s_flood_does_not_keep_another_key_waiting_and_background_work_gets_in() -> None:
+    watched = Watched(tiny(max_num_seqs=1))
+    background = watched.submit(prompt(4), greedy(1), priority=1)
+    flood = [watched.submit(prompt(4, 10 * number), greedy(1), key="flood") for number in range(30)]
+    late = watched.submit(prompt(4, 400), greedy(1), key="late", arrival_time=1.0)
+    watched.run()
+    order = [sequence for outcome in watched.outcomes for sequence in outcome.admitted]
+    assert order[:3] == [flood[0], late, flood[1]]
+    assert order.index(background) < 20

@@ -304,6 +304,23 @@ _REQUESTS: Mapping[str, Patch] = {
         uses=(f"{_SAMPLER}.gather_logprobs(logprobs, num_logprobs, token_ids)",),
         without="a request that names tokens takes the candidates from others of its step",
     ),
+    "turns of waiting requests": Patch(
+        file="patches/requests/fair_waiting.py",
+        why="vLLM's queue knows priorities alone: background work waits for ever, and a key behind all of another",
+        test=f"{_CONTRACT}/test_fair_waiting.py::test_a_scheduler_lets_classes_and_keys_take_turns",
+        on="CPU and GPU",
+        replaces=("vllm.v1.core.sched.scheduler:Scheduler.__init__(self, vllm_config, ...)",),
+        uses=(
+            "vllm.v1.core.sched.scheduler~self.waiting = create_request_queue(self.policy)",
+            "vllm.v1.core.sched.scheduler~self.waiting.prepend_requests(step_skipped_waiting)",
+            "vllm.v1.core.sched.scheduler~step_skipped_waiting.appendleft(request_to_skip)",
+            "vllm.v1.core.sched.request_queue:PriorityRequestQueue",
+            "vllm.v1.core.sched.request_queue:RequestQueue.remove_requests(self, requests)",
+            "vllm.v1.request:Request.num_tokens",
+            "vllm.v1.request:Request.is_finished(self)",
+        ),
+        without="within the engine's queue the highest class goes first, and whoever came first",
+    ),
     "deadlines of grammars": Patch(
         file="patches/requests/grammar_deadline.py",
         why="a grammar may take minutes to compile, and cannot be cancelled",

@@ -33,6 +33,9 @@ _TRANSFER = "kv_transfer_params"
 ACCEPTED = "dynamo_local_accepted"
 """Extra argument: the tokens of earlier epochs (patches/requests/continued.py)."""
 
+KEY = "dynamo_local_key"
+"""Extra argument: the API key that the request came with (fair_waiting.py)."""
+
 
 def request_of(
     core_request: EngineCoreRequest, *, lora: bool = False, adapter_keys: Mapping[int, str] = MappingProxyType({})
@@ -144,9 +147,9 @@ def core_request_of(
 ) -> EngineCoreRequest:
     """A submission as vLLM's engine core takes it, its id made of request and epoch. Raises RequestError.
 
-    `transfer` tells the KV connector what to do with it, and ACCEPTED the engine what earlier epochs have brought;
-    nothing else that the submission says may. `forgotten` are parameters whose state this engine cannot rebuild.
-    `stays`: it waits for more input when it has finished. `tasks`: those of the engine, for pooling requests.
+    `transfer` tells the KV connector what to do with it, ACCEPTED the engine what earlier epochs have brought, and KEY
+    whose it is; nothing else that the submission says may. `forgotten` are parameters whose state this engine cannot
+    rebuild. `stays`: it waits for more input when it has finished. `tasks`: those of the engine, for pooling requests.
     """
     if work.pools:
         return _core_request(work, work.token_ids, adapters, pooling=read_params(work.sampling, tasks))
@@ -164,7 +167,7 @@ def core_request_of(
     prompt, accepted = work.token_ids[:begin], work.token_ids[begin:]
     if accepted:
         _continue(params, accepted, forgotten)
-    ours: dict[str, Any] = {_TRANSFER: transfer, ACCEPTED: accepted}
+    ours: dict[str, Any] = {_TRANSFER: transfer, ACCEPTED: accepted, KEY: work.key}
     theirs = {name: value for name, value in (params.extra_args or {}).items() if name not in ours}
     params.extra_args = {**theirs, **{name: value for name, value in ours.items() if value}} or None
     return _core_request(work, prompt, adapters, sampling=params, stays=stays)

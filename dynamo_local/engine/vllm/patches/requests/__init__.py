@@ -1,4 +1,4 @@
-"""Patches of how an engine core and its workers treat requests: continuation, grammars, log-probabilities."""
+"""Patches of how an engine core and its workers treat requests: turns, continuation, grammars, log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ def patch_requests() -> None:
     Imports vLLM and torch, hence the imports in here.
     """
     from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
+    from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
     from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
     from dynamo_local.engine.vllm.patches.requests.token_logprobs import separate_logprobs
 
     continue_requests()
     limit_grammar_compilation()
     separate_logprobs()
+    have_requests_take_turns()

@@ -1,0 +1,215 @@
+"""A queue of requests that wait for slots: classes of priority take turns, and so do keys within a class. Pure.
+
+Which class is next: turns.py. Of the keys with requests in that class it is the one that has used the fewest tokens:
+start-time fair queueing (Goyal et al., SIGCOMM'96) with tokens as the measure of service, as in VTC (Sheng et al.,
+OSDI'24). A key is charged with the context of each request that leaves the queue, and with what that request generates,
+while others compete. One that comes back begins level with the one that was served last: it gets nothing for the time
+in which it asked for nothing. A key alone gets everything. Within a key the lower priority number is served first, then
+who came first. Callers without a key are one key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dynamo_local.core.priority.classes import PriorityClass, class_of
+from dynamo_local.core.priority.turns import Turns
+
+Item = TypeVar("Item")
+
+_MORE_SERVED = 64
+"""Served requests are looked through when their number has doubled, and is larger than this."""
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """The place of a request in the queue. Of one class and key, the lowest is first: `arrival` is in seconds, `number`
+    tells those apart that came at the same time. No two requests of a queue may have the same."""
+
+    priority: int
+    arrival: float
+    number: int | str = 0
+    key: str = ""
+
+
+@dataclass(eq=False)
+class _Lane(Generic[Item]):
+    """What a key has waiting in a class, in order; never nothing."""
+
+    claims: list[Claim] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+
+    def add(self, claim: Claim, item: Item) -> None:
+        at = bisect_left(self.claims, claim)
+        self.claims.insert(at, claim)
+        self.items.insert(at, item)
+
+    def remove(self, claim: Claim) -> Item:
+        at = bisect_left(self.claims, claim)
+        del self.claims[at]
+        return self.items.pop(at)
+
+
+class _Keys(Generic[Item]):
+    """The keys that wait in one class, and what they have used."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, _Lane[Item]] = {}
+        self._used: dict[str, int] = {}
+        """Tokens of each key that waits, or has used more than `_level`."""
+        self._level = 0
+        """What the key that was served last had used before."""
+
+    def add(self, claim: Claim, item: Item) -> None:
+        lane = self.lanes.get(claim.key)
+        if lane is None:
+            if not self.lanes:
+                # Nobody competed any more: all begin anew.
+                self._level = max(self._used.values(), default=self._level)
+                self._used.clear()
+            lane = self.lanes[claim.key] = _Lane()
+            self._used[claim.key] = max(self._used.get(claim.key, 0), self._level)
+        lane.add(claim, item)
+
+    def remove(self, claim: Claim) -> Item:
+        lane = self.lanes[claim.key]
+        item = lane.remove(claim)
+        if not lane.items:
+            del self.lanes[claim.key]
+            self._used = {key: used for key, used in self._used.items() if key in self.lanes or used > self._level}
+        return item
+
+    def next(self) -> _Lane[Item]:
+        if len(self.lanes) == 1:
+            return next(iter(self.lanes.values()))
+        return min(self.lanes.items(), key=lambda each: (self._used[each[0]], each[1].claims[0]))[1]
+
+    def serve(self, key: str) -> None:
+        self._level = max(self._level, self._used[key])
+
+    def charge(self, key: str, tokens: int) -> None:
+        self._used[key] = max(self._used.get(key, 0), self._level) + tokens
+
+
+@dataclass(eq=False)
+class _Served(Generic[Item]):
+    claim: Claim
+    item: Item
+    charged: int = 0
+    passed: int = 0
+    """Slots that other classes had got since its class had its last turn, when it was popped."""
+
+
+class FairQueue(Generic[Item]):
+    """Requests that wait, and, as long as they run, what is known of those that have left the queue."""
+
+    def __init__(self, tokens: Callable[[Item], int], is_over: Callable[[Item], bool] = lambda _: True) -> None:
+        """`tokens`: length of a request's context now; `is_over`: whether it has ended. Items are hashable."""
+        self._tokens = tokens
+        self._is_over = is_over
+        self._turns = Turns()
+        self._classes = {one: _Keys[Item]() for one in PriorityClass}
+        self._claims: dict[Item, Claim] = {}
+        self._served: dict[Item, _Served[Item]] = {}
+        self._most_served = _MORE_SERVED
+        self._offered: Item | None = None
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._claims
+
+    def __iter__(self) -> Iterator[Item]:
+        """The requests by class, then by priority number and arrival."""
+        return iter(sorted(self._claims, key=self._claims.__getitem__))
+
+    def add(self, item: Item, claim: Claim) -> None:
+        """Queue a request; one that has left the queue is charged only with what comes on top."""
+        self._claims[item] = claim
+        self._keys(claim).add(claim, item)
+
+    def peek(self) -> Item:
+        """Return the request that is to be served next, which the next `pop` takes. Raises IndexError if nobody waits.
+
+        A call after which no `pop` follows tells that there was no room for that request. Then a request of the class
+        high, if one waits, is offered next time: a larger one whose turn it is keeps none of them waiting.
+        """
+        self._offered = self._head(declined=self._offered)
+        return self._offered
+
+    def pop(self) -> Item:
+        """Take the next request out, and charge its key. Raises IndexError if nobody waits."""
+        item = self._head() if self._offered is None else self._offered
+        claim = self._claims[item]
+        self._keys(claim).serve(claim.key)
+        self._take_out(item)
+        served = self._served.setdefault(item, _Served(claim, item))
+        served.passed = self._turns.served(class_of(claim.priority))
+        self._charge(served)
+        if len(self._served) > self._most_served:
+            self._look_at_served()
+        return item
+
+    def put_back(self, item: Item, claim: Claim) -> None:
+        """Queue a request again that was popped a moment ago and could not be served: its class keeps its turn. Of
+        several, the last one popped is put back first."""
+        self._turns.not_served(class_of(claim.priority), self._served[item].passed)
+        self.add(item, claim)
+
+    def remove(self, item: Item) -> None:
+        """Take a request out that is not to be served. Raises KeyError if it does not wait."""
+        self._take_out(item)
+
+    def _take_out(self, item: Item) -> None:
+        claim = self._claims.pop(item)
+        self._keys(claim).remove(claim)
+        self._offered = None
+
+    def _head(self, declined: Item | None = None) -> Item:
+        waiting = [one for one in self._turns.order() if self._is_waiting(one)]
+        if not waiting:
+            raise IndexError("nobody waits")
+        chosen = waiting[0]
+        if declined is not None and PriorityClass.HIGH in waiting:
+            was = class_of(self._claims[declined].priority)
+            chosen = chosen if was is PriorityClass.HIGH else PriorityClass.HIGH
+        keys = self._classes[chosen]
+        if len(keys.lanes) > 1:
+            self._look_at_served()
+        return keys.next().items[0]
+
+    def _is_waiting(self, one: PriorityClass) -> bool:
+        if self._classes[one].lanes:
+            return True
+        self._turns.nobody(one)
+        return False
+
+    def _look_at_served(self) -> None:
+        """Charge what has been generated meanwhile, and forget requests that are over."""
+        for served in list(self._served.values()):
+            self._charge(served)
+            if self._is_over(served.item) and served.item not in self._claims:
+                del self._served[served.item]
+        self._most_served = max(2 * len(self._served), _MORE_SERVED)
+
+    def _charge(self, served: _Served[Item]) -> None:
+        more = self._tokens(served.item) - served.charged
+        if more > 0:
+            served.charged += more
+            self._keys(served.claim).charge(served.claim.key, more)
+
+    def _keys(self, claim: Claim) -> _Keys[Item]:
+        return self._classes[class_of(claim.priority)]
+
+
+def in_turn(items: Iterable[Item], claim: Callable[[Item, int], Claim], tokens: Callable[[Item], int]) -> list[Item]:
+    """Return requests that wait together in the order in which a queue would serve them. `claim` gets a request and its
+    number among these."""
+    queue = FairQueue(tokens)
+    for number, item in enumerate(items):
+        queue.add(item, claim(item, number))
+    return [queue.pop() for _ in range(len(queue))]

@@ -1,0 +1,76 @@
+"""How much of a bound is taken, by class and key, and who may still come. Pure.
+
+A bound counts a class and those above it (classes.py). As long as there is room anybody may come, so a key alone gets
+everything. When there is none, a key that has less than its share of the bound may come still, up to twice the bound in
+all: so one key cannot keep the others out, and what others have beyond their shares need not be taken from them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+
+BEYOND = 2
+"""Times the bound, up to which keys that have less than their share may come."""
+
+
+class Occupancy:
+    """What is under way, by class and key, in whatever unit the bound has."""
+
+    def __init__(self) -> None:
+        self._by_class: defaultdict[PriorityClass, Counter[str]] = defaultdict(Counter)
+        self._total: Counter[PriorityClass] = Counter()
+
+    def add(self, priority: int, key: str, number: int) -> None:
+        """Count so much more; negative: less."""
+        one = class_of(priority)
+        self._total[one] += number
+        keys = self._by_class[one]
+        keys[key] += number
+        if keys[key] <= 0:
+            del keys[key]
+
+    @property
+    def total(self) -> int:
+        return self._total.total()
+
+    def ahead(self, one: PriorityClass) -> int:
+        """What counts against a bound of this class: its own, and that of higher classes."""
+        return sum(self._total[each] for each in ahead_of(one))
+
+    def by_key(self, one: PriorityClass) -> Counter[str]:
+        """The same by key; keys that have nothing are left out."""
+        found: Counter[str] = Counter()
+        for each in ahead_of(one):
+            found.update(self._by_class[each])
+        return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a key stands that finds no room. `has`: what it has already, of `share`."""
+
+    has: int
+    share: int
+    keys: int
+    """Number of keys that have something, itself included."""
+
+
+def share_of(key: str, one: PriorityClass, bound: int, *taken: Occupancy) -> Share:
+    """Return a key's share of a bound, of which these parts are taken."""
+    by_key = sum((part.by_key(one) for part in taken), Counter[str]())
+    keys = len(by_key.keys() | {key})
+    return Share(by_key[key], max(bound // keys, 1), keys)
+
+
+def may_come(asked: int, key: str, one: PriorityClass, bound: int, *taken: Occupancy) -> bool:
+    """Whether so much more may come of this class and key."""
+    total = asked + sum(part.ahead(one) for part in taken)
+    if total <= bound:
+        return True
+    if total > BEYOND * bound:
+        return False
+    share = share_of(key, one, bound, *taken)
+    return share.keys > 1 and share.has + asked <= share.share
