@@ -7,11 +7,11 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.harness.report import Figures
-from benchmarks.routing import cost, rebalancing, simulated, thrash
+from benchmarks.routing import cost, joining, rebalancing, simulated, thrash
 from dynamo_local.core.errors import UsageError
 
 SUMMARY = "routing policies: reuse of caches and times to first token of simulated fleets, and what a decision costs"
-STEPS = ("cost", "mooncake", "capacity", "shapes", "rebalancing", "thrash")
+STEPS = ("cost", "mooncake", "capacity", "shapes", "rebalancing", "thrash", "joining")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +41,8 @@ def _run(step: str, arguments: argparse.Namespace) -> Figures:
         return rebalancing.judged(quick)
     if step == "thrash":
         return thrash.measured(quick)
+    if step == "joining":
+        return joining.measured(quick)
     if arguments.trace is None:
         raise UsageError("the step mooncake replays a trace", "name its file by --trace; --help says where it is")
     return simulated.replay(arguments.trace, (1.0,) if quick else (1.0, 5.0), 1_000 if quick else None)

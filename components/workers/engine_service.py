@@ -30,9 +30,11 @@ from components.workers.requests.queue_head import QueueHead
 from components.workers.requests.sender import TokenSender, error_delta
 from components.workers.requests.unacknowledged import RESEND_AFTER_S, Unacknowledged
 from components.workers.stalls import StallWatch
+from components.workers.warming.hot_prefixes import DEFAULT_SHARE, HotPrefixWarmUp
+from components.workers.warming.requests import WarmRequests
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.fleet.view import ENGINE_ROLES, Change, Happened
 from dynamo_local.core.messages.kv import Unpin
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
@@ -61,6 +63,7 @@ class EngineService:
         stall_s: float = 120.0,
         frontend_grace_s: float = GRACE_S,
         resend_after_s: float = RESEND_AFTER_S,
+        hot_prefix_share: float = DEFAULT_SHARE,
     ) -> None:
         self._context = context
         self._engine = engine
@@ -77,15 +80,24 @@ class EngineService:
         self._kv_source = KvSource(context, engine, self._is_parked)
         self._admission = Admission(context.tasks, engine, self._kv_puller, self._is_open, self._reject)
         self._epoch_events = EpochEvents()
+        self._warm_requests = WarmRequests(engine, self._kv_puller, self._epoch_events)
         self._migration_target = MigrationTarget(
             context,
             engine,
-            self._kv_puller,
-            self._epoch_events,
+            self._warm_requests,
             running=lambda: len(self._outbox.running()),
             is_parked=self._is_parked,
         )
-        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._migration_target.is_warming)
+        self._warm_up = HotPrefixWarmUp(
+            context,
+            engine,
+            self._warm_requests,
+            others=lambda: self._fleet.view.ready(ENGINE_ROLES),
+            cached_blocks=lambda: self._kv_publisher.cached_blocks,
+            is_parked=self._is_parked,
+            share=hot_prefix_share,
+        )
+        self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._warm_requests.are_running)
         self._fleet = FleetWatch(context.bus, context.subjects)
         self._draining = False
         self.abandoned = False
@@ -114,6 +126,7 @@ class EngineService:
         await self._kv_source.start()
         await self._kv_publisher.start()
         await self._migration_target.start()
+        await self._warm_up.start()
         await context.bus.listen(context.subjects.work(context.lease), Work, self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
@@ -122,6 +135,7 @@ class EngineService:
         them."""
         self._draining = True
         self._migration_target.close()
+        self._warm_up.close()
         await self._until(lambda: not self._outbox.running() and not self._outbox.held(), deadline_s)
         left = self._outbox.running()
         if left:
@@ -152,6 +166,8 @@ class EngineService:
             return "it keeps finished prefills that have not been fetched"
         if self._context.announcer.presence.exclusive is not None:
             return "it is set apart for one request"
+        if self._warm_up.is_fetching():
+            return "it brings prefixes from other workers"
         return "requests are to move to it" if self._migration_target.is_expecting() else None
 
     def _is_parked(self) -> bool:
@@ -161,6 +177,7 @@ class EngineService:
         # What waited for the engine has not been stalled by it.
         self._stepped_at = time.monotonic()
         self._report_idle()
+        self._warm_up.begin()
 
     def stop(self) -> None:
         """Stop using the engine, which is about to be closed."""
@@ -172,6 +189,7 @@ class EngineService:
         that misses the news asks for its tokens, and is refused."""
         self.abandoned = self._draining = True
         self._migration_target.close()
+        self._warm_up.close()
         self._forget(self._outbox.all())
 
     # Work
@@ -214,6 +232,7 @@ class EngineService:
             return
         self._counters.taken(request, len(work.token_ids))
         self._queue_head.taken(work)
+        self._warm_up.taken(work)
         warm = self._migration_target.arrived(work)
         if len(self._outbox.running()) == 1:
             # An idle engine makes no steps: a stall is counted from the first request on.
@@ -269,6 +288,7 @@ class EngineService:
     # Frontends
 
     def _on_fleet_change(self, change: Change) -> None:
+        self._warm_up.fleet_changed()
         lease = change.presence.lease
         concerned = self._outbox.of_frontend(lease) or self._migration_target.has_reservations_of(lease)
         if change.what is Happened.LEFT:
@@ -304,7 +324,7 @@ class EngineService:
         """The load to announce: the engine's, without warm requests; None if the step came without one."""
         if step.load is None:
             return None
-        load = self._migration_target.without_warm_requests(step.load)
+        load = self._warm_requests.without(step.load)
         return self._queue_head.completed(msgspec.structs.replace(load, at=step.timestamp), step.timestamp)
 
     async def _send(self, step: Step) -> None:

@@ -52,6 +52,11 @@ class KvPublisher:
         context.tasks.spawn("kv events", self._run())
         await context.bus.listen(context.subjects.kv_state(context.lease), KvStateQuestion, self._on_question)
 
+    @property
+    def cached_blocks(self) -> int:
+        """Number of blocks that the engine has cached, as far as it has told."""
+        return len(self._mirror)
+
     def note(self, changes: CacheChanges | None) -> None:
         """Take note of what a step has changed."""
         if changes is not None:

@@ -1,31 +1,24 @@
 """The destination's side of migrations: reserves room for requests, and brings their KV into the cache beforehand.
 
-The KV comes by a *warm request*: the context so far as a prompt, for one token that is thrown away. It pulls the full
-blocks from the worker that the request still runs on (the source), computes the rest, and its blocks are held when it
-has finished. A later warm request, and in the end the request itself, grow from these blocks: only the tokens that have
-come since are computed. Warm requests belong to the worker: frontends do not hear of them, and they are not counted in
-the load that the worker announces.
+The KV comes by a *warm request* (warming/requests.py): the context so far as a prompt. It pulls the full blocks from
+the worker that the request still runs on (the source), computes the rest, and its blocks are held when it has finished.
+A later warm request, and in the end the request itself, grow from these blocks: only the tokens that have come since
+are computed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
-
-from components.workers.kv_puller import KvPuller
-from components.workers.requests.epoch_events import EpochEvents
+from components.workers.warming.requests import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.errors import EngineError, RequestError
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
-from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.migration.reservations import Reservations, Warmed
-from dynamo_local.core.ports import Engine, PulledPrefix
+from dynamo_local.core.ports import Engine
 from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)
@@ -36,12 +29,7 @@ MAX_WARMING = 8
 MAX_RESERVATION_S = 120.0
 """Longest time for which room is reserved, whatever a frontend asks for: it may die without cancelling."""
 
-_MAX_COMPUTED_BLOCKS = 2
-"""Full blocks computed for a warm request. A request with more that cannot be pulled is better left at the source."""
-
 _SET_APART = "the worker is set apart for one request"
-
-_ONE_TOKEN = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature": 0.0}))
 
 
 class MigrationTarget:
@@ -52,15 +40,13 @@ class MigrationTarget:
         self,
         context: ServiceContext,
         engine: Engine,
-        puller: KvPuller,
-        watches: EpochEvents,
+        warm_requests: WarmRequests,
         running: Callable[[], int],
         is_parked: Callable[[], bool] = lambda: False,
     ) -> None:
         self._context = context
         self._engine = engine
-        self._kv_puller = puller
-        self._epoch_events = watches
+        self._warm_requests = warm_requests
         self._running = running
         self._is_parked = is_parked
         self._reservations = Reservations()
@@ -68,18 +54,12 @@ class MigrationTarget:
         """Number of warm requests so far; the epoch of the last one."""
         self._warming = 0
         """Orders to warm that are being carried out."""
-        self._in_engine: set[RequestEpoch] = set()
-        """Warm requests that the engine runs."""
         self._closed = False
 
     async def start(self) -> None:
         """Begin to answer frontends."""
         subject = self._context.subjects.migrations(self._context.lease)
         await self._context.bus.serve(subject, MigrationRequest, self._on_request)
-
-    def is_warming(self) -> bool:
-        """Whether the engine runs warm requests."""
-        return bool(self._in_engine)
 
     def is_expecting(self) -> bool:
         """Whether room is reserved, or KV is being brought here."""
@@ -112,16 +92,6 @@ class MigrationTarget:
         """Cancel the reservations of a frontend that is gone."""
         for request_id in self._reservations.of_frontend(frontend):
             await self._cancel(self._reservations.leave(request_id))
-
-    def without_warm_requests(self, load: Load) -> Load:
-        """The load of the engine less its warm requests."""
-        if not self._in_engine or load.running is None or load.waiting is None:
-            return load
-        # Which of the two they count for is not known; most of their time they wait for blocks to be read.
-        warm = len(self._in_engine)
-        waiting = max(load.waiting - warm, 0)
-        running = max(load.running - (warm - (load.waiting - waiting)), 0)
-        return msgspec.structs.replace(load, running=running, waiting=waiting)
 
     async def _on_request(self, request: MigrationRequest, answer: Answer) -> None:
         match request:
@@ -191,7 +161,7 @@ class MigrationTarget:
             self._warmed,
             frontend="",
             token_ids=request.token_ids,
-            sampling=_ONE_TOKEN,
+            sampling=ONE_TOKEN,
             priority=request.priority,
             key=request.key,
             cache_salt=request.cache_salt,
@@ -199,69 +169,31 @@ class MigrationTarget:
             hold_s=max(self._reservations.until(request.request_id) - time.monotonic(), 0.0),
         )
         warm = RequestEpoch(work.request_id, work.epoch)
-        outcome = await self._compute(request, work, warm)
+        outcome = await self._warm_requests.run(work, request.until, lambda: self._submit(request, work))
         if outcome.refused is not None:
             await self._cancel([warm])
         else:
             warmed = Warmed(warm, request.token_ids, request.cache_salt, request.adapter)
             await self._cancel(self._reservations.hold(request.request_id, warmed))
-        return outcome
+        return self._answer(outcome)
 
-    async def _compute(self, request: Warm, work: Submit, warm: RequestEpoch) -> MigrationAnswer:
-        """Run the warm request in the engine, until it has finished."""
-        events = self._epoch_events.add(warm)
-        try:
-            outcome = await self._submit(request, work, warm)
-            if outcome.refused is None:
-                async with asyncio.timeout(request.until - time.monotonic()):
-                    await events.computed.wait()
-        except (RequestError, EngineError) as error:
-            return MigrationAnswer(str(error))
-        except TimeoutError:
-            return MigrationAnswer("the worker is too busy")
-        else:
-            return outcome
-        finally:
-            self._in_engine.discard(warm)
-            self._epoch_events.forgotten([warm])
-            await self._kv_puller.done([warm])
-
-    async def _submit(self, request: Warm, work: Submit, warm: RequestEpoch) -> MigrationAnswer:
+    async def _submit(self, request: Warm, work: Submit) -> WarmOutcome:
         """Submit the warm request to the engine, unless too much of it would have to be computed here."""
         earlier = self._reservations.warmed(request.request_id, work.token_ids, work.cache_salt, work.adapter)
-        if earlier is not None and len(work.token_ids) - len(earlier.token_ids) <= self._max_computed_tokens():
-            self._in_engine.add(warm)
-            if await self._engine.grow(work, earlier.request, warm=True):
-                return MigrationAnswer()
-            self._in_engine.discard(warm)
-        pulled = await self._kv_puller.pull(work, request.source)
-        refused = await self._refusal(work, pulled)
-        if refused is not None:
-            return MigrationAnswer(refused)
-        self._in_engine.add(warm)
-        await self._engine.warm(work, pulled)
-        return self._pulled(pulled)
-
-    async def _refusal(self, work: Submit, pulled: PulledPrefix | None) -> str | None:
-        """Why the warm request is not run, or None: too much of its context would have to be computed here."""
-        if pulled is not None:
-            lacking = len(pulled.hashes) - pulled.answer.blocks
-        else:
-            prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
-            if prefix is None:
-                return "the engine cannot pull KV"
-            lacking = len(prefix.hashes) - await self._engine.cached(prefix)
-        return "too little of its KV can be pulled from the source" if lacking > _MAX_COMPUTED_BLOCKS else None
+        near = earlier is not None and len(work.token_ids) - len(earlier.token_ids) <= self._max_computed_tokens()
+        if earlier is not None and near and await self._warm_requests.grow(work, earlier.request):
+            return WarmOutcome()
+        return await self._warm_requests.pull(work, request.source, self._engine.warm)
 
     def _max_computed_tokens(self) -> int:
         engine = self._context.announcer.presence.engine
-        return 0 if engine is None else _MAX_COMPUTED_BLOCKS * engine.block_size
+        return 0 if engine is None else MAX_COMPUTED_BLOCKS * engine.block_size
 
-    def _pulled(self, pulled: PulledPrefix | None) -> MigrationAnswer:
+    def _answer(self, outcome: WarmOutcome) -> MigrationAnswer:
         engine = self._context.announcer.presence.engine
-        if pulled is None or engine is None:
-            return MigrationAnswer()
-        blocks, rest, size = pulled.answer.blocks - pulled.cached, pulled.answer.rest, engine.block_bytes
+        if outcome.refused is not None or outcome.pulled is None or engine is None:
+            return MigrationAnswer(outcome.refused)
+        blocks, rest, size = outcome.blocks, outcome.pulled.answer.rest, engine.block_bytes
         tokens = blocks * engine.block_size + rest
         return MigrationAnswer(None, tokens, None if size is None else (blocks + (rest > 0)) * size)
 

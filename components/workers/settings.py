@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from components.vllm import PRELOAD
 from components.workers.listed_adapters import BoardAdapters
+from components.workers.warming.hot_prefixes import DEFAULT_SHARE
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -20,6 +21,9 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
 from state.paths import StatePaths
+
+_MOST_SHARE = 0.9
+"""Beyond that, blocks that the worker's own requests have left would be dropped for others'."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,19 @@ class WorkerSettings:
         metadata={"help": "Number of prefill jobs that a prefill worker computes at the same time.", "at_least": 1},
     )
 
+    hot_prefix_share: float = field(
+        default=DEFAULT_SHARE,
+        metadata={
+            "help": "Fraction of the KV cache that a new worker fills with the prefixes that others are asked for "
+            "most, pulled from them (kv-transfer). 0 turns that off.",
+            "at_least": 0,
+            "at_most": _MOST_SHARE,
+        },
+    )
+
     def __post_init__(self) -> None:
+        if not 0 <= self.hot_prefix_share <= _MOST_SHARE:
+            raise ValueError(f"hot-prefix-share must be from 0 to {_MOST_SHARE:g}, not {self.hot_prefix_share:g}")
         if self.prefill_batch < 1:
             raise ValueError(f"prefill-batch must be at least 1, not {self.prefill_batch}")
         if self.grammar_timeout_s <= 0:

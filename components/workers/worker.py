@@ -41,7 +41,12 @@ class VllmWorker(Service):
         self._context = context
         self._settings = context.settings(WorkerSettings)
         self._engine = make_engine(context)
-        self._engine_service = EngineService(context, self._engine, stall_s=self._settings.stall_timeout_s)
+        self._engine_service = EngineService(
+            context,
+            self._engine,
+            stall_s=self._settings.stall_timeout_s,
+            hot_prefix_share=self._settings.hot_prefix_share,
+        )
         parking = self._engine_service.parking
         prefill = PrefillService(context, self._engine_service, self._settings.prefill_batch)
         self._roles = Roles(context, prefill, lambda: parking.resting)

@@ -153,6 +153,10 @@ class Subjects:
         """Asks a worker to pin blocks for a reader (request and answer)."""
         return f"{self._root}.pin.{lease}"
 
+    def hot_prefixes(self, lease: str) -> str:
+        """Asks a worker for the prefixes that it was asked for most (request and answer)."""
+        return f"{self._root}.hot_prefixes.{lease}"
+
     def role(self, lease: str) -> str:
         """Tells a worker to change its role (request and answer)."""
         return f"{self._root}.role.{lease}"

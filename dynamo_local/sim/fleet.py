@@ -10,6 +10,7 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
+from dynamo_local.sim.joining import Joining, SimulatedWarmUp
 from dynamo_local.sim.outcomes import Gaps, Served
 from dynamo_local.sim.rebalancer import SimulatedRebalancer
 from dynamo_local.sim.requests import Arrival
@@ -55,11 +56,15 @@ def simulate(
     settings: MockerSettings,
     timing: Timing,
     rebalancing: RebalancingLimits | None = None,
+    joining: Joining | None = None,
 ) -> Result:
     """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run.
 
-    `rebalancing`: when requests migrate; None: never."""
+    `rebalancing`: when requests migrate; None: never. `joining`: how the last worker, which the router does not know
+    yet, joins the others; None: it is no other than they."""
     fleet = _Fleet(router, workers, settings, timing)
+    if joining is not None:
+        fleet.have_join(joining)
     if rebalancing is not None:
         fleet.rebalance(rebalancing)
     return fleet.run(sorted(arrivals, key=lambda arrival: (arrival.at, arrival.number)))
@@ -73,6 +78,7 @@ class _Fleet:
         self._gaps = Gaps()
         self._served: list[Served] = []
         self._rebalancer: SimulatedRebalancer | None = None
+        self._warm_up: SimulatedWarmUp | None = None
         watcher = Watcher(self._first_token, self._ended, router.cache_changed)
         self._workers = {
             name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
@@ -81,6 +87,17 @@ class _Fleet:
     def rebalance(self, limits: RebalancingLimits) -> None:
         """Have requests migrate."""
         self._rebalancer = SimulatedRebalancer(self._agenda, self._workers, self._settings, limits, self._router.moved)
+
+    def have_join(self, joining: Joining) -> None:
+        """Have the last worker join."""
+        name, worker = list(self._workers.items())[-1]
+        warm_up = self._warm_up = SimulatedWarmUp(self._agenda, self._workers, worker, self._settings)
+
+        def join() -> None:
+            joining.joins(name)
+            warm_up.begin(joining.share)
+
+        self._agenda.at(joining.at, join)
 
     def run(self, arrivals: Sequence[Arrival]) -> Result:
         self._next(arrivals, 0)
@@ -103,6 +120,8 @@ class _Fleet:
         placement = self._router.place(arrival, self._agenda.now)
         served = Served(arrival, self._agenda.now, placement.worker, predicted=placement.cached)
         self._served.append(served)
+        if self._warm_up is not None:
+            self._warm_up.taken(arrival, placement.worker)
         source = None if placement.pull_from is None else self._workers[placement.pull_from]
         self._workers[placement.worker].submit(served, source)
 

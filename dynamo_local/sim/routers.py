@@ -37,6 +37,7 @@ class PolicyRouter:
         self._pulls = pulls
         self._ledger = Ledger()
         self._told: Counter[str] = Counter()
+        self._settings = settings
         self._workers = [presence_of(name, settings) for name in workers]
 
     def place(self, arrival: Arrival, now: float) -> Placement:
@@ -72,6 +73,10 @@ class PolicyRouter:
 
     def first_token(self, arrival: Arrival) -> None:
         self._ledger.prefilled(_FRONTEND, str(arrival.number))
+
+    def join(self, worker: str) -> None:
+        """Place requests at a worker that has not been known until now, as well."""
+        self._workers.append(presence_of(worker, self._settings))
 
     def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
         """Note that a request goes on at another worker."""

@@ -36,6 +36,10 @@ class CacheMirror:
     def __contains__(self, key: int) -> bool:
         return key in self._stored or (self._stands(key) and key not in self._removed)
 
+    def __len__(self) -> int:
+        """Number of cached blocks."""
+        return (0 if self._cleared else len(self._published)) - len(self._removed) + len(self._stored)
+
     def keys(self) -> set[int]:
         """The keys of all cached blocks."""
         published = set() if self._cleared else self._published

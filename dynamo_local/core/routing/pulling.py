@@ -12,8 +12,9 @@ was faster everywhere it was measured: docs/internals/results/disaggregation.md 
 
 def is_worth_pulling(tokens: int, source: Presence | None, reader: Presence | None) -> bool:
     """Whether `reader` is to pull so many tokens, which it lacks, from `source`."""
-    return tokens >= _LEAST_TOKENS and _transfers(source) and _transfers(reader)
+    return tokens >= _LEAST_TOKENS and transfers(source) and transfers(reader)
 
 
-def _transfers(worker: Presence | None) -> bool:
+def transfers(worker: Presence | None) -> bool:
+    """Whether a worker lends and pulls KV."""
     return worker is not None and worker.engine is not None and worker.engine.no_transfer is None

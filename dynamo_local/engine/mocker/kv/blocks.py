@@ -73,6 +73,11 @@ class BlockPool:
         """Blocks that can be taken, those with cached content included."""
         return len(self._blank) + len(self._evictable)
 
+    @property
+    def cached(self) -> int:
+        """Blocks with content that can be found."""
+        return len(self._by_hash)
+
     def references_to(self, block: int) -> int:
         """Count the references to a block, of requests and leases together."""
         return self._references[block]

@@ -39,6 +39,7 @@ from dynamo_local.core.messages.endpoints import (
     WakeEndpoint,
 )
 from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.hot_prefixes import HotBlock, HotPrefixesAnswer, HotPrefixesQuestion, Origin
 from dynamo_local.core.messages.keys import (
     CreateKey,
     KeyOrder,
@@ -383,6 +384,15 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
     Prefilled: st.builds(Prefilled, request_id=text, frontend=text),
+    HotPrefixesQuestion: st.builds(HotPrefixesQuestion, counts),
+    HotPrefixesAnswer: st.builds(
+        HotPrefixesAnswer,
+        block_tokens=counts,
+        origins=st.lists(st.builds(Origin, st.none() | text, st.none() | text)).map(tuple),
+        blocks=st.lists(
+            st.builds(HotBlock, st.integers(-100, 100), st.binary(max_size=64), st.floats(0, 1e9, allow_nan=False))
+        ).map(tuple),
+    ),
     KvChanges: st.builds(
         KvChanges,
         worker=text,

@@ -40,6 +40,10 @@ class Publishing(RuleBasedStateMachine):
         self.mirror.apply(CacheChanges(pack(removed), pack(stored), cleared))
         self.cached = ((set() if cleared else self.cached) - removed) | stored
 
+    @invariant()
+    def it_knows_how_many_there_are(self) -> None:
+        assert len(self.mirror) == len(self.cached)
+
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         self.send(self.mirror.take(), data)

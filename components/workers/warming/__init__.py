@@ -1,0 +1,1 @@
+"""What a worker brings into its cache before it is asked for it."""
