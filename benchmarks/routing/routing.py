@@ -7,11 +7,11 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.harness.report import Figures
-from benchmarks.routing import cost, joining, rebalancing, simulated, thrash
+from benchmarks.routing import agreement, cost, joining, pulling, rebalancing, simulated, thrash
 from dynamo_local.core.errors import UsageError
 
 SUMMARY = "routing policies: reuse of caches and times to first token of simulated fleets, and what a decision costs"
-STEPS = ("cost", "mooncake", "capacity", "shapes", "rebalancing", "thrash", "joining")
+STEPS = ("cost", "mooncake", "capacity", "shapes", "rebalancing", "thrash", "joining", "agreement", "pulling")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Run the steps, print, and return the figures."""
-    return {step: await asyncio.to_thread(_run, step, arguments) for step in arguments.steps}
+    return {step: await _step(step, arguments) for step in arguments.steps}
+
+
+async def _step(step: str, arguments: argparse.Namespace) -> Figures:
+    if step == "agreement":
+        return await agreement.measured(arguments.quick)
+    if step == "pulling":
+        return await pulling.measured(arguments.quick)
+    return await asyncio.to_thread(_run, step, arguments)
 
 
 def _run(step: str, arguments: argparse.Namespace) -> Figures:

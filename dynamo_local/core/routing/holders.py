@@ -6,7 +6,9 @@ shared, so that a block costs an entry of a dict and its key: some 130 bytes, ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, repeat
 
 
 class WorkerBits:
@@ -56,35 +58,40 @@ class HolderTable:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, bit: int, keys: Iterable[int]) -> int:
-        """Add a holder to blocks. Returns to how many it is new. Blocks beyond `most` are left out."""
-        holders, new = self._holders, 0
-        for key in keys:
-            before = holders.get(key, 0)
+    def add(self, bit: int, keys: Collection[int]) -> tuple[int, list[int]]:
+        """Add a holder to different blocks. Returns to how many it is new, and those that it held already. Blocks
+        beyond `most` are left out."""
+        holders, new, held = self._holders, 0, list[int]()
+        for before, some in self._runs(keys):
             if before & bit:
+                held += some
                 continue
-            if before:
-                holders[key] = before | bit
-            elif len(holders) < self._most:
-                holders[key] = bit
-            else:
-                continue
-            new += 1
-        return new
+            room = len(some) if before else self._most - len(holders)
+            holders.update(dict.fromkeys(some[:room], before | bit))
+            new += min(len(some), room)
+        return new, held
 
-    def remove(self, bit: int, keys: Iterable[int]) -> int:
-        """Remove a holder from blocks. Returns from how many it was removed; others are ignored."""
+    def remove(self, bit: int, keys: Collection[int]) -> int:
+        """Remove a holder from different blocks. Returns from how many it was removed; others are ignored."""
         holders, gone = self._holders, 0
-        for key in keys:
-            before = holders.get(key, 0)
+        for before, some in self._runs(keys):
             if not before & bit:
                 continue
-            gone += 1
-            if before == bit:
-                del holders[key]
+            gone += len(some)
+            if before != bit:
+                holders.update(dict.fromkeys(some, before ^ bit))
             else:
-                holders[key] = before ^ bit
+                deque(map(holders.__delitem__, some), maxlen=0)
         return gone
+
+    def _runs(self, keys: Collection[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Blocks in order, together with those that follow and have the same holders. Most prefixes have few such runs,
+        however long they are, and what is done for a run at once is done by dict."""
+        ordered, start = tuple(keys), 0
+        for before, run in groupby(list(map(self.get, ordered, repeat(0)))):
+            end = start + len(list(run))
+            yield before, ordered[start:end]
+            start = end
 
     def clear(self, bit: int) -> None:
         """Remove a holder from all blocks. Looks at each."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby, repeat
+from operator import or_
 
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.routing.block_keys import unpack
@@ -93,11 +95,10 @@ class PrefixIndex:
 
     def expect(self, worker: str, keys: Sequence[int]) -> None:
         """Enter blocks that come to a worker with a request."""
-        bit, get = self._bits.bit(worker), self._coming.get
-        again = [key for key in keys if get(key, 0) & bit]
+        bit = self._bits.bit(worker)
+        _, again = self._coming.add(bit, keys)
         if again:
             self._coming_times.setdefault(bit, Counter()).update(again)
-        self._coming.add(bit, keys)
 
     def expect_no_more(self, worker: str, keys: Sequence[int]) -> None:
         """Take back what `expect` has entered: the request has ended."""
@@ -121,19 +122,20 @@ class PrefixIndex:
 
     def cached(self, keys: Sequence[int]) -> dict[str, int]:
         """The number of leading blocks that each worker has, or will have. Workers that have none are left out."""
-        held, coming, workers = self._held.get, self._coming.get, self._bits.workers
-        found: dict[str, int] = {}
-        having = -1
-        for depth, key in enumerate(keys):
-            still = having & (held(key, 0) | coming(key, 0))
-            if still != having:
-                if depth:
-                    found.update(dict.fromkeys(workers(having ^ still), depth))
-                having = still
-                if not having:
-                    return found
+        workers, found = self._bits.workers, dict[str, int]()
+        having, depth = -1, 0
+        # In runs of blocks with the same holders: a prefix has few, and is long.
+        holders = map(or_, map(self._held.get, keys, repeat(0)), map(self._coming.get, keys, repeat(0)))
+        for here, run in groupby(holders):
+            still = having & here
+            if still != having and depth:
+                found.update(dict.fromkeys(workers(having ^ still), depth))
+            having = still
+            if not having:
+                return found
+            depth += len(list(run))
         if keys:
-            found.update(dict.fromkeys(workers(having), len(keys)))
+            found.update(dict.fromkeys(workers(having), depth))
         return found
 
     def blocks_of(self, worker: str) -> int:
@@ -164,7 +166,8 @@ class PrefixIndex:
     def _replace(self, worker: str, stream: _Stream, removed: Collection[int], stored: Collection[int]) -> None:
         bit = self._bits.bit(worker)
         stream.blocks -= self._held.remove(bit, removed)
-        stream.blocks += self._held.add(bit, stored)
+        new, _ = self._held.add(bit, stored)
+        stream.blocks += new
 
     def _clear(self, worker: str, stream: _Stream) -> None:
         if stream.blocks:

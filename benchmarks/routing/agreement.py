@@ -1,0 +1,137 @@
+"""Whether simulated fleets tell what real processes do: the same requests to both.
+
+Real are `dynamo serve` with frontend, router, NATS, four worker processes with mockers at a fifth of their speed, HTTP,
+and the time that passes. The simulation has the same settings, at the same speed. Both run the default policy, with
+pulls and rebalancing, on prompts that begin with shared ones (joining.py). Compared are the share of prompt tokens that
+were found in caches or pulled, and the mean time to first token: aim, within `NEAR`.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness.load import LETTERS, client_of
+from benchmarks.harness.models import RANDOM, model_folder
+from benchmarks.harness.report import Figures, milliseconds, progress, table
+from benchmarks.harness.servers import Server, ServerError, running, start_ours
+from benchmarks.migration.rebalance import samples_of
+from benchmarks.routing.joining import Prefixes
+from dynamo_local.core.migration.rebalancing import RebalancingLimits
+from dynamo_local.core.routing.policies import POLICIES
+from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.load.generator import Generator
+from dynamo_local.load.results.records import Record
+from dynamo_local.load.workload.workload import Planned
+from dynamo_local.sim.fleet import names, simulate
+from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.routers import PolicyRouter
+from dynamo_local.sim.timing import MockerTiming
+
+NEAR = 0.05
+_SPEED, _SECONDS, _QUICK_SECONDS = 0.2, 300.0, 30.0
+_WORKERS = 4
+_RATE = 10.0
+"""Requests a second at full speed: the workers are busy for about half of the time."""
+
+_SETTINGS = MockerSettings(mocker_kv_blocks=4_096, mocker_max_model_len=4_096, mocker_speedup=_SPEED)
+_MAX_IN_FLIGHT = 1_000
+
+
+@dataclass(frozen=True)
+class Side:
+    """`reused`: share of prompt tokens found or pulled. Times in seconds."""
+
+    requests: int
+    reused: float
+    ttft_mean_s: float
+    itl_mean_s: float
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """Token ids of the arrivals' prompts: of equal keys, equal ones."""
+
+    arrivals: Sequence[Arrival]
+
+    def write(self, index: int, _: Planned) -> bytes:
+        return msgspec.json.encode(self.token_ids(self.arrivals[index]))
+
+    def token_ids(self, arrival: Arrival) -> list[int]:
+        found: list[int] = []
+        for key in arrival.keys:
+            found += random.Random(f"block {key}").choices(LETTERS, k=_SETTINGS.mocker_block_size)
+        own = random.Random(f"own {arrival.number}")
+        return found + own.choices(LETTERS, k=arrival.prompt_tokens - len(found))
+
+
+async def measured(quick: bool) -> Figures:
+    """Serve and simulate, print, and return the figures."""
+    seconds = _QUICK_SECONDS if quick else _SECONDS
+    made = Prefixes(_RATE, own=512).arrivals(1, seconds * _SPEED)
+    arrivals = [replace(each, at=each.at / _SPEED) for each in made]
+    simulated, real = _simulated(arrivals), await _real(arrivals)
+    rows = [_row("simulated", simulated), _row("processes", real)]
+    table(f"{len(arrivals)} requests, {seconds:g} s", ("", "reused", "TTFT mean, ms", "ITL mean, ms"), rows)
+    reused, ttft = real.reused / simulated.reused, real.ttft_mean_s / simulated.ttft_mean_s
+    print(f"processes to simulation: reused {reused:.3f}, TTFT {ttft:.3f}; aim: within {NEAR:.0%}")
+    return {"simulated": asdict(simulated), "processes": asdict(real)}
+
+
+def _simulated(arrivals: Sequence[Arrival]) -> Side:
+    router = PolicyRouter(POLICIES["kv"](), names(_WORKERS), _SETTINGS, pulls=True)
+    timing = MockerTiming(_SETTINGS)
+    result = simulate(arrivals, router, _WORKERS, _SETTINGS, timing, rebalancing=RebalancingLimits())
+    prompt = sum(each.arrival.prompt_tokens for each in result.served)
+    return Side(
+        len(result.served),
+        sum(each.cached + each.pulled for each in result.served) / prompt,
+        sum(each.ttft_s for each in result.served) / len(result.served),
+        result.gaps.mean,
+    )
+
+
+async def _real(arrivals: Sequence[Arrival]) -> Side:
+    planned = [Planned(each.at, each.prompt_tokens, each.output_tokens) for each in arrivals]
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        server = _start(Path(scratch))
+        async with running(server):
+            await server.ready()
+            progress("ready")
+            async with client_of(server) as client:
+                generator = Generator(client, _Prompts(arrivals), _MAX_IN_FLIGHT)
+                await generator.open_loop(planned)
+            return _side(generator.records, (await server.get("/metrics")).decode())
+
+
+def _start(folder: Path) -> Server:
+    settings = {
+        "cpu-slots": _WORKERS,
+        "Frontend.max-model-len": _SETTINGS.mocker_max_model_len,
+        "VllmWorker.ServiceArgs.workers": _WORKERS,
+        "VllmWorker.engine": "mocker",
+        "VllmWorker.mocker-kv-blocks": _SETTINGS.mocker_kv_blocks,
+        "VllmWorker.mocker-max-model-len": _SETTINGS.mocker_max_model_len,
+        "VllmWorker.mocker-speedup": _SETTINGS.mocker_speedup,
+    }
+    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", settings)
+
+
+def _side(records: Sequence[Record], metrics: str) -> Side:
+    failed = [record.failure for record in records if record.error]
+    if failed:
+        raise ServerError(f"{len(failed)} requests failed, one with: {failed[0]}")
+    prompt = sum(samples_of(metrics, "dynamo_usage_prompt_tokens_total").values())
+    cached = sum(samples_of(metrics, "dynamo_usage_cached_tokens_total").values())
+    ttfts = [record.ttft_s for record in records if record.ttft_s is not None]
+    gaps = [gap for record in records for gap in record.gaps_s]
+    return Side(len(records), cached / prompt, sum(ttfts) / len(ttfts), sum(gaps) / len(gaps))
+
+
+def _row(name: str, side: Side) -> list[str]:
+    return [name, f"{side.reused:.4f}", milliseconds(side.ttft_mean_s), milliseconds(side.itl_mean_s)]
