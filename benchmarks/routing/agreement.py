@@ -8,26 +8,22 @@ were found in caches or pulled, and the mean time to first token: aim, within `N
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import msgspec
-
-from benchmarks.harness.load import LETTERS, client_of
-from benchmarks.harness.models import RANDOM, model_folder
+from benchmarks.harness.load import client_of
 from benchmarks.harness.report import Figures, milliseconds, progress, table
-from benchmarks.harness.servers import Server, ServerError, running, start_ours
+from benchmarks.harness.servers import ServerError, running
 from benchmarks.migration.rebalance import samples_of
 from benchmarks.routing.joining import Prefixes
+from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.load.generator import Generator
 from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.workload import Planned
 from dynamo_local.sim.fleet import names, simulate
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import PolicyRouter
@@ -40,7 +36,6 @@ _RATE = 10.0
 """Requests a second at full speed: the workers are busy for about half of the time."""
 
 _SETTINGS = MockerSettings(mocker_kv_blocks=4_096, mocker_max_model_len=4_096, mocker_speedup=_SPEED)
-_MAX_IN_FLIGHT = 1_000
 
 
 @dataclass(frozen=True)
@@ -51,23 +46,6 @@ class Side:
     reused: float
     ttft_mean_s: float
     itl_mean_s: float
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    """Token ids of the arrivals' prompts: of equal keys, equal ones."""
-
-    arrivals: Sequence[Arrival]
-
-    def write(self, index: int, _: Planned) -> bytes:
-        return msgspec.json.encode(self.token_ids(self.arrivals[index]))
-
-    def token_ids(self, arrival: Arrival) -> list[int]:
-        found: list[int] = []
-        for key in arrival.keys:
-            found += random.Random(f"block {key}").choices(LETTERS, k=_SETTINGS.mocker_block_size)
-        own = random.Random(f"own {arrival.number}")
-        return found + own.choices(LETTERS, k=arrival.prompt_tokens - len(found))
 
 
 async def measured(quick: bool) -> Figures:
@@ -97,29 +75,16 @@ def _simulated(arrivals: Sequence[Arrival]) -> Side:
 
 
 async def _real(arrivals: Sequence[Arrival]) -> Side:
-    planned = [Planned(each.at, each.prompt_tokens, each.output_tokens) for each in arrivals]
+    prompts = Prompts(arrivals, _SETTINGS.mocker_block_size)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        server = _start(Path(scratch))
+        server = start_mockers(Path(scratch), _SETTINGS, _WORKERS, most_workers=_WORKERS, hot_prefix_share=0.0)
         async with running(server):
             await server.ready()
             progress("ready")
             async with client_of(server) as client:
-                generator = Generator(client, _Prompts(arrivals), _MAX_IN_FLIGHT)
-                await generator.open_loop(planned)
+                generator = Generator(client, prompts, MAX_IN_FLIGHT)
+                await generator.open_loop(prompts.planned())
             return _side(generator.records, (await server.get("/metrics")).decode())
-
-
-def _start(folder: Path) -> Server:
-    settings = {
-        "cpu-slots": _WORKERS,
-        "Frontend.max-model-len": _SETTINGS.mocker_max_model_len,
-        "VllmWorker.ServiceArgs.workers": _WORKERS,
-        "VllmWorker.engine": "mocker",
-        "VllmWorker.mocker-kv-blocks": _SETTINGS.mocker_kv_blocks,
-        "VllmWorker.mocker-max-model-len": _SETTINGS.mocker_max_model_len,
-        "VllmWorker.mocker-speedup": _SETTINGS.mocker_speedup,
-    }
-    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", settings)
 
 
 def _side(records: Sequence[Record], metrics: str) -> Side:

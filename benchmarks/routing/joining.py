@@ -25,8 +25,8 @@ from dynamo_local.sim.timing import MockerTiming
 
 FROM_S, FOR_S, NEAR = 5.0, 10.0, 0.9
 JOINS_AT_S = 60.0
-_WORKERS, _SEEDS, _RATES = 4, range(1, 4), (12.0, 40.0)
-_SETTINGS = MockerSettings(mocker_kv_blocks=4_096, mocker_max_num_seqs=64, mocker_max_num_batched_tokens=2_048)
+WORKERS, _SEEDS, _RATES = 4, range(1, 4), (12.0, 40.0)
+SETTINGS = MockerSettings(mocker_kv_blocks=4_096, mocker_max_num_seqs=64, mocker_max_num_batched_tokens=2_048)
 _HEADERS = (
     "requests/s",
     "brought",
@@ -54,7 +54,7 @@ class Prefixes:
     def arrivals(self, seed: int, seconds: float) -> list[Arrival]:
         draw, at, made = random.Random(seed), 0.0, list[Arrival]()
         weights = list(accumulate((kind + 1) ** -self.steep for kind in range(self.kinds)))
-        size = _SETTINGS.mocker_block_size
+        size = SETTINGS.mocker_block_size
         while (at := at + draw.expovariate(self.rate)) < seconds:
             kind = draw.choices(range(self.kinds), cum_weights=weights)[0]
             keys = tuple((kind + 1) << 20 | index for index in range(self.shared // size))
@@ -89,11 +89,11 @@ def measured(quick: bool) -> Figures:
 def _joined(seeds: Iterable[int], rate: float, share: float) -> Joined:
     new, others = list[Served](), list[Served]()
     for seed in seeds:
-        fleet = names(_WORKERS)
-        router = PolicyRouter(POLICIES["kv"](), fleet[:-1], _SETTINGS, pulls=True)
+        fleet = names(WORKERS)
+        router = PolicyRouter(POLICIES["kv"](), fleet[:-1], SETTINGS, pulls=True)
         requests = Prefixes(rate).arrivals(seed, JOINS_AT_S + FROM_S + FOR_S)
         joining = Joining(JOINS_AT_S, share, router.join)
-        result = simulate(requests, router, _WORKERS, _SETTINGS, MockerTiming(_SETTINGS), joining=joining)
+        result = simulate(requests, router, WORKERS, SETTINGS, MockerTiming(SETTINGS), joining=joining)
         for each in result.served:
             if each.at >= JOINS_AT_S + FROM_S:
                 (new if each.worker == fleet[-1] else others).append(each)

@@ -7,11 +7,29 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.harness.report import Figures
-from benchmarks.routing import agreement, cost, joining, pulling, rebalancing, simulated, thrash
+from benchmarks.routing import agreement, cost, joining, joining_processes, pulling, rebalancing, simulated, thrash
 from dynamo_local.core.errors import UsageError
 
 SUMMARY = "routing policies: reuse of caches and times to first token of simulated fleets, and what a decision costs"
-STEPS = ("cost", "mooncake", "capacity", "shapes", "rebalancing", "thrash", "joining", "agreement", "pulling")
+STEPS = (
+    "cost",
+    "mooncake",
+    "capacity",
+    "shapes",
+    "rebalancing",
+    "thrash",
+    "joining",
+    "joining-processes",
+    "agreement",
+    "pulling",
+)
+
+_SERVED = {
+    "agreement": agreement.measured,
+    "joining-processes": joining_processes.measured,
+    "pulling": pulling.measured,
+}
+"""Steps that start servers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +48,8 @@ async def run(arguments: argparse.Namespace) -> Figures:
 
 
 async def _step(step: str, arguments: argparse.Namespace) -> Figures:
-    if step == "agreement":
-        return await agreement.measured(arguments.quick)
-    if step == "pulling":
-        return await pulling.measured(arguments.quick)
+    if step in _SERVED:
+        return await _SERVED[step](arguments.quick)
     return await asyncio.to_thread(_run, step, arguments)
 
 

@@ -124,3 +124,39 @@ async def test_what_workers_publish_is_what_they_have_cached(pair: LlmServer, ap
             await readers.until(lambda: readers.blocks(leases[0]) == 0)
     finally:
         await bus.close()
+
+
+async def test_a_worker_that_wakes_pulls_what_the_other_one_was_asked_for(pair: LlmServer, api: openai.OpenAI) -> None:
+    from vllm.config import CacheConfig
+
+    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+
+    found: list[Presence] = []
+
+    def note(workers: list[Presence]) -> bool:
+        found[:] = workers
+        return settled(workers)
+
+    await pair.until(note, "the workers are not idle")
+    leases = [worker.lease for worker in found]
+    prompt = prompt_of(300, seed=311)
+    keys = [key_of(each) for each in BlockHasher(CacheConfig(block_size=BLOCK))(prompt[:-1], None)]
+    bus = await Bus.connect(BusAddress.load(pair.paths.bus_file), name="test")
+    subjects = Subjects(pair.paths.namespace)
+    readers = Readers(bus, subjects)
+    try:
+        await readers.start(leases)
+        for _ in range(3):
+            await asyncio.to_thread(api.completions.create, model="random", prompt=prompt, max_tokens=2)
+        await readers.until(lambda: any(readers.cached(lease, keys) == len(keys) * BLOCK for lease in leases))
+        other = min(leases, key=lambda lease: readers.cached(lease, keys))
+        assert readers.cached(other, keys) == 0
+        await pair.until(note, "the workers are not idle")
+        for parked in (True, False):
+            told = await bus.ask(subjects.parking(other), ParkQuestion(parked), ParkAnswer, timeout_s=PATIENCE_S)
+            assert told.parked is parked
+        await readers.until(lambda: readers.cached(other, keys) == len(keys) * BLOCK)
+        had = await bus.ask(subjects.cached(other), CachedQuestion(prompt), CachedAnswer, timeout_s=PATIENCE_S)
+        assert had.tokens == len(keys) * BLOCK
+    finally:
+        await bus.close()
