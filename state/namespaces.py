@@ -17,6 +17,7 @@ _SUFFIXES = frozenset({"json", "lock", "run"})
 _LOGS = "logs"
 _KEYS = frozenset({"keys.json", "keys.copy.json"})
 _USAGE = "usage"
+_BATCHES = "batches"
 _REGISTRY = frozenset({"endpoints.json", "endpoints.copy.json"})
 
 
@@ -54,6 +55,11 @@ def with_logs(root: Path) -> tuple[str, ...]:
 def with_usage(root: Path) -> tuple[str, ...]:
     """The namespaces of which usage is kept, sorted. Raises DiskError."""
     return tuple(sorted(_names(root, frozenset({_USAGE}))))
+
+
+def with_batches(root: Path) -> tuple[str, ...]:
+    """The namespaces that have batches, sorted. Raises DiskError."""
+    return tuple(sorted(_names(root, frozenset({_BATCHES}))))
 
 
 def with_registry(root: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from components.frontend.placing.assigner import Assigner
 from components.frontend.prefill.prefill_jobs import PrefillJobs
 from components.frontend.priority import prioritized
 from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.requests.pausing import Pauses
 from components.frontend.requests.request_table import RequestTable
 from components.frontend.requests.retransmit import Retransmitter
 from components.frontend.worker_link import WorkerLink
@@ -73,6 +74,7 @@ class BusDispatcher:
         self._link = WorkerLink(bus, subjects, lease)
         self.retransmitter = Retransmitter(self._link, tasks, self._deadlines)
         self.table = self.table_type(self._link, fleet, assigner, tasks, self._deadlines, jobs)
+        self.pauses = Pauses(self.table, self._link, tasks, self._deadlines)
         executor = MigrationExecutor(self.table, self._link)
         self.migrations = MigrationScheduler(self.table, executor, self._link, fleet, tasks)
         self.admin = FrontendAdmin(bus, subjects, lease, self.migrations, tasks)

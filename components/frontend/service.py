@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.dynamo_config import from_dynamo
+from components.frontend.batches.keeper import BatchKeeper
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.orders import RestOrders
@@ -25,8 +26,7 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.orders import KeyRest
 from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.settings import FrontendSettings, limits_of
-from components.frontend.stored.files import FilesRest
-from components.frontend.stored.upload import Uploads
+from components.frontend.stored.stores import Stores
 from components.frontend.usage import FrontendUsage
 from components.planner import Planner
 from components.router import Router
@@ -37,7 +37,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.paths import ENDPOINTS, FILES, KEYS
+from dynamo_local.core.http.paths import ENDPOINTS, KEYS
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -51,7 +51,6 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 from state.paths import StatePaths
-from state.stored.files import FileStore
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.frontend.server import HttpServer
@@ -88,13 +87,13 @@ class Frontend(Service):
         self._known_keys = KnownKeys(paths, self._counters.keys_changed)
         self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
         self._usage = FrontendUsage(paths, context.lease)
-        files = FileStore(paths, self._settings)
-        self._files = FilesRest(files, Uploads(files, self._settings.max_file_bytes, self._settings.body_timeout_s))
+        self._stores = Stores(paths, self._settings)
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
         self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
         self._draining = False
         self._server: HttpServer | None = None
+        self._batches: BatchKeeper | None = None
 
     @async_on_start
     async def start(self) -> None:
@@ -119,7 +118,7 @@ class Frontend(Service):
         serving = await self._server.start(listener, progress)
         context.tasks.spawn("board of endpoints", self._board.run())
         context.tasks.spawn("usage", self._usage.run())
-        context.tasks.spawn("stored files", self._files.run())
+        context.tasks.spawn("stored files", self._stores.files_rest.run())
         expose(self._samples, self._distributions)
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
@@ -128,6 +127,8 @@ class Frontend(Service):
     async def stop(self) -> None:
         """Refuse new requests and let those under way finish."""
         self._draining = True
+        if self._batches is not None:
+            await self._batches.stop()
         self.served.table.wake()
         self.served.stop_migrations()
         if self._server is not None:
@@ -191,7 +192,7 @@ class Frontend(Service):
             administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
             known_keys=self._known_keys,
             gatekeeper=Gatekeeper(self._counters),
-            stores={FILES: self._files},
+            stores=self._stores.handlers,
             meter=self._usage.meter,
         )
         files = KeyFiles(
@@ -200,6 +201,8 @@ class Frontend(Service):
             self._note_secret,
         )
         context.tasks.spawn("files of keys", files.run())
+        self._batches = self._stores.keeper(gate, self.served.table)
+        context.tasks.spawn("batches", self._batches.run())
         return gate
 
     async def _note_secret(self, what: str, why: str) -> None:

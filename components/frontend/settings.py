@@ -9,6 +9,7 @@ from typing import Any
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.stored.batches import BatchLimits
 from dynamo_local.core.stored.files import FileLimits
 
 _LARGEST_KEY_FILE = 1024 * 1024
@@ -16,7 +17,7 @@ _LARGEST_KEY_FILE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class FrontendSettings(AdmissionLimits, FileLimits):
+class FrontendSettings(AdmissionLimits, FileLimits, BatchLimits):
     """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(

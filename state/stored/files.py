@@ -141,7 +141,7 @@ class FileStore:
         with system_errors(f"cannot read {path}"), _absent_where_gone(file.id):
             return path.open("rb")
 
-    def list(self, owner: str, now: float) -> list[StoredFile]:
+    def listed(self, owner: str, now: float) -> list[StoredFile]:
         """Return the files of this owner, the newest first. Raises StateError."""
         files = [file for file in self._all() if file.owner == owner and not file.has_expired(now)]
         return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)

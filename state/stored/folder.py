@@ -74,7 +74,7 @@ class StoreFolder:
 
     def items(self) -> list[str]:
         """Return the names of all items, in no order; none if the store was never opened. Raises StateError."""
-        if not self._is_open and self._found() is None:
+        if not self._exists():
             return []
         with system_errors(f"cannot list {self.path}"):
             return [path.name for path in self.path.iterdir() if path.name not in _OWN]
@@ -128,12 +128,18 @@ class StoreFolder:
 
     def sweep(self) -> int:
         """Remove parts that nobody makes any more. Returns their number. Raises StateError."""
+        if not self._exists():
+            return 0
         self.open()
         with self.locked(), system_errors(f"cannot clear {self.path / _PARTS}"):
             left = [path for path in (self.path / _PARTS).iterdir() if _is_left(path)]
             for path in left:
                 remove_tree(path)
         return len(left)
+
+    def _exists(self) -> bool:
+        """Whether there is a store: looking for something makes none. Raises StateError."""
+        return self._is_open or self._found() is not None
 
     def _found(self) -> int | None:
         """Return the version of the store; None: there is none yet. Raises StateError."""

@@ -10,6 +10,7 @@ ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|
 
 KNOWN = {
     "components/frontend/usage.py": "what usage is asked for: the time of the question",
+    "dynamo_local/cli/batches/batch.py": "when a batch was cancelled: shown",
     "dynamo_local/cli/keys/key.py": "whether the end of a key that is created is still to come",
     "dynamo_local/cli/look/usage.py": "what usage is asked for: the time of the question",
     "state/limits_file.py": "a note that keys have changed, which differs from the last one",

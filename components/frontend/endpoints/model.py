@@ -110,6 +110,7 @@ class ServedModel:
         self._application = make(plan.config, scope.private_dir, self.dispatcher)
         self.entry = entry or ModelEntry(plan.names, self.why_no_worker)
         self.entry.limits, self.entry.on_change = limits_of(settings, plan.config), self._on_sequences
+        self.entry.members, self.entry.pauses = self.fleet.view.members, self.dispatcher.pauses
         self.dispatcher.admin.held = self.entry.held_rows
         self.dispatcher.table.placer.on_wait = self.entry.look
         self.fleet.subscribe(lambda _: self._on_fleet())

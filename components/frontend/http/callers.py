@@ -146,6 +146,18 @@ class Callers:
         # Only who has the secret comes so far.
         return _expired(key.name) if key.has_expired(now) else self._caller(key)
 
+    def of_owner(self, owner: str) -> Caller | None:
+        """Return the caller whose owner that is, with any priority. None: their key is gone, or has expired."""
+        name, _, number = owner.partition("#")
+        if not number:
+            return Caller(name or None)
+        if self._known is None:
+            return None
+        self._known.look()
+        now = self._wall_clock()
+        key = next((key for key in self._known.keys if key.name == name and str(key.number) == number), None)
+        return None if key is None or key.has_expired(now) else Caller(key.name, key)
+
     def _caller(self, key: ApiKey) -> Caller:
         found = self._by_slot.get(key.slot)
         if found is None or found.key is not key:

@@ -41,7 +41,7 @@ from dynamo_local.core.http.admission import (
 )
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send, header, is_crowded
 from dynamo_local.core.http.json_text import as_utf8
-from dynamo_local.core.http.paths import USAGE, Route, route_of, without_last_slash
+from dynamo_local.core.http.paths import ROUTES, USAGE, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.core.http.route_header import ASKED, is_asked, is_local
 
@@ -92,6 +92,20 @@ class HttpGate:
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
         """Ask for these keys from now on. Requests under way go on."""
         self._callers.take(api_keys, admin_keys)
+
+    def caller_for(self, owner: str) -> Caller | None:
+        """Return who an owner of stored things is now (`Caller.owner`). None: the key is gone, or has expired."""
+        return self._callers.of_owner(owner)
+
+    async def answer_own(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a POST request that the frontend itself makes for the caller that is noted in the scope: counted as
+        theirs, without the limits of their key."""
+        try:
+            refusal = await self._post(ROUTES[scope["path"]], scope, receive, send)
+        except BodyRefusedError as error:
+            refusal = error.refusal
+        if refusal is not None:
+            await refuse(send, refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

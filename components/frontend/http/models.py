@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from components.frontend.http.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
@@ -16,6 +16,7 @@ from dynamo_local.core.http.holding import Held, Unready
 from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.priority.occupancy import Occupancy
 
 _SHOWN = 3
@@ -26,6 +27,16 @@ NO_APPLICATION = "the model is not served here yet"
 
 async def _no_cards() -> list[dict[str, Any]]:
     return []
+
+
+class Pausable(Protocol):
+    """Pauses requests of a model (components/frontend/requests/pausing.py)."""
+
+    def keep(self, running: int, priority: int) -> None:
+        """Have at most so many run of those with this priority or a higher number."""
+
+    def end(self) -> None:
+        """Have all go on."""
 
 
 @dataclass(eq=False)
@@ -47,6 +58,10 @@ class ModelEntry:
     cards: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_cards
     on_change: Callable[[], None] = lambda: None
     comes: Callable[[], bool] = lambda: True
+    members: Callable[[], Sequence[Presence]] = tuple
+    """Returns the presences of the model's processes."""
+    pauses: Pausable | None = None
+    """Pauses requests of the model for others; None: nobody does."""
     adapters: Collection[str] = ()
     line: Line = field(default_factory=Line)
     """Requests that generate, and are held until the model takes requests."""

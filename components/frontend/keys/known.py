@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.keys.registry import KeyRegistry
@@ -75,6 +75,11 @@ class KnownKeys:
         self._log_once.clear()
         self.why_closed = ""
         self._take(registry)
+
+    @property
+    def keys(self) -> Collection[ApiKey]:
+        """All keys that are known; those with two secrets twice."""
+        return self._by_digest.values()
 
     def find(self, digest: str, now: float) -> ApiKey | None:
         """Find the key that is known by the secret of this digest now; one that has expired included."""

@@ -80,7 +80,7 @@ class FilesRest:
         asked = query_of(scope, frozenset({"purpose", "limit", "order", "after"}))
         if (order := asked.get("order", "desc")) not in ("asc", "desc"):
             raise ConfigError(f"order must be asc or desc, got {order[:20]!r}")
-        files = await finish_in_thread(lambda: self._store.list(owner, self._wall_clock()))
+        files = await finish_in_thread(lambda: self._store.listed(owner, self._wall_clock()))
         wanted = [file for file in files if asked.get("purpose", file.purpose) == file.purpose]
         wanted = wanted if order == "desc" else wanted[::-1]
         await answer_json(send, page(wanted, asked, lambda file: file.id, StoredFile.shown, _MOST_LISTED))

@@ -115,6 +115,17 @@ def paths_of_usage(namespace: str) -> StatePaths:
     return _paths_without_server(namespace, choose)
 
 
+def paths_of_batches(namespace: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace that has batches is meant."""
+    from dynamo_local.core.server_choice import choose_server
+    from state.namespaces import with_batches
+
+    def choose(crashed: Sequence[str]) -> str:
+        return _only(with_batches(state_folder()), "{number} have batches") or choose_server((), crashed)
+
+    return _paths_without_server(namespace, choose)
+
+
 def _only(found: Sequence[str], what: str) -> str | None:
     """Return the only namespace found, None if there is none. Raises UsageError for several; `what` says of what."""
     from dynamo_local.core.errors import UsageError

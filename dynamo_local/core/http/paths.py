@@ -21,6 +21,10 @@ USAGE = "/v1/usage"
 FILES = "/v1/files"
 """Path of stored files; behind it, a slash and an id, and behind that perhaps the next."""
 
+BATCHES = "/v1/batches"
+"""Path of batches; behind it, a slash and an id, and behind that perhaps the next."""
+
+CANCEL = "/cancel"
 CONTENT = "/content"
 ROTATE = "/rotate"
 SCALE = "/scale"
@@ -63,6 +67,8 @@ _USAGE = Route(frozenset({"GET"}), admin=True)
 _STORE = Route(frozenset({"GET", "POST"}), stored=True)
 _FILE = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CONTENT = Route(frozenset({"GET"}), stored=True)
+_BATCH = Route(frozenset({"GET"}), stored=True)
+_CANCEL = Route(frozenset({"POST"}), stored=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -116,6 +122,8 @@ def route_of(path: str) -> Route | None:
         return _named_route(path.removeprefix(KEYS), _KEYS, _KEY, {ROTATE: _ACTION})
     if path.startswith(FILES):
         return _named_route(path.removeprefix(FILES), _STORE, _FILE, {CONTENT: _CONTENT})
+    if path.startswith(BATCHES):
+        return _named_route(path.removeprefix(BATCHES), _STORE, _BATCH, {CANCEL: _CANCEL})
     return None
 
 

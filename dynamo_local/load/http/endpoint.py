@@ -44,14 +44,15 @@ class Endpoint:
     def connections(self) -> Connections:
         return Connections(self.host, self.port, ssl.create_default_context() if self.is_tls else None)
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Return the bytes of a request."""
+    def request(self, method: str, path: str, body: bytes = b"", headers: Sequence[str] = ()) -> bytes:
+        """Return the bytes of a request. `headers`: further ones, as lines."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"{method} {self.path}{path} HTTP/1.1",
             f"Host: {host}:{self.port}",
             "User-Agent: dynamo-local",
             "Accept: */*",
+            *headers,
             *([f"Authorization: Bearer {self.key}"] if self.key else []),
             *([f"Content-Type: application/json\r\nContent-Length: {len(body)}"] if method == "POST" else []),
         ]

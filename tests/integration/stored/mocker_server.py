@@ -53,6 +53,17 @@ class MockerServer(ServerProcess):
         except (AssertionError, KeyError, StateError):
             return None
 
+    def pid_of(self, service: str) -> int:
+        """Pid of the first process of a service. Waits until there is one."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [each.pid for each in self.processes() if service in each.environ["DYN_WATCHER"]]
+            return bool(found)
+
+        eventually(is_there, f"there is no {service}")
+        return min(found)
+
     def answers(self) -> bool:
         """Whether the API does."""
         try:

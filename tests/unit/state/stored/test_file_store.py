@@ -77,16 +77,16 @@ def test_a_file_outlives_its_store_and_is_its_owners_alone(paths: StatePaths) ->
     kept = store_one(FileStore(paths))
     assert (kept.bytes, kept.created_at, kept.expires_at) == (7, 1000, 4600)
     later = FileStore(paths)
-    assert later.list("alice", NOW) == [kept]
+    assert later.listed("alice", NOW) == [kept]
     assert content_of(later, later.find("alice", kept.id, NOW)) == b"content"
-    assert later.list("bob", NOW) == []
+    assert later.listed("bob", NOW) == []
     for owner, file_id in (("bob", kept.id), ("alice", "file-" + "0" * 24), ("alice", "../" + kept.id)):
         with pytest.raises(ItemAbsentError):
             later.find(owner, file_id, NOW)
     with pytest.raises(ItemAbsentError):
         later.remove("bob", kept.id, NOW)
     later.remove("alice", kept.id, NOW)
-    assert FileStore(paths).list("alice", NOW) == []
+    assert FileStore(paths).listed("alice", NOW) == []
     assert parts(paths) == []
 
 
@@ -120,7 +120,7 @@ def test_a_file_is_whole_or_not_there_whatever_step_fails(tmp_path: Path, error:
             outcomes.add("kept")
         after = FileStore(paths)
         after.sweep(NOW)
-        files = after.list("alice", NOW)
+        files = after.listed("alice", NOW)
         assert [content_of(after, file) for file in files if file.id != before.id] in ([], [b"content"])
         assert content_of(after, before) == b"before"
         assert parts(paths) == []
@@ -141,7 +141,7 @@ def test_what_has_expired_is_gone_and_then_removed(paths: StatePaths) -> None:
     kept = store_one(store)
     with pytest.raises(ItemAbsentError):
         store.find("alice", kept.id, NOW + 3600)
-    assert store.list("alice", NOW + 3600) == []
+    assert store.listed("alice", NOW + 3600) == []
     assert store.sweep(NOW + 3599) == 0
     assert FileStore(paths).sweep(NOW + 3600) == 1
     assert not (paths.files_dir / kept.id).exists()
@@ -161,7 +161,7 @@ def test_bounds_hold_for_each_owner_and_for_all(paths: StatePaths) -> None:
     with pytest.raises(StorageFullError, match="max-stored-bytes-in-all"):
         store_one(store, b"1234567", bob)
     # Another process has the same bounds; what was refused has left nothing.
-    assert len(FileStore(paths).list("alice", NOW)) == 2
+    assert len(FileStore(paths).listed("alice", NOW)) == 2
     assert parts(paths) == []
 
 
@@ -182,7 +182,7 @@ def test_content_is_lent_and_adopted_without_a_copy(paths: StatePaths) -> None:
 def test_a_store_of_a_newer_release_is_refused_in_one_line(paths: StatePaths) -> None:
     kept = store_one(FileStore(paths))
     (paths.files_dir / "store.json").write_text('{"schema_version": 2}')
-    for use in (lambda: FileStore(paths).begin("alice"), lambda: FileStore(paths).list("alice", NOW)):
+    for use in (lambda: FileStore(paths).begin("alice"), lambda: FileStore(paths).listed("alice", NOW)):
         with pytest.raises(StateError, match="has version 2; this release knows version 1") as refused:
             use()
         assert "\n" not in str(refused.value)
@@ -193,6 +193,7 @@ def test_a_store_of_a_newer_release_is_refused_in_one_line(paths: StatePaths) ->
 
 
 def test_looking_makes_nothing(paths: StatePaths) -> None:
-    assert FileStore(paths).list("alice", NOW) == []
+    assert FileStore(paths).listed("alice", NOW) == []
+    assert FileStore(paths).sweep(NOW) == 0
     assert not paths.files_dir.exists()
     assert isinstance(FileStore(paths)._folder.disk, Disk)

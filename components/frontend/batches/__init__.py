@@ -1,0 +1,1 @@
+"""Batches: ordered by clients, run line by line behind everybody else."""

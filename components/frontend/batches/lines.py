@@ -1,0 +1,77 @@
+"""Reads the input of a batch a piece at a time, in threads, so that it is never in memory as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from dynamo_local.core.stored.batches import MOST_ERRORS, LineError
+from dynamo_local.core.stored.lines import Line, LineChecks, LineRefusedError, read_line
+from state.files import system_errors
+
+_AT_ONCE = 32
+_PAUSE_S = 0.001
+"""For other threads, between so many lines: whoever checks a large input must not keep the event loop waiting."""
+
+
+class InputReader:
+    """Reads lines one piece after the other. Blocks."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DiskError."""
+        self._number = 0
+        with system_errors(f"cannot read {path}"):
+            self._file = path.open("rb")
+
+    def next(self, done: Collection[str]) -> list[Line]:
+        """Return the next lines of those that are not done; none at the end. Raises DiskError."""
+        found: list[Line] = []
+        with system_errors("cannot read the input of a batch"):
+            while len(found) < _AT_ONCE and (text := self._file.readline()):
+                self._number += 1
+                if not text.isspace() and (line := read_line(self._number, text)).custom_id not in done:
+                    found.append(line)
+        return found
+
+    def close(self) -> None:
+        """Close the input."""
+        self._file.close()
+
+
+def check_input(path: Path, checks: LineChecks, most_lines: int, most_bytes: int) -> tuple[int, tuple[LineError, ...]]:
+    """Check all lines of an input. Returns their number, and what is wrong with the first wrong ones. Raises DiskError.
+
+    `most_bytes`: in a line.
+    """
+    errors: list[LineError] = []
+    total = 0
+    for number, text in _numbered(path, most_bytes):
+        if len(text) > most_bytes:
+            why = f"line {number}: it is longer than {most_bytes} bytes (setting max-body-bytes)"
+            return total, (*errors, LineError("invalid_request", why, None, number))
+        if text.isspace():
+            continue
+        total += 1
+        if total > most_lines:
+            why = f"there are more than {most_lines} lines (setting max-batch-lines)"
+            return total, (*errors, LineError("too_many_lines", why, None, number))
+        try:
+            checks.check(number, text)
+        except LineRefusedError as error:
+            errors.append(error.error)
+        if len(errors) >= MOST_ERRORS:
+            break
+        if total % _AT_ONCE == 0:
+            time.sleep(_PAUSE_S)
+    if not total:
+        errors.append(LineError("empty_file", "the input file has no lines"))
+    return total, tuple(errors)
+
+
+def _numbered(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes]]:
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        number = 0
+        while text := file.readline(most_bytes + 1):
+            number += 1
+            yield number, text

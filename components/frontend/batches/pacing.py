@@ -1,0 +1,97 @@
+"""How many lines of batches are in flight for each model of this frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary
+
+from components.frontend.http.models import ModelEntry, ModelTable
+from dynamo_local.core.fleet.view import FRONTEND_ROLE, WORKER_ROLES
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.priority.classes import PriorityClass
+from dynamo_local.core.stored.batches import BATCH_PRIORITY
+from dynamo_local.core.stored.pace import Room, next_window
+
+TICK_S = 0.05
+"""Between two looks at who else asks a model, in seconds."""
+
+_PEOPLE = frozenset({PriorityClass.HIGH, PriorityClass.NORMAL})
+_SLOTS = 64
+"""Of an engine that does not tell how many requests it runs at the same time."""
+
+
+class _Lane:
+    """The lines of one model."""
+
+    def __init__(self) -> None:
+        self.window = 0
+        self.in_flight = 0
+        self.free = asyncio.Event()
+
+
+class Pacer:
+    """Lets lines of batches through, as many as there is room for. `most`: in flight for each model."""
+
+    def __init__(self, models: ModelTable, most: int) -> None:
+        self._models = models
+        self._most = most
+        self._lanes: WeakKeyDictionary[ModelEntry, _Lane] = WeakKeyDictionary()
+
+    async def run(self) -> None:
+        """Look who else asks, again and again, until cancelled."""
+        while True:
+            for entry in self._models.entries:
+                self._look(entry)
+            await asyncio.sleep(TICK_S)
+
+    @asynccontextmanager
+    async def turn(self, entry: ModelEntry, *, wakes: bool) -> AsyncIterator[None]:
+        """Wait until a line may be in flight for the model, which it is until the context ends. `wakes`: one may be
+        where there is no worker."""
+        lane = self._lanes.setdefault(entry, _Lane())
+        while lane.in_flight >= max(lane.window, int(wakes)):
+            lane.free.clear()
+            await lane.free.wait()
+        lane.in_flight += 1
+        try:
+            yield
+        finally:
+            lane.in_flight -= 1
+            lane.free.set()
+
+    def _look(self, entry: ModelEntry) -> None:
+        lane = self._lanes.get(entry)
+        if lane is not None:
+            room = room_of(entry)
+            lane.window = next_window(lane.window, lane.in_flight, room, self._most)
+            lane.free.set()
+            if entry.pauses is not None:
+                if room.people:
+                    entry.pauses.keep(lane.window, BATCH_PRIORITY)
+                else:
+                    entry.pauses.end()
+
+
+def room_of(entry: ModelEntry) -> Room:
+    """Return a model as this frontend sees it now."""
+    members = entry.members()
+    workers = [each for each in members if each.role in WORKER_ROLES and each.state == "ready"]
+    loads = [each.load for each in workers if each.load is not None]
+    people = sum(part.ahead(PriorityClass.NORMAL) for part in entry.taken)
+    if sum(each.role == FRONTEND_ROLE for each in members) > 1:
+        # What this frontend has itself it knows sooner; of the others' it knows what workers tell.
+        people = max(people, sum(_people_at(each) for each in workers))
+    return Room(
+        workers=0 if entry.unready() is not None else len(workers),
+        slots=sum(_SLOTS if each.engine is None else each.engine.max_num_seqs for each in workers),
+        people=people,
+        waiting=sum(load.waiting or 0 for load in loads),
+        kv_usage=max((load.kv_usage or 0.0 for load in loads), default=0.0),
+    )
+
+
+def _people_at(worker: Presence) -> int:
+    by_class = () if worker.load is None else worker.load.by_class or ()
+    return sum(each.requests for each in by_class if each.priority_class in _PEOPLE)

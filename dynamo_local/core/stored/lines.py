@@ -1,0 +1,148 @@
+"""Lines of a batch: the requests of its input, each checked by itself, and the results of its outputs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core.http.admission import Refusal, read_fields
+from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.stored.batches import LineError
+
+Judge = Callable[[dict[str, Any]], Refusal | None]
+"""Returns why a model cannot be asked what a body has in its fields."""
+
+_ID_CHARACTERS = 512
+_SHOWN = 60
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A request of a batch. `number`: of its line, from 1. `body`: JSON, as it was given."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class LineRefusedError(Exception):
+    """The line is no request. `error` tells why."""
+
+    def __init__(self, error: LineError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _Given(msgspec.Struct):
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_given = msgspec.json.Decoder(_Given)
+
+
+def read_line(number: int, text: bytes) -> Line:
+    """Read a line of an input. Raises LineRefusedError, which names line and field."""
+
+    def refused(code: str, why: str, param: str | None = None) -> LineRefusedError:
+        return LineRefusedError(LineError(code, f"line {number}: {why}", param, number))
+
+    try:
+        given = _given.decode(as_utf8(text))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise refused("invalid_json_line", f"it is no JSON object: {error}") from error
+    if not isinstance(given.custom_id, str) or not 0 < len(given.custom_id) <= _ID_CHARACTERS:
+        raise refused("invalid_request", f"custom_id must be text of 1 to {_ID_CHARACTERS} characters", "custom_id")
+    if given.method != "POST":
+        raise refused("invalid_method", f"method must be POST, got {str(given.method)[:_SHOWN]!r}", "method")
+    if not isinstance(given.url, str):
+        raise refused("invalid_url", "url must be text", "url")
+    body = bytes(given.body)
+    if not body.startswith(b"{"):
+        raise refused("invalid_request", "body must be an object", "body")
+    return Line(number, given.custom_id, given.url, body)
+
+
+class LineChecks:
+    """Checks the lines of one input, in their order. `judge`: for the models of the server."""
+
+    def __init__(self, endpoint: str, judge: Judge) -> None:
+        self._endpoint = endpoint
+        self._judge = judge
+        self._first: dict[str, int] = {}
+
+    def check(self, number: int, text: bytes) -> Line:
+        """Return the line if it is a request that can be run. Raises LineRefusedError."""
+        line = read_line(number, text)
+
+        def refused(code: str, why: str, param: str | None) -> LineRefusedError:
+            return LineRefusedError(LineError(code, f"line {number}: {why}", param, number))
+
+        if line.url != self._endpoint:
+            raise refused("invalid_url", f"url must be {self._endpoint}, got {line.url[:_SHOWN]!r}", "url")
+        if (first := self._first.setdefault(line.custom_id, number)) != number:
+            raise refused("duplicate_custom_id", f"custom_id is that of line {first}", "custom_id")
+        fields = read_fields(line.body)
+        if isinstance(fields, Refusal):
+            raise refused("invalid_request", fields.message, "body")
+        for name in ("stream", "background"):
+            if fields.get(name):
+                raise refused("invalid_request", f"{name} cannot be set in a batch", f"body.{name}")
+        if (refusal := self._judge(fields)) is not None:
+            code = "model_not_found" if refusal.status == 404 else "invalid_request"
+            raise refused(code, refusal.message, "body" if refusal.param is None else f"body.{refusal.param}")
+        return line
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Result(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: _Response | None
+    error: Mapping[str, str] | None
+
+
+class _Id(msgspec.Struct):
+    id: str
+    custom_id: str
+
+
+_id = msgspec.json.Decoder(_Id)
+
+
+def answered_line(result_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """Return the line of an output for a request that was answered, with its line feed."""
+    try:
+        # In one line, whatever the answer was formatted like.
+        raw = msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raw = msgspec.Raw(msgspec.json.encode(body.decode("utf-8", "replace")))
+    return _encoded(_Result(result_id, custom_id, _Response(status, result_id, raw), None))
+
+
+def unasked_line(result_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """Return the line of an output for a request that was not answered, with its line feed."""
+    return _encoded(_Result(result_id, custom_id, None, {"code": code, "message": message}))
+
+
+def _encoded(result: _Result) -> bytes:
+    return msgspec.json.encode(result) + b"\n"
+
+
+def custom_id_of(text: bytes) -> str | None:
+    """Return whose result a line of an output is; None: it is no whole line."""
+    if not text.endswith(b"\n"):
+        return None
+    try:
+        return _id.decode(text).custom_id
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None

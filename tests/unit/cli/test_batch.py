@@ -1,0 +1,113 @@
+"""`dynamo batch run`: each request once, and on from where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_local.cli.batches.running import BatchFile
+from dynamo_local.core.errors import StateError, UsageError
+from dynamo_local.load.http.endpoint import Endpoint, parse_url
+
+
+class Api:
+    """Answers each request with its body, and notes it."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.priorities: set[bytes] = set()
+        self.busy = 1
+        """So many requests get 503 first."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                headers = dict(each.split(b": ", 1) for each in head.split(b"\r\n")[1:] if b": " in each)
+                body = await reader.readexactly(int(headers[b"Content-Length"]))
+                self.priorities.add(headers[b"X-Vllm-Priority"])
+                writer.write(self._answer(json.loads(body)))
+                await writer.drain()
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    def _answer(self, fields: dict[str, Any]) -> bytes:
+        status, self.busy = (503, self.busy - 1) if self.busy else (400 if fields["prompt"] == "bad" else 200, 0)
+        if status != 503:
+            self.asked[fields["prompt"]] += 1
+        body = json.dumps(fields).encode()
+        return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
+@asynccontextmanager
+async def served(api: Api) -> AsyncIterator[Endpoint]:
+    server = await asyncio.start_server(api.serve, "127.0.0.1", 0)
+    try:
+        yield parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    finally:
+        server.close()
+
+
+def write(path: Path, *prompts: str, **changes: Any) -> Path:
+    made = [
+        {"custom_id": prompt, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}} | changes
+        for prompt in prompts
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in made))
+    return path
+
+
+async def run(requests: Path, output: Path, endpoint: Endpoint) -> BatchFile:
+    file = BatchFile(requests, output)
+    try:
+        await file.run(endpoint, 4, lambda: None)
+    finally:
+        file.close()
+    return file
+
+
+async def test_a_file_goes_on_where_it_was(tmp_path: Path) -> None:
+    api, output = Api(), tmp_path / "out.jsonl"
+    async with served(api) as endpoint:
+        await run(write(tmp_path / "some.jsonl", "a", "b"), output, endpoint)
+        output.write_bytes(output.read_bytes()[:-5])
+        file = await run(write(tmp_path / "all.jsonl", "a", "b", "c", "bad"), output, endpoint)
+    found = {each["custom_id"]: each["response"] for each in map(json.loads, output.read_text().splitlines())}
+    assert {name: each["status_code"] for name, each in found.items()} == {"a": 200, "b": 200, "c": 200, "bad": 400}
+    assert found["c"]["body"] == {"prompt": "c"}
+    # The one that was cut off again, the other one not.
+    assert sorted(api.asked.values()) == [1, 1, 1, 2]
+    assert api.priorities == {b"1000"}
+    assert (file.total, file.done, file.failed) == (4, 4, 1)
+    assert file.summary(as_json=False) == "4 of 4 requests have a result, 1 of them before; 1 failed"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "changes", "message"),
+    [
+        ((), {}, "has no requests"),
+        (("a", "a"), {}, "line 2: custom_id is that of line 1"),
+        (("a",), {"url": "/v1/models"}, "line 1: url must be one of"),
+        (("a",), {"method": "GET"}, "line 1: method must be POST"),
+    ],
+)
+def test_a_wrong_line_is_told_before_anything_is_asked(
+    tmp_path: Path, prompts: tuple[str, ...], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        BatchFile(write(tmp_path / "in.jsonl", *prompts, **changes), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_file_of_something_else_is_no_output(tmp_path: Path) -> None:
+    requests = write(tmp_path / "in.jsonl", "a")
+    with pytest.raises(StateError, match="something else"):
+        BatchFile(requests, requests)
+    assert requests.read_text().count("\n") == 1
