@@ -174,15 +174,21 @@ def read_pid(path: Path) -> int | None:
         return None
 
 
+def lock_abandoned(descriptor: int, path: Path) -> bool:
+    """Lock a file that nobody has locked. False: somebody has, or the file is not at that path any more."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _is_at(descriptor, path)
+    except BlockingIOError:
+        return False
+
+
 def _try_lock(path: Path) -> int | None:
     """A descriptor that holds the lock on the file that is at `path` now; None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, path):
+        if lock_abandoned(descriptor, path):
             return descriptor
-    except BlockingIOError:
-        pass
     except OSError as error:
         os.close(descriptor)
         if error.errno == errno.ENOLCK:

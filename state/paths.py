@@ -10,6 +10,7 @@
     {root}/{namespace}.usage/         what requests have used; kept
     {root}/{namespace}.files/         files that clients have uploaded, and outputs of batches; kept
     {root}/{namespace}.batches/       batches, with what has become of each of their lines; kept
+    {root}/{namespace}.answers/       answers that are kept for their owners (`state.answers`); kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -167,6 +168,11 @@ class StatePaths:
     def batches_dir(self) -> Path:
         """Batches (`state.stored.batches`). Kept when the server ends."""
         return self.root / f"{self.namespace}.batches"
+
+    @property
+    def answers_dir(self) -> Path:
+        """Answers that are kept (`state.answers`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.answers"
 
     @property
     def blueprint_file(self) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from components.frontend.admin import FrontendAdmin
+from components.frontend.answers.recording import Recording, current_recording
 from components.frontend.deferral import submit_in_turn
 from components.frontend.explaining import RouteNotes, current_notes
 from components.frontend.keys.ticket import current_ticket
@@ -100,13 +101,18 @@ class BusDispatcher:
         if ticket is not None and (why := ticket.charge(request)) is not None:
             self.table.refuse(request, why)
             return
-        notes = current_notes()
-        submit_in_turn(lambda: self._add(request, notes))
+        notes, recording = current_notes(), current_recording()
+        submit_in_turn(lambda: self._add(request, notes, recording))
 
-    def _add(self, request: Request, notes: RouteNotes | None) -> None:
+    def _add(self, request: Request, notes: RouteNotes | None, recording: Recording | None) -> None:
         # State that even one of the engines cannot rebuild is lost: the request may go there.
         forgotten = {name for each in self._fleet.view.members() if each.engine for name in each.engine.forgotten}
-        self.table.add(replace(request, survival=request.survival.without(forgotten)), notes)
+        request = replace(request, survival=request.survival.without(forgotten))
+        why = None if recording is None else recording.begin(request, self._subjects.revision)
+        if why is None:
+            self.table.add(request, notes, recording)
+        else:
+            self.table.refuse(request, why)
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
         await self.table.remove(request_ids)
@@ -123,6 +129,8 @@ class BusDispatcher:
     async def _on_batch(self, batch: TokenBatch) -> None:
         now = time.monotonic()
         accepted = [delta for delta in (self._take(batch.worker, delta, now) for delta in batch.deltas) if delta]
+        for delta in accepted:
+            self.table.record(delta)
         if accepted:
             self.table.outputs.put_nowait(Outputs(batch.timestamp, tuple(accepted)))
         for delta in accepted:
@@ -156,7 +164,7 @@ class BusDispatcher:
         return self._accept(live, delta, now)
 
     def _accept(self, live: LiveRequest, delta: TokenDelta, now: float) -> TokenDelta | None:
-        continued = live.log.epoch > 1 and live.recovery.epoch_start > 0
+        continued = live.recovery.epoch_start > 0
         verdict, known = live.log.accept(delta)
         if verdict is Verdict.GAP:
             self.retransmitter.ask_after_gap(live, now)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.dynamo_config import from_dynamo
+from components.frontend.answers.answers import Answers
+from components.frontend.answers.rest import AnswersRest
 from components.frontend.batches.keeper import BatchKeeper
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
@@ -37,7 +39,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.paths import ENDPOINTS, KEYS
+from dynamo_local.core.http.paths import ENDPOINTS, KEYS, RESPONSES
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -50,6 +52,7 @@ from dynamo_local.monitor.metrics import Distribution, ModelState, Sample, sampl
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
+from state.answers.folder import AnswerFolder
 from state.paths import StatePaths
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ class Frontend(Service):
         self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
         self._usage = FrontendUsage(paths, context.lease)
         self._stores = Stores(paths, self._settings)
+        self._answers = Answers(AnswerFolder(paths), self._settings, context.tasks)
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
         self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
@@ -116,6 +120,7 @@ class Frontend(Service):
         # Whoever connects to a frontend that was started again finds the endpoints that there are.
         await self._board.start()
         serving = await self._server.start(listener, progress)
+        await self._answers.start()
         context.tasks.spawn("board of endpoints", self._board.run())
         context.tasks.spawn("usage", self._usage.run())
         context.tasks.spawn("stored files", self._stores.files_rest.run())
@@ -129,6 +134,7 @@ class Frontend(Service):
         self._draining = True
         if self._batches is not None:
             await self._batches.stop()
+        await self._answers.close()
         self.served.table.wake()
         self.served.stop_migrations()
         if self._server is not None:
@@ -182,6 +188,7 @@ class Frontend(Service):
 
     def _gate(self, app: App) -> HttpGate:
         context = self._context
+        answers = AnswersRest(self._answers, lambda: self._draining)
         gate = HttpGate(
             app,
             limits=self._limits,
@@ -192,9 +199,11 @@ class Frontend(Service):
             administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
             known_keys=self._known_keys,
             gatekeeper=Gatekeeper(self._counters),
-            stores=self._stores.handlers,
+            stores={**self._stores.handlers, RESPONSES: answers},
             meter=self._usage.meter,
+            answers=answers,
         )
+        self._answers.connect(gate.answer_kept, gate.caller_for)
         files = KeyFiles(
             (self._keys, self._admin_keys),
             lambda: gate.take_keys(self._keys.keys, self._admin_keys.keys),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from components.frontend.answers.limits import AnswerLimits
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.stored.batches import BatchLimits
@@ -17,7 +18,7 @@ _LARGEST_KEY_FILE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class FrontendSettings(AdmissionLimits, FileLimits, BatchLimits):
+class FrontendSettings(AnswerLimits, AdmissionLimits, FileLimits, BatchLimits):
     """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(

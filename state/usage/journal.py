@@ -7,7 +7,6 @@ seconds, which are then missing in the totals as well.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.usage.records import UsageRecord, line_of
 from state.files import FILE_MODE, make_private_directory
+from state.locks import lock_abandoned
 from state.paths import StatePaths
 
 MAX_PENDING = 10_000
@@ -135,16 +135,7 @@ def _lock_new(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
         return None
-    if lock_ended(descriptor, path):
+    if lock_abandoned(descriptor, path):
         return descriptor
     os.close(descriptor)
     return None
-
-
-def lock_ended(descriptor: int, path: Path) -> bool:
-    """Lock a journal that nobody has locked. False: somebody has, or the file is not at that path any more."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except (BlockingIOError, FileNotFoundError):
-        return False

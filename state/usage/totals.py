@@ -14,8 +14,8 @@ from dynamo_local.core.usage.records import records_in, whole_lines
 from dynamo_local.core.usage.retention import KEEP_DAYS
 from dynamo_local.core.usage.totals import NewerTotalsError, UsageTotals, decode_totals, encode_totals
 from state.files import DISK, Disk, replace_file, system_errors
+from state.locks import lock_abandoned
 from state.paths import StatePaths
-from state.usage.journal import lock_ended
 
 _READS = 5
 """Attempts to read totals and journals while no fold comes between."""
@@ -70,7 +70,7 @@ class UsageStore:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, descriptor)
                 # Before it is read: nothing is added afterwards.
-                if lock_ended(descriptor, path):
+                if lock_abandoned(descriptor, path):
                     ended.append(path)
             changed |= _fold(totals, path)
         totals.age(now, self._keep_days)

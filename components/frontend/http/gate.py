@@ -26,6 +26,7 @@ from components.frontend.http.callers import (
     note_caller,
 )
 from components.frontend.http.generation import DRAINING, GenerationRequest, Generations, unavailable
+from components.frontend.http.kept import Keeping, KeptAnswers, Serve
 from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import with_setting_names
 from components.frontend.http.usage import UsageMeter, tally_of
@@ -74,9 +75,10 @@ class HttpGate:
         known_keys: KnownKeys | None = None,
         gatekeeper: Gatekeeper | None = None,
         stores: Mapping[str, Handler] = NO_STORES,
+        answers: KeptAnswers | None = None,
     ) -> None:
         """`known_keys`: those of the registry; `gatekeeper`: keeps their limits. `stores`: answers about what is stored
-        for clients, by the beginning of the path."""
+        for clients, by the beginning of the path. `answers`: those that are kept."""
         self._app = app
         self._limits = limits
         self._models = models
@@ -88,6 +90,7 @@ class HttpGate:
         self._administration = administration
         self._stores = stores
         self._generations = Generations(models, is_draining, meter=meter)
+        self._keeping = None if answers is None else Keeping(answers, limits, self._admit)
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
         """Ask for these keys from now on. Requests under way go on."""
@@ -100,8 +103,15 @@ class HttpGate:
     async def answer_own(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a POST request that the frontend itself makes for the caller that is noted in the scope: counted as
         theirs, without the limits of their key."""
+        await self._answer_by(self._post, scope, receive, send)
+
+    async def answer_kept(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request whose answer is kept, as if its caller, who is noted in the scope, had sent it just now."""
+        await self._answer_by(self._admit, scope, receive, send)
+
+    async def _answer_by(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            refusal = await self._post(ROUTES[scope["path"]], scope, receive, send)
+            refusal = await serve(ROUTES[scope["path"]], scope, receive, send)
         except BodyRefusedError as error:
             refusal = error.refusal
         if refusal is not None:
@@ -153,10 +163,16 @@ class HttpGate:
             return await self._order(scope, receive, send)
         if route.stored:
             return await at(self._stores, scope["path"])(scope, receive, send)
+        if route.keeps and self._keeping is not None:
+            return await self._keeping.serve(route, scope, receive, send)
         if scope["method"] != "POST":
             with asking(caller_of(scope)):
                 await self._app(scope, receive, send)
             return None
+        return await self._admit(route, scope, receive, send)
+
+    async def _admit(self, route: Route, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
+        """Count a request against the limits of its key, and answer it."""
         key = caller_of(scope).key
         if key is None or self._gatekeeper is None or not route.asks_model:
             return await self._post(route, scope, receive, send)

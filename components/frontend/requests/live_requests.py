@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from components.frontend.answers.recording import Recording
 from components.frontend.explaining import RouteNotes
 from components.frontend.migration.state import MigrationRecord
 from components.frontend.prefill.prefill_jobs import PrefillRecord
@@ -36,6 +37,8 @@ class LiveRequest:
     """The last answer to the question who is to take the request. Written by placer.py."""
     notes: RouteNotes | None = None
     """Where it goes is noted there. None: nobody asks."""
+    recording: Recording | None = None
+    """Takes what it outputs. None: its answer is not kept."""
 
     @property
     def request_id(self) -> str:

@@ -11,6 +11,9 @@ import logging
 import time
 from collections.abc import Iterable
 
+import msgspec
+
+from components.frontend.answers.recording import Recording
 from components.frontend.explaining import RouteNotes
 from components.frontend.placing.assigner import Assigner
 from components.frontend.placing.placer import Placer
@@ -21,7 +24,7 @@ from components.frontend.requests.trials import Trials
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.messages.tokens import Fault
+from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.log import RequestLog, failure
@@ -58,12 +61,28 @@ class RequestTable:
         self.trials = Trials(self.requests, link, fleet, tasks, deadlines)
         self.remote_prefill = RemotePrefill(self, link, tasks, jobs)
 
-    def add(self, request: Request, notes: RouteNotes | None = None) -> None:
-        """Begin the request's log, and place it. `notes`: where it goes is noted there."""
-        log = RequestLog(request.request_id, request.prompt_token_ids)
-        live = LiveRequest(request, log, born_at=time.monotonic(), notes=notes)
+    def add(self, request: Request, notes: RouteNotes | None = None, recording: Recording | None = None) -> None:
+        """Begin the request's log, and place it. `notes`: where it goes is noted there. `recording`: has what it has
+        output before, and takes what it will."""
+        before = () if recording is None else recording.before
+        log = RequestLog(
+            request.request_id, request.prompt_token_ids, [one for each in before for one in each.token_ids]
+        )
+        for delta in before:
+            # vLLM appends to the lists of tokens that it gets.
+            again = msgspec.structs.replace(delta, request_id=request.request_id, token_ids=[*delta.token_ids])
+            self.outputs.put_nowait(Outputs(time.monotonic(), (again,)))
+        if before and before[-1].finish is not None:
+            return
+        live = LiveRequest(request, log, born_at=time.monotonic(), notes=notes, recording=recording)
         self.requests[request.request_id] = live
         self._tasks.spawn(f"place {request.request_id}", self.place(live))
+
+    def record(self, delta: TokenDelta) -> None:
+        """Have tokens that were accepted recorded, if the answer to their request is kept."""
+        live = self.requests.get(delta.request_id)
+        if live is not None and live.recording is not None:
+            live.recording.take(delta)
 
     def refuse(self, request: Request, why: str) -> None:
         """Answer a request that is not even begun with an error that is its client's."""
@@ -82,7 +101,10 @@ class RequestTable:
             return
         del self.requests[live.request_id]
         _log.warning("request %s failed: %s", live.request_id, why)
-        self.outputs.put_nowait(Outputs(time.monotonic(), (failure(live.log, why, fault),)))
+        failed = failure(live.log, why, fault)
+        if live.recording is not None:
+            live.recording.take(failed)
+        self.outputs.put_nowait(Outputs(time.monotonic(), (failed,)))
         await self._leave_worker(live)
 
     async def lose(self, live: LiveRequest, epoch: int) -> None:

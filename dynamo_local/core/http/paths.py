@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 MODEL_PREFIX = "/v1/models/"
@@ -23,6 +23,9 @@ FILES = "/v1/files"
 
 BATCHES = "/v1/batches"
 """Path of batches; behind it, a slash and an id, and behind that perhaps the next."""
+
+RESPONSES = "/v1/responses"
+"""Path of answers that are kept; behind it, a slash and an id, and behind that perhaps the next."""
 
 CANCEL = "/cancel"
 CONTENT = "/content"
@@ -49,6 +52,8 @@ class Route:
     """The key of an administrator is needed."""
     stored: bool = False
     """It is about what is stored for who asks."""
+    keeps: bool = False
+    """The body may ask for an answer that is kept."""
 
 
 _GENERATION = Route(frozenset({"POST"}), generates=True, asks_model=True)
@@ -68,6 +73,7 @@ _STORE = Route(frozenset({"GET", "POST"}), stored=True)
 _FILE = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CONTENT = Route(frozenset({"GET"}), stored=True)
 _BATCH = Route(frozenset({"GET"}), stored=True)
+_ANSWER = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CANCEL = Route(frozenset({"POST"}), stored=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
@@ -75,7 +81,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/v1/chat/completions": _STREAM,
         "/v1/chat/completions/batch": _GENERATION,
         "/v1/completions": _STREAM,
-        "/v1/responses": _STREAM,
+        RESPONSES: replace(_STREAM, keeps=True),
         "/v1/messages": _STREAM,
         "/generative_scoring": _GENERATION,
         "/invocations": _GENERATION,
@@ -124,6 +130,8 @@ def route_of(path: str) -> Route | None:
         return _named_route(path.removeprefix(FILES), _STORE, _FILE, {CONTENT: _CONTENT})
     if path.startswith(BATCHES):
         return _named_route(path.removeprefix(BATCHES), _STORE, _BATCH, {CANCEL: _CANCEL})
+    if path.startswith(RESPONSES):
+        return _named_route(path.removeprefix(RESPONSES), ROUTES[RESPONSES], _ANSWER, {CANCEL: _CANCEL})
     return None
 
 

@@ -187,6 +187,21 @@ class TestWho:
         town.create("alice", requests_at_once=1)
         assert (await town.ask("alice")).status == 200
 
+    async def test_what_is_kept_is_no_later_keys_of_the_name(self, town: Town) -> None:
+        town.create("bob")
+        town.create("alice", expires_at=town.wall + 10)
+        first = town.gate._callers.find(scope("/v1/completions", headers=bearer("alice")))
+        assert not isinstance(first, Refusal)
+        assert town.gate.caller_for(first.owner) is not None
+        town.wall += 10
+        assert town.gate.caller_for(first.owner) is None
+        town.write(revoke_key(town.registry, "alice"))
+        town.create("alice")
+        assert town.gate.caller_for(first.owner) is None
+        later = town.gate._callers.find(scope("/v1/completions", headers=bearer("alice")))
+        assert not isinstance(later, Refusal)
+        assert later.owner != first.owner
+
     async def test_only_the_holder_is_told_that_a_key_has_expired(self, town: Town) -> None:
         town.create("alice", expires_at=town.wall + 10)
         assert (await town.ask("alice")).status == 200

@@ -1,0 +1,236 @@
+"""Answers that are kept, by HTTP: begun, shown, followed, cancelled, deleted. Each is there for its owner alone."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import parse_qsl
+
+from components.frontend.answers.answers import Answers
+from components.frontend.answers.running import RunningAnswer
+from components.frontend.answers.shown import LOOK_EVERY_S, Shown, followed, open_shown
+from components.frontend.answers.sink import AnswerSink
+from components.frontend.http.callers import caller_of
+from components.frontend.http.held import watched
+from components.frontend.http.outgoing import with_stream_headers
+from components.frontend.stored.answers import answer_json, refusal_of
+from dynamo_local.core.answers.records import AnswerHead
+from dynamo_local.core.answers.requests import (
+    PREVIOUS,
+    continued,
+    contradiction,
+    is_answer_id,
+    not_found,
+)
+from dynamo_local.core.errors import DecodeError, StateError, StorageFullError
+from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.asgi import Receive, Scope, Send, header
+from dynamo_local.core.http.paths import CANCEL, RESPONSES
+from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
+from dynamo_local.tasks import finish_in_thread
+
+_CANCEL_S = 10.0
+"""Longest wait for the end of an answer that was cancelled, which another frontend may compute."""
+
+_AGAIN = frozenset({429, 503})
+
+
+class AnswersRest:
+    """Serves the paths of answers that are kept."""
+
+    def __init__(self, answers: Answers, is_draining: Callable[[], bool]) -> None:
+        self._answers = answers
+        self._folder = answers.folder
+        self._is_draining = is_draining
+
+    async def create(self, scope: Scope, fields: dict[str, Any], receive: Receive, send: Send) -> Refusal | None:
+        """Begin an answer. A client that asks for the background gets what is there, others wait for the end."""
+        try:
+            return await self._create(scope, fields, receive, send)
+        except (StateError, DecodeError) as error:
+            return refusal_of(error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
+        """Answer a request about an answer that is kept."""
+        owner, path = caller_of(scope).owner, scope["path"].removeprefix(f"{RESPONSES}/")
+        name = path.removesuffix(CANCEL)
+        if not is_answer_id(name):
+            return not_found(name)
+        try:
+            if path != name:
+                return await self._cancel(owner, name, send)
+            if scope["method"] == "DELETE":
+                return await self._delete(owner, name, send)
+            return await self._show(owner, name, scope.get("query_string", b""), receive, send)
+        except (StateError, DecodeError) as error:
+            return refusal_of(error)
+
+    async def _create(self, scope: Scope, fields: dict[str, Any], receive: Receive, send: Send) -> Refusal | None:
+        owner = caller_of(scope).owner
+        refusal = contradiction(fields) or await self._closed(owner)
+        if refusal is not None:
+            return refusal
+        priority = priority_asked(fields, header(scope, HEADER_KEY), caller_of(scope).priorities)
+        if isinstance(priority, Refusal):
+            return priority
+        earlier = await self._earlier(owner, fields)
+        if isinstance(earlier, Refusal):
+            return earlier
+        head = AnswerHead(
+            answer=f"resp_{secrets.token_hex(16)}",
+            created_at=int(self._answers.wall_clock()),
+            fields=fields,
+            earlier=earlier,
+            headers=[(HEADER_KEY, str(priority).encode())],
+            background=fields.get("background") is True,
+        )
+        running = await self._answers.begin(owner, head)
+        with watched(receive) as gone:
+            first: set[asyncio.Future[Any]] = {running.begun, gone}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            refused = running.begun.result() if running.begun.done() else None
+            if refused is not None and not (head.background and refused.status in _AGAIN):
+                await self._drop(owner, running)
+                await _pass_refusal(refused, send)
+                return None
+            return await self._tell(owner, running, gone, send)
+
+    async def _tell(self, owner: str, running: RunningAnswer, gone: asyncio.Future[None], send: Send) -> Refusal | None:
+        """Answer the client that has begun an answer."""
+        head = running.head
+        if head.fields.get("stream") is True:
+            await self._follow(owner, head.answer, -1, gone, send)
+        elif not head.background:
+            ended = asyncio.ensure_future(self._answers.ended(head.answer))
+            await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+        if gone.done() and not head.background:
+            # Nobody waits for it.
+            await self._drop(owner, running)
+            return None
+        return None if head.fields.get("stream") is True else await self._show_now(owner, head.answer, send)
+
+    async def _closed(self, owner: str) -> Refusal | None:
+        """Refuse all answers. Raises StorageFullError for those of this owner."""
+        if self._is_draining():
+            return _unavailable("the server is shutting down")
+        if self._answers.why_closed:
+            return _unavailable(self._answers.why_closed)
+        kept, limits = await asyncio.to_thread(self._folder.kept, owner), self._answers.limits
+        if kept.answers >= limits.max_answers:
+            why = f"{kept.answers} answers are kept for this key already (setting max-answers)"
+        elif kept.size >= limits.max_answer_bytes:
+            why = f"answers of {kept.size} bytes are kept for this key already (setting max-answer-bytes)"
+        else:
+            return None
+        raise StorageFullError(why, "delete some, or wait until they expire")
+
+    async def _earlier(self, owner: str, fields: dict[str, Any]) -> list[Any] | Refusal:
+        previous = fields.get(PREVIOUS)
+        if previous is None:
+            return []
+        shown = await self._open(owner, previous) if isinstance(previous, str) else None
+        if shown is None or shown.head is None:
+            return not_found(str(previous))
+        return continued(shown.head, shown.state.response)
+
+    async def _show(self, owner: str, name: str, query: bytes, receive: Receive, send: Send) -> Refusal | None:
+        asked = dict(parse_qsl(query.decode("latin-1")))
+        after = asked.get("starting_after", "-1")
+        if not after.removeprefix("-").isdigit() or len(after) > 18:
+            return Refusal(400, "starting_after is no sequence number", "invalid_request_error", "starting_after")
+        if asked.get("stream", "").lower() not in ("true", "1"):
+            return await self._show_now(owner, name, send)
+        if not await asyncio.to_thread(self._is_there, owner, name):
+            return not_found(name)
+        with watched(receive) as gone:
+            await self._follow(owner, name, int(after), gone, send)
+        return None
+
+    async def _show_now(self, owner: str, name: str, send: Send) -> Refusal | None:
+        shown = await self._open(owner, name)
+        if shown is None:
+            return not_found(name)
+        await answer_json(send, shown.state.response)
+        return None
+
+    async def _open(self, owner: str, name: str) -> Shown | None:
+        """Read an answer as far as it is now. None: it is not there, or not this owner's."""
+        if not is_answer_id(name):
+            return None
+        shown = await finish_in_thread(lambda: open_shown(self._folder, owner, name))
+        if shown is not None:
+            shown.close()
+        return shown
+
+    def _is_there(self, owner: str, name: str) -> bool:
+        reader = self._folder.reader(owner, name)
+        if reader is not None:
+            reader.close()
+        return reader is not None
+
+    async def _follow(self, owner: str, name: str, after: int, gone: asyncio.Future[None], send: Send) -> None:
+        """Send the events behind that number, until the answer or the client ends."""
+        reader = await finish_in_thread(lambda: self._folder.reader(owner, name))
+        if reader is None:
+            return
+        shown = Shown(self._folder, owner, name, reader)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await with_stream_headers(send)({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with aclosing(followed(shown, after, lambda: gone.done() or self._is_draining())) as parts:
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        finally:
+            shown.close()
+        if not gone.done():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _cancel(self, owner: str, name: str, send: Send) -> Refusal | None:
+        if not await self._end(owner, name):
+            return _unavailable(f"response {name} has not ended yet: it is being cancelled")
+        return await self._show_now(owner, name, send)
+
+    async def _delete(self, owner: str, name: str, send: Send) -> Refusal | None:
+        if not await self._end(owner, name):
+            return _unavailable(f"response {name} has not ended yet: it is being cancelled")
+        if not await finish_in_thread(lambda: self._folder.remove(owner, name)):
+            return not_found(name)
+        await answer_json(send, {"id": name, "object": "response", "deleted": True})
+        return None
+
+    async def _end(self, owner: str, name: str) -> bool:
+        """Have an answer end, whoever computes it. Returns whether it does not run any more."""
+        if not await asyncio.to_thread(self._folder.is_running, owner, name):
+            return True
+        await finish_in_thread(lambda: self._folder.ask_to_cancel(owner, name))
+        running = self._answers.running(name)
+        if running is not None:
+            running.cancel()
+        deadline = time.monotonic() + _CANCEL_S
+        while time.monotonic() < deadline:
+            if not await asyncio.to_thread(self._folder.is_running, owner, name):
+                return True
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
+
+    async def _drop(self, owner: str, running: RunningAnswer) -> None:
+        """End an answer that nobody wants, and keep nothing of it."""
+        name = running.head.answer
+        running.cancel()
+        await self._answers.ended(name)
+        await finish_in_thread(lambda: self._folder.remove(owner, name))
+
+
+async def _pass_refusal(refused: AnswerSink, send: Send) -> None:
+    """Answer with what the application has refused the request with."""
+    await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
+    await send({"type": "http.response.body", "body": refused.body})
+
+
+def _unavailable(why: str) -> Refusal:
+    return Refusal(503, why, "ServiceUnavailableError", retry_after_s=2)

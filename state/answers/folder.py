@@ -1,0 +1,168 @@
+"""The folder of the answers that a namespace keeps."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from dynamo_local.core.answers.records import records_in
+from dynamo_local.core.errors import StateError
+from state.answers.journal import AnswerJournal, AnswerReader
+from state.files import DISK, FILE_MODE, Disk, make_private_directory, system_errors
+from state.locks import lock_abandoned
+from state.paths import StatePaths
+from state.stored.folder import StoreFolder
+
+VERSION = 1
+
+_OWNER = "of-"
+"""Before the name of an owner, which may be empty."""
+
+_ABANDONED_AFTER_S = 60.0
+"""Age of a journal that nobody creates any more."""
+
+
+class Kept(NamedTuple):
+    """What is kept for an owner: the number of answers, and their bytes."""
+
+    answers: int
+    size: int
+
+
+class AnswerFolder:
+    """The answers of one namespace, for any number of frontends. All methods block, and raise DiskError."""
+
+    def __init__(self, paths: StatePaths, disk: Disk = DISK) -> None:
+        self.path = paths.answers_dir
+        self._disk = disk
+        self._store = StoreFolder(self.path, "answers", VERSION, disk)
+
+    def open(self) -> None:
+        """Make the folder if there is none. Raises StateError if a later release has written it."""
+        self._store.open()
+
+    def create(self, owner: str, answer: str, data: bytes) -> AnswerJournal:
+        """Create the journal of an answer with its first records. It is there with them on the disk, or not at all."""
+        path = make_private_directory(self._of(owner)) / f"{answer}.new"
+        with system_errors(f"cannot create {path}"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        journal = AnswerJournal(owner, answer, path.with_suffix(".running"), descriptor, 0, self._disk)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            journal.write(data)
+            with system_errors(f"cannot rename {path}"):
+                path.rename(journal.path)
+                self._disk.sync_directory(journal.path.parent)
+        except StateError:
+            path.unlink(missing_ok=True)
+            journal.path.unlink(missing_ok=True)
+            journal.close()
+            raise
+        return journal
+
+    def reader(self, owner: str, answer: str) -> AnswerReader | None:
+        """Open the journal of an answer. None: this owner has no such answer."""
+        # Twice, for it may end between two looks.
+        for suffix in (".running", ".ended", ".ended"):
+            path = self._of(owner) / f"{answer}{suffix}"
+            with system_errors(f"cannot read {path}"), suppress(FileNotFoundError):
+                return AnswerReader(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return None
+
+    def is_running(self, owner: str, answer: str) -> bool:
+        """Whether the answer has not ended."""
+        return (self._of(owner) / f"{answer}.running").exists()
+
+    def running(self) -> list[tuple[str, str]]:
+        """Return owner and id of all answers that have not ended."""
+        return [
+            (path.parent.name.removeprefix(_OWNER), path.stem) for path in self._files() if path.suffix == ".running"
+        ]
+
+    def cancelled(self) -> set[str]:
+        """Return the ids of answers that are to be ended."""
+        return {path.stem for path in self._files() if path.suffix == ".cancel"}
+
+    def take(self, owner: str, answer: str) -> AnswerJournal | None:
+        """Take an answer whose frontend has died. None: somebody computes it, or it has ended."""
+        path = self._of(owner) / f"{answer}.running"
+        with system_errors(f"cannot open {path}"):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                if not lock_abandoned(descriptor, path):
+                    os.close(descriptor)
+                    return None
+                records = records_in(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+                size = records[-1].end if records else 0
+                os.ftruncate(descriptor, size)
+            except OSError:
+                os.close(descriptor)
+                raise
+        return AnswerJournal(owner, answer, path, descriptor, size, self._disk)
+
+    def ask_to_cancel(self, owner: str, answer: str) -> None:
+        """Have whoever computes the answer end it."""
+        path = self._of(owner) / f"{answer}.cancel"
+        with system_errors(f"cannot create {path}"):
+            path.touch(FILE_MODE)
+
+    def remove(self, owner: str, answer: str) -> bool:
+        """Remove an answer that has ended. Returns whether there was one."""
+        path = self._of(owner) / f"{answer}.ended"
+        with system_errors(f"cannot remove {path}"):
+            path.with_suffix(".cancel").unlink(missing_ok=True)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def kept(self, owner: str) -> Kept:
+        """Return what is kept for an owner."""
+        sizes = [size for path in _listed(self._of(owner)) if (size := _size(path)) is not None]
+        return Kept(len(sizes), sum(sizes))
+
+    def remove_expired(self, now: float, kept_s: float) -> int:
+        """Remove answers that ended more than `kept_s` ago, and what creations have left. Returns how many.
+
+        `now`: in seconds since 1970.
+        """
+        removed = 0
+        for path in self._files():
+            limit = {".ended": kept_s, ".new": _ABANDONED_AFTER_S, ".cancel": kept_s}.get(path.suffix)
+            with suppress(FileNotFoundError), system_errors(f"cannot remove {path}"):
+                if limit is not None and path.stat().st_mtime < now - limit:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _of(self, owner: str) -> Path:
+        return self.path / f"{_OWNER}{owner}"
+
+    def _files(self) -> Iterator[Path]:
+        for name in self._store.items():
+            yield from _listed(self.path / name)
+
+
+def _listed(folder: Path) -> list[Path]:
+    with system_errors(f"cannot list {folder}"):
+        try:
+            return sorted(folder.iterdir())
+        except FileNotFoundError:
+            return []
+
+
+def _size(path: Path) -> int | None:
+    if path.suffix == ".cancel":
+        return None
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,125 @@
+"""The folder of answers: one owner at a time, nothing half, nothing of others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dynamo_local.core.answers.records import Kind, record
+from dynamo_local.core.errors import StateError
+from state.answers.folder import AnswerFolder, Kept
+from state.files import DiskError
+from state.paths import StatePaths
+from tests.unit.state.answers.disks import FullDisk
+
+ONE, TWO = record(Kind.EVENT, b"1"), record(Kind.EVENT, b"2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AnswerFolder:
+    folder = AnswerFolder(StatePaths(tmp_path, "n"))
+    folder.open()
+    return folder
+
+
+def contents(folder: AnswerFolder, owner: str, answer: str) -> list[bytes]:
+    reader = folder.reader(owner, answer)
+    assert reader is not None
+    found = [each.content for each in reader.read() if each.kind is Kind.EVENT]
+    reader.close()
+    return found
+
+
+def test_a_reader_follows_what_is_written_until_the_end(folder: AnswerFolder) -> None:
+    journal = folder.create("o", "a", ONE)
+    reader = folder.reader("o", "a")
+    assert reader is not None
+    assert [each.content for each in reader.read()] == [b"1", b""]
+    before = reader.has_more
+    journal.write(TWO)
+    assert (before, reader.has_more) == (False, True)
+    assert [each.content for each in reader.read()] == [b"2", b""]
+    journal.end()
+    assert folder.running() == []
+    assert contents(folder, "o", "a") == [b"1", b"2"]
+    assert folder.remove("o", "a")
+    assert reader.is_removed
+    assert not folder.remove("o", "a")
+    assert folder.reader("o", "a") is None
+    reader.close()
+
+
+def test_others_see_and_take_nothing(folder: AnswerFolder) -> None:
+    folder.create("o", "a", ONE).end()
+    assert folder.reader("other", "a") is None
+    assert not folder.remove("other", "a")
+    assert folder.kept("other") == Kept(0, 0)
+    assert folder.kept("o").answers == 1
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.path.rglob("*.ended")} == {0o600}
+
+
+def test_an_answer_has_one_frontend_and_another_takes_it_when_that_is_gone(folder: AnswerFolder) -> None:
+    journal = folder.create("o", "a", ONE)
+    assert folder.take("o", "a") is None
+    with journal.path.open("ab") as file:
+        # As a frontend that was killed in the middle of a record.
+        file.write(TWO + TWO[:5])
+    journal.close()
+    taken = folder.take("o", "a")
+    assert taken is not None
+    assert folder.take("o", "a") is None
+    # What was written is kept, and what was written in part is not.
+    taken.write(ONE)
+    assert contents(folder, "o", "a") == [b"1", b"2", b"1"]
+    taken.end()
+    assert folder.take("o", "a") is None
+    assert folder.running() == []
+
+
+def test_a_disk_that_is_full_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
+    disk = FullDisk()
+    folder = AnswerFolder(StatePaths(tmp_path, "n"), disk)
+    folder.open()
+    journal = folder.create("o", "a", ONE)
+    disk.is_full = True
+    with pytest.raises(DiskError, match="No space left"):
+        journal.write(TWO)
+    with pytest.raises(DiskError, match="No space left"):
+        folder.create("o", "b", ONE)
+    assert contents(folder, "o", "a") == [b"1"]
+    assert folder.reader("o", "b") is None
+    disk.is_full = False
+    journal.write(TWO)
+    assert contents(folder, "o", "a") == [b"1", b"2"]
+    journal.close()
+
+
+def test_what_expires_goes_and_what_runs_stays(folder: AnswerFolder) -> None:
+    running = folder.create("o", "running", ONE)
+    folder.create("o", "ended", ONE).end()
+    now = time.time()
+    assert folder.remove_expired(now, 100.0) == 0
+    assert folder.remove_expired(now + 101.0, 100.0) == 1
+    assert folder.reader("o", "ended") is None
+    assert folder.running() == [("o", "running")]
+    running.close()
+
+
+def test_a_cancellation_is_for_whoever_computes_the_answer(folder: AnswerFolder) -> None:
+    journal = folder.create("o", "a", ONE)
+    folder.ask_to_cancel("o", "a")
+    assert folder.cancelled() == {"a"}
+    journal.end()
+    assert folder.cancelled() == set()
+
+
+def test_the_folder_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path, "n")
+    folder = AnswerFolder(paths)
+    folder.open()
+    (folder.path / "store.json").write_text('{"schema_version": 2}')
+    with pytest.raises(StateError, match="version 2; this release knows version 1"):
+        AnswerFolder(paths).open()
