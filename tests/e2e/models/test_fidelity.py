@@ -207,6 +207,7 @@ REGEX = StructuredOutputsParams(regex="a+")
             SamplingParams(temperature=0.5, structured_outputs=REGEX),
             Survival(Fidelity.DISTRIBUTION, "temperature", ("structured_outputs",)),
         ),
+        (SamplingParams(temperature=0, extra_args={}), Survival()),
         (SamplingParams(temperature=0, extra_args={"a": 1}), Survival(Fidelity.NONE, "extra_args")),
         (
             SamplingParams(seed=1, structured_outputs=REGEX, thinking_token_budget=5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,14 @@ class Application:
 class Frontend:
     """A frontend that keeps answers, with one model."""
 
-    def __init__(self, root: Path, application: Application, disk: FullDisk | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        application: Application,
+        disk: FullDisk | None = None,
+        keys: Sequence[str] = KEYS,
+        **limits: Any,
+    ) -> None:
         self.tasks = TaskGuard()
         self.application = application
         self.unready: str | None = None
@@ -141,8 +148,8 @@ class Frontend:
             limits=AdmissionLimits(),
             models=ModelTable([entry]),
             is_draining=lambda: self.answers.is_closing,
-            api_keys=KEYS,
-            administration=Administration(KEYS[1:]),
+            api_keys=keys,
+            administration=Administration(keys[1:]),
             stores={RESPONSES: rest},
             answers=rest,
         )
@@ -325,6 +332,13 @@ async def test_answers_are_their_owners_alone(start: Start) -> None:
     assert (await frontend.ask(f"/{answer}", "GET", "eve")).status == 401
     await frontend.follow(answer)
     assert (await frontend.show(answer))["status"] == "completed"
+
+
+async def test_a_priority_that_is_not_allowed_is_refused_at_once(start: Start) -> None:
+    frontend = await start(Application(), keys=())
+    refused = await frontend.ask(model="m", input="x", background=True, priority=-5)
+    assert (refused.status, refused.error["param"]) == (403, "priority")
+    assert not list(frontend.answers.folder.path.rglob("resp_*"))
 
 
 async def test_bounds_are_each_owners(start: Start) -> None:

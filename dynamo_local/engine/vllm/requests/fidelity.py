@@ -103,10 +103,10 @@ def _used(params: SamplingParams) -> list[str]:
 
 
 def _is_used(name: str, params: SamplingParams) -> bool:
-    """Whether a field does anything. One that is off until asked for may be spelled None or False."""
+    """Whether a field does anything. One that is off until asked for may be spelled None, False or {}."""
     if name == "temperature":
         return params.temperature > 0 and params.seed is None
     if name == "seed":
         return params.temperature > 0 and params.seed is not None
     value = getattr(params, name)
-    return value is not False and value != getattr(_DEFAULTS, name)
+    return value is not False and value != {} and value != getattr(_DEFAULTS, name)
