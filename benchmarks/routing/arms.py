@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.cache_policies import TokensTimesBatch
@@ -87,14 +87,19 @@ class Partitioned:
     def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
         pass
 
+    needs_loads = False
+
+    def reported(self, loads: Mapping[str, Load]) -> None:
+        pass
+
     def cache_changed(self, worker: str, changes: CacheChanges) -> None:
         pass
 
 
 ARMS: Mapping[str, Callable[[], RoutingPolicy]] = {
-    **{name: policy for name, policy in POLICIES.items() if name != "freeness"},
+    **POLICIES,
     "lmetric": TokensTimesBatch,
     "sticky": StickyUntilBehind,
     "affinity": Affinity,
 }
-"""By name. Freeness depends on loads that workers report, which the simulation has not yet."""
+"""By name."""

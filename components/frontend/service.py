@@ -160,7 +160,8 @@ class Frontend(Service):
         # The processes that work for all models belong to the graph, which may have no model of its own.
         shared = [ModelState("", self._graph.snapshot())] if self._own is None else []
         served = [ModelState(model.name, model.graph.snapshot(), model.state) for model in self.served.models]
-        yield from samples([*shared, *served], self.served.board.endpoints, self.served.table.held())
+        table = self.served.table
+        yield from samples([*shared, *served], self.served.board.endpoints, table.held_by_class(), table.refused())
         yield from self._usage.samples()
 
     def _distributions(self) -> Iterator[Distribution]:

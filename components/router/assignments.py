@@ -41,8 +41,9 @@ class _Kept:
 class Assignments:
     """The assignments of all models."""
 
-    def __init__(self) -> None:
-        self._assigned = self._unassigned = self._tokens = self._predicted = 0
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._assigned = self._unassigned = self._tokens = self._predicted = self._pulls = 0
         self._latest: deque[_Kept] = deque(maxlen=_KEPT)
         """The latest first."""
 
@@ -55,6 +56,7 @@ class Assignments:
         self._assigned += 1
         self._tokens += request.tokens
         self._predicted += routed.assignment.cached or 0
+        self._pulls += _to_pull(routed)
 
     def counts(self, *, index_blocks: int, out_of_step: int) -> Counts:
         """What the router's presence tells."""
@@ -63,6 +65,8 @@ class Assignments:
             unassigned=self._unassigned,
             routed_tokens=self._tokens,
             predicted_tokens=self._predicted,
+            pull_tokens=self._pulls,
+            policy=self._policy,
             index_blocks=index_blocks,
             out_of_step=out_of_step,
         )
@@ -73,6 +77,15 @@ class Assignments:
         kept = (each for each in self._latest if wanted is None or each.revision in wanted)
         now = time.monotonic()
         return tuple(_row(each, now) for each in islice(kept, min(question.limit, _MOST_TOLD)))
+
+
+def _to_pull(routed: Routed) -> int:
+    """Tokens that the chosen worker lacks, and another one, from which it is to pull them, has."""
+    worker, source = routed.assignment.worker, routed.assignment.pull_from
+    if source is None or worker is None:
+        return 0
+    had = {each.worker: each.cached for each in routed.costs}
+    return had[source] - had[worker]
 
 
 def _row(kept: _Kept, now: float) -> RouteRow:

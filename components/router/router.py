@@ -51,7 +51,7 @@ class Router(Service):
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._policy = context.settings(RouterSettings).policy
-        self._assignments = Assignments()
+        self._assignments = Assignments(self._policy)
         self._revisions: dict[str, _Served] = {}
         self._own = self._routing(context.subjects)
 

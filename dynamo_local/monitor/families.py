@@ -22,6 +22,7 @@ class Metric:
 
 _PROCESS = ("model", "watcher", "component", "role")
 _WORKER = ("model", "watcher", "role")
+_CLASS = ("model", "class")
 
 PROCESS_STATE = Metric(
     "dynamo_process_state", "gauge", "1 for the present state of the process, else 0", (*_PROCESS, "state")
@@ -52,6 +53,18 @@ PROMPT_TOKENS = Metric(
     "dynamo_worker_prompt_tokens_total", "counter", "Prompt tokens computed: neither cached nor pulled", _WORKER
 )
 OUTPUT_TOKENS = Metric("dynamo_worker_output_tokens_total", "counter", "Tokens generated", _WORKER)
+PREEMPTED_TOKENS = Metric(
+    "dynamo_worker_preempted_tokens",
+    "gauge",
+    "Contexts of requests that wait although they have run: their KV was given to others",
+    _WORKER,
+)
+RECOMPUTED_TOKENS = Metric(
+    "dynamo_worker_recomputed_tokens_total",
+    "counter",
+    "Contexts whose KV was given to other requests: tokens that are computed again",
+    _WORKER,
+)
 PREFILL_S = Metric(
     "dynamo_worker_prefill_seconds_total",
     "counter",
@@ -59,7 +72,15 @@ PREFILL_S = Metric(
     _WORKER,
 )
 IN_FLIGHT = Metric("dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet", ("model",))
-HELD = Metric("dynamo_frontend_requests_held", "gauge", "Requests that wait for a first worker", ("model",))
+HELD = Metric(
+    "dynamo_frontend_requests_held", "gauge", "Requests that wait for a first worker, by class of priority", _CLASS
+)
+REFUSED = Metric(
+    "dynamo_frontend_refused_requests_total",
+    "counter",
+    "Requests refused for want of room, by class of priority. `bound`: the setting, max-requests or max-held",
+    (*_CLASS, "bound"),
+)
 HOLD_SECONDS = Metric(
     "dynamo_frontend_hold_seconds",
     "histogram",
@@ -169,14 +190,19 @@ ENDPOINT_SWAPS = Metric(
 ASSIGNMENTS = Metric(
     "dynamo_router_assignments_total",
     "counter",
-    "Requests to the router for a worker, by outcome",
-    ("outcome",),
+    "Requests to the router for a worker, by outcome and the router's policy",
+    ("outcome", "policy"),
 )
 ROUTED_TOKENS = Metric("dynamo_router_tokens_total", "counter", "Tokens of the contexts of assigned requests")
 PREDICTED_TOKENS = Metric(
     "dynamo_router_predicted_cached_tokens_total",
     "counter",
     "Those of them that the router expected the worker to have in its KV cache",
+)
+PULL_TOKENS = Metric(
+    "dynamo_router_pull_tokens_total",
+    "counter",
+    "Tokens of prefixes that chosen workers lacked, and were told to pull from others",
 )
 INDEX_BLOCKS = Metric("dynamo_router_index_blocks", "gauge", "Different KV blocks that the router knows to be cached")
 OUT_OF_STEP = Metric(

@@ -6,6 +6,7 @@ The frontend's /metrics has the metrics of the whole server, since the frontend 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,15 +49,19 @@ from dynamo_local.monitor.families import (
     PLANNER_MAX_DEVICES,
     PLANNER_WORKERS,
     PREDICTED_TOKENS,
+    PREEMPTED_TOKENS,
     PREFILL_S,
     PREFILLS,
     PROCESS_STARTS,
     PROCESS_STATE,
     PROCESS_UPTIME,
     PROMPT_TOKENS,
+    PULL_TOKENS,
     PULLED_BYTES,
     PULLED_TOKENS,
     QUEUE,
+    RECOMPUTED_TOKENS,
+    REFUSED,
     ROUTED_TOKENS,
     RUNNING,
     TAKEN,
@@ -69,10 +74,15 @@ from dynamo_local.monitor.graph_watch import Snapshot
 _ROUTER_COUNTS = {
     ROUTED_TOKENS: "routed_tokens",
     PREDICTED_TOKENS: "predicted_tokens",
+    PULL_TOKENS: "pull_tokens",
     INDEX_BLOCKS: "index_blocks",
     OUT_OF_STEP: "out_of_step",
 }
 """Metrics of routers, with the names of their counts."""
+
+
+ByClass = tuple[str, str]
+"""A model and a class of priority."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +129,11 @@ class Distribution:
 def samples(
     models: Iterable[ModelState],
     endpoints: Iterable[EndpointView] = (),
-    held: Mapping[str, int] = MappingProxyType({}),
+    held: Mapping[ByClass, int] = MappingProxyType({}),
+    refused: Mapping[tuple[str, str, str], int] = MappingProxyType({}),
 ) -> Iterator[Sample]:
-    """Return all known values, each series once. `held`: by model, the requests that wait for its first worker.
+    """Return all known values, each series once. `held`: by model and class, the requests that wait for its first
+    worker. `refused`: those that found no room, by model, class and bound.
 
     Two revisions of an endpoint are two of the `models` with one name; their values are added up.
     """
@@ -133,8 +145,10 @@ def samples(
             totals[series] = totals.get(series, 0.0) + sample.value
     for (metric, labels), value in totals.items():
         yield Sample(metric, labels, value)
-    for model, number in held.items():
-        yield Sample(HELD, (model,), number)
+    for by_class, number in held.items():
+        yield Sample(HELD, by_class, number)
+    for of_bound, number in refused.items():
+        yield Sample(REFUSED, of_bound, number)
     for endpoint in endpoints:
         yield from _of_endpoint(endpoint)
 
@@ -222,6 +236,8 @@ def _of_worker(presence: Presence, model: str) -> Iterator[Sample]:
             WAITING: load.waiting,
             KV_USAGE: load.kv_usage,
             KV_PINNED: load.kv_pinned,
+            PREEMPTED_TOKENS: load.preempted_tokens,
+            RECOMPUTED_TOKENS: load.recomputed_tokens,
             **_sizes(engine),
             TAKEN: counts.requests,
             PROMPT_TOKENS: counts.prompt_tokens,
@@ -246,9 +262,12 @@ def _of_roles(state: ModelState) -> Iterator[Sample]:
 def _of_router(members: Sequence[Presence]) -> Iterator[Sample]:
     counts = [member.counts for member in members if member.counts is not None]
     for outcome in ("assigned", "unassigned"):
-        known = [count for one in counts if (count := getattr(one, outcome)) is not None]
-        if known:
-            yield Sample(ASSIGNMENTS, (outcome,), sum(known))
+        by_policy: Counter[str] = Counter()
+        for one in counts:
+            if (count := getattr(one, outcome)) is not None:
+                by_policy[one.policy or ""] += count
+        for policy, number in by_policy.items():
+            yield Sample(ASSIGNMENTS, (outcome, policy), number)
     for metric, name in _ROUTER_COUNTS.items():
         known = [count for one in counts if (count := getattr(one, name)) is not None]
         if known:

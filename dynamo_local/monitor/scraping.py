@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.monitor.families import HELD, IN_FLIGHT
+from dynamo_local.monitor.families import HELD, IN_FLIGHT, USAGE_CACHED, USAGE_PROMPT
 from dynamo_local.monitor.rates import Rates
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ _MAX_BYTES = 8 * 1024 * 1024
 _FINISHED = "vllm:request_success_total"
 _TTFT = "vllm:time_to_first_token_seconds"
 _ITL = "vllm:inter_token_latency_seconds"
-_COUNTERS = (_FINISHED, f"{_TTFT}_sum", f"{_TTFT}_count", f"{_ITL}_sum", f"{_ITL}_count")
+_PROMPT, _CACHED = USAGE_PROMPT.name, USAGE_CACHED.name
+_COUNTERS = (_FINISHED, f"{_TTFT}_sum", f"{_TTFT}_count", f"{_ITL}_sum", f"{_ITL}_count", _PROMPT, _CACHED)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class FrontendFigures:
     """Finished requests per second."""
     ttft_s: float | None = None
     inter_token_s: float | None = None
+    cached_share: float | None = None
+    """Share of the tokens of prompts that workers found in their caches."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,15 @@ class FrontendReader:
             requests_per_s=self._rates.rate((owner, _FINISHED), now),
             ttft_s=self._mean(owner, _TTFT, now),
             inter_token_s=self._mean(owner, _ITL, now),
+            cached_share=self._ratio(owner, _CACHED, _PROMPT, now),
         )
 
     def _mean(self, owner: str, histogram: str, now: float) -> float | None:
-        total = self._rates.growth((owner, f"{histogram}_sum"), now)
-        number = self._rates.growth((owner, f"{histogram}_count"), now)
-        return total / number if total is not None and number else None
+        return self._ratio(owner, f"{histogram}_sum", f"{histogram}_count", now)
+
+    def _ratio(self, owner: str, counter: str, of: str, now: float) -> float | None:
+        part, whole = self._rates.growth((owner, counter), now), self._rates.growth((owner, of), now)
+        return part / whole if part is not None and whole else None
 
 
 def totals_by_model(text: str) -> dict[str, dict[str, float]]:

@@ -24,7 +24,7 @@ from dynamo_local.monitor.top_sections import (
     shown_seconds,
     unqualified,
 )
-from dynamo_local.monitor.top_view import EventRow, ProcessRow, TopView, WorkerRow
+from dynamo_local.monitor.top_view import EventRow, ProcessRow, RoutingRow, TopView, WorkerRow
 
 Draw = Callable[[TopView], None]
 
@@ -79,9 +79,22 @@ def _head(view: TopView, width: int) -> Text:
         more.append("NATS connection lost; reconnecting")
     if view.queue is not None:
         more.append(f"prefill queue: {view.queue.waiting} waiting, {view.queue.in_hand} in hand")
+    if view.routing is not None:
+        more += lines_of(_routing(view.routing, view.frontend), width)
     if view.migrations is not None:
         more += lines_of(_migrations(view.migrations), width)
     return head.append("".join(f"\n{line}" for line in more))
+
+
+def _routing(routing: RoutingRow, frontend: FrontendFigures | None) -> list[str]:
+    words = [f"routing: {routing.policy}", f"{shown_number(routing.assigned_per_s, '.1f')} req/s"]
+    if routing.cached_share is not None:
+        words.append(f"{routing.cached_share:.0%} of tokens expected in caches")
+    if frontend is not None and frontend.cached_share is not None:
+        words.append(f"{frontend.cached_share:.0%} of prompts found there")
+    if routing.pull_share:
+        words.append(f"{routing.pull_share:.0%} to pull")
+    return words
 
 
 def _migrations(counts: MigrationCounts) -> list[str]:

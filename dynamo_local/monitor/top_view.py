@@ -16,6 +16,7 @@ from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
 from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
+from dynamo_local.core.routing.counts import routers_of
 from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures
@@ -98,6 +99,18 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
 
 
+class RoutingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the routers have done in the last seconds. Shares are of the tokens of assigned requests' contexts; None:
+    there were none."""
+
+    policy: str
+    assigned_per_s: float | None
+    cached_share: float | None
+    """Expected to be cached at the chosen workers."""
+    pull_share: float | None
+    """To be pulled from other workers."""
+
+
 class TopView(msgspec.Struct, frozen=True, kw_only=True):
     """The whole contents. None: unknown, or the graph has no such part. `connected`: whether NATS can be reached."""
 
@@ -108,6 +121,7 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendFigures | None
     planner: PlannerReport | None
     migrations: MigrationCounts | None
+    routing: RoutingRow | None = None
     events: tuple[EventRow, ...] = ()
     """The last events, the newest last."""
     connected: bool = True
@@ -165,9 +179,31 @@ def view_of(
         frontend=None if figures is None else figures.whole,
         planner=snapshot.planner,
         migrations=migrations_of(snapshot.members),
+        routing=_routing(snapshot, rates),
         events=events,
         connected=connected,
         endpoints=tuple(_endpoint(view, rows, models, queues, snapshot.planner) for view in endpoints),
+    )
+
+
+def _routing(snapshot: Snapshot, rates: Rates) -> RoutingRow | None:
+    routers = routers_of(snapshot.members)
+    if not routers:
+        return None
+
+    def grown(name: str) -> float | None:
+        each = [rates.growth((presence.lease, name), snapshot.at) for presence, _ in routers]
+        known = [growth for growth in each if growth is not None]
+        return sum(known) if known else None
+
+    speeds = [rates.rate((presence.lease, "assigned"), snapshot.at) for presence, _ in routers]
+    known = [speed for speed in speeds if speed is not None]
+    tokens, cached, pulled = grown("routed_tokens"), grown("predicted_tokens"), grown("pull_tokens")
+    return RoutingRow(
+        policy=", ".join(sorted({counts.policy for _, counts in routers if counts.policy is not None})),
+        assigned_per_s=sum(known) if known else None,
+        cached_share=cached / tokens if tokens and cached is not None else None,
+        pull_share=pulled / tokens if tokens and pulled is not None else None,
     )
 
 

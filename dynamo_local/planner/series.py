@@ -13,6 +13,7 @@ from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision, Verdict, describe
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
 from dynamo_local.core.planning.policies.dynamo import kv_load
+from dynamo_local.core.routing.counts import RoutingCounts
 
 STANDINGS = ("routable", "starting", "parked", "retiring")
 
@@ -26,6 +27,10 @@ def of_observation(observation: Observation) -> dict[str, float]:
         found["devices/inventory"] = observation.inventory
     if observation.migrations is not None:
         found |= _migrations(observation.migrations)
+    if observation.routing is not None:
+        found |= _routing(observation.routing)
+    if observation.recomputed_tokens is not None:
+        found["routing/recomputed_tokens"] = observation.recomputed_tokens
     if observation.workers is None:
         return found
     if observation.devices is not None:
@@ -94,6 +99,19 @@ def _migrations(counts: MigrationCounts) -> dict[str, float]:
         found["migrations/last_gap_ms"] = counts.gap_s * 1e3
     if counts.gap_steps is not None:
         found["migrations/last_gap_steps"] = counts.gap_steps
+    return found
+
+
+def _routing(counts: RoutingCounts) -> dict[str, float]:
+    found: dict[str, float] = {
+        "routing/assigned": counts.assigned,
+        "routing/unassigned": counts.unassigned,
+        "routing/tokens": counts.tokens,
+        "routing/predicted_cached_tokens": counts.predicted_tokens,
+        "routing/pull_tokens": counts.pull_tokens,
+    }
+    if counts.tokens:
+        found["routing/predicted_cached_share"] = counts.predicted_tokens / counts.tokens
     return found
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_local.core.beats import BEAT_S
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -31,6 +33,13 @@ class Router(Protocol):
     def cache_changed(self, worker: str, changes: CacheChanges) -> None: ...
 
     def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None: ...
+
+    @property
+    def needs_loads(self) -> bool:
+        """Whether it looks at the loads that workers report."""
+        ...
+
+    def reported(self, loads: Mapping[str, Load]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,23 @@ class _Fleet:
 
     def run(self, arrivals: Sequence[Arrival]) -> Result:
         self._next(arrivals, 0)
+        if self._rebalancer is not None or self._router.needs_loads:
+            self._agenda.at(self._agenda.now, self._report)
         self._agenda.run()
         moves = () if self._rebalancer is None else tuple(self._rebalancer.reasons)
         return Result(tuple(self._served), self._gaps, tuple(self._workers.values()), moves)
+
+    def _report(self) -> None:
+        """Have all workers report their loads, as they do twice a second, for as long as anything else happens."""
+        loads = {name: worker.load for name, worker in self._workers.items()}
+        self._router.reported(loads)
+        if self._rebalancer is not None:
+            self._rebalancer.look(loads)
+        for worker in self._workers.values():
+            # What is computed at once is seen once it is over.
+            worker.after_step(_nothing)
+        if not self._agenda.is_empty:
+            self._agenda.at(self._agenda.now + BEAT_S, self._report)
 
     def _next(self, arrivals: Sequence[Arrival], index: int) -> None:
         """Have the request with that index arrive, and then the next one."""
@@ -133,3 +156,7 @@ class _Fleet:
         then = served.arrival.then
         if then is not None:
             self._agenda.at(self._agenda.now + then.at, lambda: self._arrive(then))
+
+
+def _nothing() -> None:
+    pass

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dynamo_local.core.beats import BEAT_S
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.migration.in_flight import InFlightMigration, InFlightMigrations
 from dynamo_local.core.migration.rebalancing import (
     Candidate,
@@ -31,7 +30,7 @@ _OF_A_SOURCE, _IN_ALL = 4, 8
 
 
 class SimulatedRebalancer:
-    """Looks at the workers twice a second, for as long as anything else happens."""
+    """Moves requests by the loads that workers report."""
 
     def __init__(
         self,
@@ -53,22 +52,15 @@ class SimulatedRebalancer:
         self._moved_at: dict[int, float] = {}
         self.reasons: list[str] = []
         """Of all completed migrations."""
-        agenda.at(agenda.now, self._look)
 
-    def _look(self) -> None:
+    def look(self, loads: Mapping[str, Load]) -> None:
+        """Begin the migrations that these loads of the workers ask for."""
         now = self._agenda.now
-        told = [
-            msgspec.structs.replace(self._presences[name], load=worker.load) for name, worker in self._workers.items()
-        ]
+        told = [msgspec.structs.replace(self._presences[name], load=load) for name, load in loads.items()]
         served = {str(live.served.arrival.number): live.served for w in self._workers.values() for live in w.decoding()}
         for planned in plan(self._rooms(told, now), self._candidates(now), self._limits):
             if self._in_flight.leaving(planned.source) < _OF_A_SOURCE and self._in_flight.in_progress < _IN_ALL:
                 self._begin(served[planned.request_id], planned)
-        for worker in self._workers.values():
-            # What is computed at once is seen once it is over.
-            worker.after_step(_nothing)
-        if not self._agenda.is_empty:
-            self._agenda.at(now + BEAT_S, self._look)
 
     def _rooms(self, told: list[Presence], now: float) -> list[WorkerRoom]:
         thrashing = self._thrash_watch.look(told, now)
@@ -107,7 +99,3 @@ class SimulatedRebalancer:
             served.worker = destination.name
             self._moved(served.arrival, destination.name, served.arrival.prompt_tokens + served.drawn, now)
             destination.take_over(served, last_token_at)
-
-
-def _nothing() -> None:
-    pass

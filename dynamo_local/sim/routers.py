@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.messages.presence import EngineInfo, Presence
+from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.load_policies import Freest
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.requests import Arrival
 
@@ -33,6 +36,7 @@ class PolicyRouter:
     def __init__(self, policy: RoutingPolicy, workers: Sequence[str], settings: MockerSettings, *, pulls: bool) -> None:
         """`pulls`: whether prefixes are pulled."""
         self._policy = policy
+        self.needs_loads = isinstance(policy, Freest)
         self._block_tokens = settings.mocker_block_size
         self._pulls = pulls
         self._ledger = Ledger()
@@ -70,6 +74,10 @@ class PolicyRouter:
             uncached=request.tokens - cached,
             blocks=request.blocks,
         )
+
+    def reported(self, loads: Mapping[str, Load]) -> None:
+        """Go by these loads from now on."""
+        self._workers = [replace(worker, load=loads[worker.lease]) for worker in self._workers]
 
     def first_token(self, arrival: Arrival) -> None:
         self._ledger.prefilled(_FRONTEND, str(arrival.number))

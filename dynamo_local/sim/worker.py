@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.messages.presence import ClassUsage, Load
 from dynamo_local.core.ports import CacheChanges
+from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.outcome import Read, StepOutcome
@@ -117,12 +119,15 @@ class Worker:
     @property
     def load(self) -> Load:
         """What a worker would report now."""
-        waiting = [live.sequence for live in self._lives.values() if live.sequence not in self.scheduler.running]
+        running = set(self.scheduler.running)
+        waiting = [live.sequence for live in self._lives.values() if live.sequence not in running]
         head = min(waiting, key=lambda sequence: sequence.claim, default=None)
         return msgspec.structs.replace(
             self.scheduler.load,
             at=self._agenda.now,
             head_tokens=0 if head is None else head.length,
+            head_priority=None if head is None else head.claim.priority,
+            by_class=_by_class(running),
             preempted_tokens=sum(sequence.length for sequence in waiting if sequence.drawn),
             recomputed_tokens=self.recomputed_tokens,
         )
@@ -275,6 +280,15 @@ def _continued(served: Served, output_tokens: int) -> Arrival:
     """The request with all that it has drawn as its prompt. Its blocks have the same keys."""
     tokens = served.arrival.prompt_tokens + served.drawn
     return replace(served.arrival, prompt_tokens=tokens, output_tokens=output_tokens, then=None)
+
+
+def _by_class(running: Iterable[Sequence]) -> tuple[ClassUsage, ...]:
+    requests, tokens = Counter[PriorityClass](), Counter[PriorityClass]()
+    for sequence in running:
+        one = class_of(sequence.claim.priority)
+        requests[one] += 1
+        tokens[one] += sequence.length
+    return tuple(ClassUsage(one, requests[one], tokens[one]) for one in PriorityClass if requests[one])
 
 
 def _work_of(outcome: StepOutcome) -> StepWork:

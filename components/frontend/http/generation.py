@@ -293,6 +293,8 @@ class Generations:
         """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
         held, one, limits = entry.line.requests, request.priority_class, entry.limits
         waiting, has_room = held.ahead(one), may_come(1, request.key, one, limits.max_held, held)
+        if not has_room and unready.comes:
+            self._models.note_refused(entry, one, "max-held")
         if (why := refused(unready, waiting, limits, has_room=has_room)) is None or entry.waking is None:
             return why
         entry.waking.knock()
@@ -313,6 +315,7 @@ class Generations:
         one, bound = request.priority_class, entry.limits.max_requests
         if may_come(demand.sequences, request.key, one, bound, *entry.taken):
             return entry, demand
+        self._models.note_refused(entry, one, "max-requests")
         return _busy(entry, request, demand.sequences)
 
     def _unready(self, entry: ModelEntry) -> Unready | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from components.frontend.http.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
@@ -17,10 +19,14 @@ from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, 
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.priority.classes import PriorityClass
 from dynamo_local.core.priority.occupancy import Occupancy
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""
+
+Bound = Literal["max-requests", "max-held"]
+"""Settings by which requests are refused for want of room."""
 
 NO_APPLICATION = "the model is not served here yet"
 
@@ -170,6 +176,7 @@ class ModelTable:
     def __init__(self, entries: Iterable[ModelEntry] = ()) -> None:
         self._catalogue = Catalogue[ModelEntry]()
         self.hold_times = HoldTimes()
+        self._refused: Counter[tuple[str, str, str]] = Counter()
         self.replace(entries)
 
     def replace(self, entries: Iterable[ModelEntry]) -> None:
@@ -219,6 +226,26 @@ class ModelTable:
             for name in entry.names[:1]:
                 held[name] = held.get(name, 0) + len(entry.line)
         return held
+
+    def held_by_class(self) -> dict[tuple[str, str], int]:
+        """Return the same by class as well."""
+        return {
+            (name, one): entry.line.requests.of(one)
+            for entry in self.entries
+            for name in entry.names[:1]
+            for one in PriorityClass
+        }
+
+    def note_refused(self, entry: ModelEntry, one: PriorityClass, bound: Bound) -> None:
+        """Count a request of this class that was refused for want of room."""
+        for name in entry.names[:1]:
+            self._refused[name, one, bound] += 1
+
+    def refused(self) -> dict[tuple[str, str, str], int]:
+        """Return how many requests were refused so, by model, class and bound; all series of models served now."""
+        names = [name for entry in self.entries for name in entry.names[:1]]
+        every = itertools.product(names, PriorityClass, get_args(Bound))
+        return {**dict.fromkeys(every, 0), **self._refused}
 
     def why_none(self) -> str | None:
         """Return why no model can answer. None: one can, perhaps once it is woken, or there is none that should."""

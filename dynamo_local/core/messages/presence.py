@@ -117,6 +117,10 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of the contexts of requests for which the router has found a worker."""
     predicted_tokens: int | None = None
     """Those of them that the workers were expected to have cached."""
+    pull_tokens: int | None = None
+    """Tokens of prefixes that chosen workers were told to pull from others."""
+    policy: str | None = None
+    """The router's policy."""
     index_blocks: int | None = None
     """Different KV blocks that the router knows to be cached. Unlike the counters it falls again."""
     out_of_step: int | None = None

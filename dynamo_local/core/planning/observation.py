@@ -10,6 +10,7 @@ from dynamo_local.core.fleet.readings import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.routing.counts import RoutingCounts, routing_of
 from dynamo_local.core.shares import summed
 
 Standing = Literal["starting", "routable", "parked", "retiring"]
@@ -64,6 +65,9 @@ class Observation:
     inventory: int | None = None
     migrations: MigrationCounts | None = None
     """Migrations of all frontends, for recorders only: no policy reads them."""
+    routing: RoutingCounts | None = None
+    recomputed_tokens: int | None = None
+    """What routers have counted, and what workers compute again after preemptions, for recorders only as well."""
     taken: float = 0
     """Devices that the workers of endpoints hold, or have been promised."""
 
@@ -104,8 +108,16 @@ def observe(
         templates=dict(templates),
         inventory=inventory,
         migrations=migrations_of(members),
+        routing=routing_of(members),
+        recomputed_tokens=_recomputed(members),
         taken=taken,
     )
+
+
+def _recomputed(members: Iterable[Presence]) -> int | None:
+    loads = [member.load for member in members if member.load is not None]
+    known = [load.recomputed_tokens for load in loads if load.recomputed_tokens is not None]
+    return sum(known) if known else None
 
 
 def _seen(claim: Claim, presence: Presence | None, routable: Collection[str], at: float) -> WorkerSeen:

@@ -36,6 +36,10 @@ class Occupancy:
     def total(self) -> int:
         return self._total.total()
 
+    def of(self, one: PriorityClass) -> int:
+        """What is under way of this class."""
+        return self._total[one]
+
     def ahead(self, one: PriorityClass) -> int:
         """What counts against a bound of this class: its own, and that of higher classes."""
         return sum(self._total[each] for each in ahead_of(one))

@@ -111,7 +111,7 @@ def test_one_endpoint_tells_of_every_process(graph: LlmServer, elsewhere: int) -
     for name in ("running_requests", "waiting_requests", "kv_usage_ratio", "kv_pinned_ratio", "kv_blocks"):
         assert found[f"dynamo_worker_{name}"].keys() == {decode, prefill}
     assert found["dynamo_workers"] == {(MODEL, "decode"): 1, (MODEL, "prefill"): 1}
-    assert found["dynamo_router_assignments_total"][("assigned",)] >= REQUESTS
+    assert found["dynamo_router_assignments_total"][("assigned", "kv")] >= REQUESTS
     assert found["dynamo_prefill_queue_jobs"].keys() == {(MODEL, "waiting"), (MODEL, "in_hand")}
 
 

@@ -102,6 +102,10 @@ async def test_lower_classes_take_no_room_from_higher_ones(house: Waking) -> Non
     assert "6 of at most 6 sequences of priority normal or higher" in answer.error["message"]
     urgent = house.ask(priority=-1)
     await house.held(8)
+    by_class = {("m", "high"): 1, ("m", "normal"): 3, ("m", "background"): 4}
+    assert house.table.held_by_class() == by_class
+    refused = {series: number for series, number in house.table.refused().items() if number}
+    assert refused == {("m", "background", "max-held"): 1, ("m", "normal", "max-requests"): 1}
     assert house.entry.demand == 11
     house.is_ready()
     assert [(await each).status for each in (*background, *normal, urgent)] == [200] * 8

@@ -10,7 +10,7 @@ from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineI
 from dynamo_local.monitor.graph_watch import Snapshot
 
 NOW = 1000.0
-LOAD = Load(running=3, waiting=1, kv_usage=0.75, kv_pinned=0.0)
+LOAD = Load(running=3, waiting=1, kv_usage=0.75, kv_pinned=0.0, preempted_tokens=10, recomputed_tokens=30)
 COUNTS = Counts(requests=7, prompt_tokens=900, output_tokens=120, prefill_s=2.5)
 
 DECODE = Presence(
@@ -26,7 +26,16 @@ DECODE = Presence(
     started_at=NOW - 125.0,
 )
 STARTING = Presence("ns_VllmWorker_1", "VllmWorker", "decode", "s", 2, "starting", "loading the model")
-ROUTED = Counts(assigned=5, unassigned=0, routed_tokens=900, predicted_tokens=640, index_blocks=77, out_of_step=0)
+ROUTED = Counts(
+    assigned=5,
+    unassigned=0,
+    routed_tokens=900,
+    predicted_tokens=640,
+    pull_tokens=50,
+    policy="kv",
+    index_blocks=77,
+    out_of_step=0,
+)
 ROUTER = Presence("ns_Router", "Router", "router", "r", 3, "ready", counts=ROUTED, started_at=NOW - 9.0)
 MOVES = MigrationCounts(
     (

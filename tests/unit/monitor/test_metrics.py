@@ -71,8 +71,11 @@ def test_a_graph_is_told_of_whole() -> None:
     assert found["dynamo_process_state", "VllmWorker", "m", "decode", "starting", "ns_VllmWorker_1"] == 1
     assert found["dynamo_process_state", "VllmWorker", "m", "decode", "ready", "ns_VllmWorker_1"] == 0
     assert found["dynamo_process_starts_total", "ns_Router"] == 1
-    assert found["dynamo_router_assignments_total", "assigned"] == 5
-    assert found["dynamo_router_assignments_total", "unassigned"] == 0
+    assert found["dynamo_router_assignments_total", "assigned", "kv"] == 5
+    assert found["dynamo_router_assignments_total", "unassigned", "kv"] == 0
+    assert found["dynamo_router_pull_tokens_total",] == 50
+    assert found["dynamo_worker_recomputed_tokens_total", *worker] == 30
+    assert found["dynamo_worker_preempted_tokens", *worker] == 10
     assert found["dynamo_router_tokens_total",] == 900
     assert found["dynamo_router_predicted_cached_tokens_total",] == 640
     assert found["dynamo_router_index_blocks",] == 77

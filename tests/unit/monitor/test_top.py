@@ -39,11 +39,25 @@ def test_everything_fits_into_eighty_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].rstrip() == "ns  12 in flight  3.2 req/s  TTFT 42 ms  ITL 1.50 s"
     assert lines[1].rstrip() == "prefill queue: 2 waiting, 1 in hand"
+    assert lines[2].rstrip() == "routing: kv  - req/s"
     worker = next(line for line in lines if line.startswith("VllmWorker "))
     assert worker.split() == ["VllmWorker", "decode", "ready", "3", "1", "██████░░", "75%", "-", "2m"]
     assert any("loading the .." in line for line in lines)
     assert any(line.startswith("planner load  2 of 8 devices  now: add a decode worker") for line in lines)
     assert any("mean KV 0.93 > 0.9" in line for line in lines)
+
+
+def test_a_line_tells_what_the_router_does() -> None:
+    rates, router = Rates(), ROUTER
+    for tick, tokens in enumerate((1000, 2000, 3000)):
+        counts = Counts(
+            assigned=tick, routed_tokens=tokens, predicted_tokens=tokens // 2, pull_tokens=tokens // 50, policy="kv"
+        )
+        router = replace(ROUTER, counts=counts)
+        note_counts(rates, router, NOW - 4 + 2 * tick)
+    read = ReadFigures(FrontendFigures(cached_share=0.48), {})
+    told = " ".join(" ".join(lines_of(view_of("ns", snapshot(router), rates, read), 120)).split())
+    assert "routing: kv 0.5 req/s 50% of tokens expected in caches 48% of prompts found there 2% to pull" in told
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 120])

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_local.core.beats import BEAT_S
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -96,8 +98,11 @@ def vars_of(served: object) -> list[object]:
 class _First:
     """Sends everything to the first worker, but the last request to the second, which pulls."""
 
+    needs_loads = True
+
     def __init__(self, last: int) -> None:
         self._last = last
+        self.reports = 0
         self.stored: dict[str, bytes] = {}
 
     def place(self, arrival: Arrival, now: float) -> Placement:
@@ -113,6 +118,10 @@ class _First:
     def ended(self, arrival: Arrival) -> None:
         pass
 
+    def reported(self, loads: Mapping[str, Load]) -> None:
+        assert loads.keys() == set(names(2))
+        self.reports += 1
+
     def cache_changed(self, worker: str, changes: CacheChanges) -> None:
         self.stored[worker] = self.stored.get(worker, b"") + changes.stored
 
@@ -127,6 +136,7 @@ def test_a_prefix_is_found_at_its_worker_and_pulled_by_another_one() -> None:
     assert (pulled.cached, pulled.pulled) == (0, 36)
     assert warm.ttft_s < pulled.ttft_s < cold.ttft_s
     assert set(router.stored) == set(names(2))
+    assert router.reports >= 20.0 / BEAT_S
 
 
 def test_a_request_that_fits_no_worker_is_refused() -> None:

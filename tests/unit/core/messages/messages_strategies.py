@@ -159,7 +159,12 @@ told_migrations = st.builds(
     gap_steps=st.none() | st.floats(0, 1e3),
 )
 told_counts = st.builds(
-    Counts, **{**dict.fromkeys(Counts.__struct_fields__, st.none() | counts), "migrations": st.none() | told_migrations}
+    Counts,
+    **{
+        **dict.fromkeys(Counts.__struct_fields__, st.none() | counts),
+        "migrations": st.none() | told_migrations,
+        "policy": st.none() | text,
+    },
 )
 presences = st.builds(
     Presence,
