@@ -19,7 +19,7 @@ from tests.integration.server_process import PATIENCE_S, ServerProcess, eventual
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "answers"
-TOKENS = 150
+TOKENS = 250
 SEEN = 20
 """Events that a client has before something is killed."""
 PROMPTS = ("one", "two", "three")
@@ -157,3 +157,21 @@ def test_what_is_wrong_is_said_at_once_and_nothing_is_kept(
     with pytest.raises(openai.BadRequestError, match=field):
         ask(client, "one", **wrong)
     assert list(server.process.paths.answers_dir.rglob("resp_*")) == kept
+
+
+@pytest.mark.parametrize("victim", ["VllmWorker", "Frontend", "Nats", "serve"])
+def test_whatever_is_killed_the_answer_is_the_same_and_so_is_each_event(
+    server: AnswerServer, client: openai.OpenAI, undisturbed: dict[str, str], victim: str
+) -> None:
+    answers = {prompt: ask(client, prompt).id for prompt in PROMPTS}
+    before = {prompt: events_after(client, answer, most=SEEN) for prompt, answer in answers.items()}
+    server.kill(victim)
+    for prompt, answer in answers.items():
+        after = events_after(client, answer, before[prompt][-1].sequence_number)
+        told = before[prompt] + after
+        assert [event.sequence_number for event in told] == list(range(len(told)))
+        assert told[-1].type == "response.incomplete", told[-1]
+        assert text_of(told) == undisturbed[prompt]
+        # Whoever asks for all of it later gets the same.
+        assert [event.to_dict() for event in events_after(client, answer)] == [event.to_dict() for event in told]
+        assert client.responses.retrieve(answer).output_text == undisturbed[prompt]
