@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from weakref import WeakKeyDictionary
 
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, WORKER_ROLES
@@ -23,12 +24,37 @@ _SLOTS = 64
 
 
 class _Lane:
-    """The lines of one model."""
+    """The lines of one model, which go in the order in which they come."""
 
     def __init__(self) -> None:
         self.window = 0
         self.in_flight = 0
-        self.free = asyncio.Event()
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+
+    async def enter(self, *, wakes: bool) -> None:
+        """Wait until a line may be in flight, and count it. `wakes`: one may be whatever the window says."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, wakes))
+        self.look()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Count a line no more."""
+        self.in_flight -= 1
+        self.look()
+
+    def look(self) -> None:
+        """Let lines in, as many as there is room for."""
+        while self._waiting and self.in_flight < max(self.window, int(self._waiting[0][1])):
+            turn, _ = self._waiting.popleft()
+            if not turn.done():
+                self.in_flight += 1
+                turn.set_result(None)
 
 
 class Pacer:
@@ -37,41 +63,43 @@ class Pacer:
     def __init__(self, models: ModelTable, most: int) -> None:
         self._models = models
         self._most = most
-        self._lanes: WeakKeyDictionary[ModelEntry, _Lane] = WeakKeyDictionary()
+        self._lanes: dict[ModelEntry, _Lane] = {}
 
     async def run(self) -> None:
         """Look who else asks, again and again, until cancelled."""
         while True:
-            for entry in self._models.entries:
+            for entry in list(self._lanes):
                 self._look(entry)
             await asyncio.sleep(TICK_S)
 
     @asynccontextmanager
     async def turn(self, entry: ModelEntry, *, wakes: bool) -> AsyncIterator[None]:
         """Wait until a line may be in flight for the model, which it is until the context ends. `wakes`: one may be
-        where there is no worker."""
+        where there is no worker. What is asked for may have become another model meanwhile."""
         lane = self._lanes.setdefault(entry, _Lane())
-        while lane.in_flight >= max(lane.window, int(wakes)):
-            lane.free.clear()
-            await lane.free.wait()
-        lane.in_flight += 1
+        await lane.enter(wakes=wakes)
         try:
             yield
         finally:
-            lane.in_flight -= 1
-            lane.free.set()
+            lane.leave()
 
     def _look(self, entry: ModelEntry) -> None:
-        lane = self._lanes.get(entry)
-        if lane is not None:
-            room = room_of(entry)
-            lane.window = next_window(lane.window, lane.in_flight, room, self._most)
-            lane.free.set()
-            if entry.pauses is not None:
-                if room.people:
-                    entry.pauses.keep(lane.window, BATCH_PRIORITY)
-                else:
-                    entry.pauses.end()
+        lane = self._lanes[entry]
+        if entry not in self._models.entries:
+            # Lines that wait here look for their model again.
+            del self._lanes[entry]
+            lane.window = sys.maxsize
+            lane.look()
+            return
+        room = room_of(entry)
+        lane.window = next_window(lane.window, lane.in_flight, room, self._most)
+        lane.look()
+        if entry.pauses is None:
+            return
+        if room.people:
+            entry.pauses.keep(lane.window, BATCH_PRIORITY)
+        else:
+            entry.pauses.end()
 
 
 def room_of(entry: ModelEntry) -> Room:

@@ -29,6 +29,7 @@ class Recorder:
         self._changed = asyncio.Event()
         self._recorded = asyncio.Event()
         """Set when something was written; then there is another one."""
+        self._writing = False
         self._log_once = LogOnce(_log)
 
     async def record(self, custom_id: str, line: bytes, *, answered: bool) -> None:
@@ -36,6 +37,11 @@ class Recorder:
         (self._answered if answered else self._failed).append((custom_id, line))
         self._changed.set()
         while custom_id not in self._results.done:
+            await self._recorded.wait()
+
+    async def settled(self) -> None:
+        """Wait until all that was recorded is on the disk, also if nobody waits for it any more."""
+        while self._writing or self._answered or self._failed:
             await self._recorded.wait()
 
     async def run(self) -> None:
@@ -48,6 +54,7 @@ class Recorder:
     async def _write(self) -> None:
         answered, self._answered = self._answered, []
         failed, self._failed = self._failed, []
+        self._writing = True
         try:
             await finish_in_thread(lambda: self._results.add(answered, failed))
             self._log_once.clear()
@@ -58,6 +65,7 @@ class Recorder:
             self._failed[:0] = [each for each in failed if each[0] not in done]
             await asyncio.sleep(_AGAIN_S)
             self._changed.set()
+        self._writing = False
         self._recorded.set()
         self._recorded = asyncio.Event()
         self._on_recorded()

@@ -33,7 +33,6 @@ _LOOK_EVERY_S = 0.5
 """Between two looks whether the batch is cancelled, or its time over."""
 
 _SHOW_EVERY_S = 1.0
-_READY_AGAIN_S = 0.25
 _BACKOFF_S, _MOST_BACKOFF_S = 0.25, 30.0
 _FAULTS = 3
 """Answers that are the server's fault (500) after which a line has failed. One that says try again is no result."""
@@ -124,6 +123,8 @@ class BatchRun:
                 await self._show()
             asking.cancel()
             await asyncio.wait({asking})
+            # A line whose answer is being written has been asked.
+            await self._recorder.settled()
             if outcome in _UNASKED:
                 await self._record_unasked(outcome)
             recording.cancel()
@@ -176,9 +177,6 @@ class BatchRun:
             entry = around.models.asked(fields, line.url, caller.allows)
             if isinstance(entry, Refusal):
                 return Answered(entry.status, entry.body())
-            if entry.unready() is not None and not wakes:
-                await asyncio.sleep(_READY_AGAIN_S)
-                continue
             async with around.pacer.turn(entry, wakes=wakes):
                 # The model may have become another one meanwhile, or have lost its workers.
                 if around.models.asked(fields, line.url, caller.allows) is entry and (wakes or not entry.unready()):

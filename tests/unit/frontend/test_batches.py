@@ -75,9 +75,11 @@ class Frontend:
         self.files = FileStore(paths)
         self.store = BatchStore(paths, self.files, limits)
         bounds = AdmissionLimits(hold_timeout_s=0)
+        self.attempts = 0
+        """Lines that were sent to the gate."""
         self.entry = ModelEntry(["m", "n"], lambda: None if self.ready else "asleep", bounds, model)
         self.entry.members = lambda: [WORKER]
-        table = ModelTable([self.entry, ModelEntry(["other"], lambda: None, bounds, model)])
+        self.table = table = ModelTable([self.entry, ModelEntry(["other"], lambda: None, bounds, model)])
         rest = FilesRest(self.files, Uploads(self.files, 10**6, 10.0, self.clock), self.clock)
         batches = BatchesRest(self.store, self.files, bounds, self.clock)
         self.gate = HttpGate(
@@ -88,7 +90,7 @@ class Frontend:
             stores={FILES: rest, BATCHES: batches},
         )
         around = Surroundings(
-            gate=self.gate,
+            gate=self,
             models=table,
             pacer=Pacer(table, limits.max_batch_requests),
             files=self.files,
@@ -98,6 +100,11 @@ class Frontend:
             wall_clock=self.clock,
         )
         self.keeper = BatchKeeper(self.store, around)
+
+    async def answer_own(self, asked: Scope, receive: Receive, send: Send) -> None:
+        """As the gate does."""
+        self.attempts += 1
+        await self.gate.answer_own(asked, receive, send)
 
     def clock(self) -> float:
         return self.now
@@ -317,6 +324,34 @@ async def test_people_go_first(frontend: Frontend, model: Model) -> None:
         model.open.set()
         await frontend.until(batch_id, "completed")
     assert model.asked.total() == 20
+
+
+async def test_lines_follow_their_model(frontend: Frontend, model: Model) -> None:
+    """An endpoint without workers gets an entry of another kind when it has some."""
+    frontend.ready = False
+    batch_id = await frontend.order(*lines(12))
+    async with frontend.running():
+        await frontend.until(batch_id, "in_progress")
+        other = ModelEntry(["m"], lambda: None, frontend.entry.limits, model)
+        other.members = lambda: [WORKER]
+        frontend.table.replace([other])
+        await frontend.until(batch_id, "completed")
+    assert model.asked.total() == 12
+
+
+@pytest.mark.parametrize("wake", ["true", "false"])
+async def test_a_model_without_workers_is_asked_only_by_a_batch_that_may_wake_it(frontend: Frontend, wake: str) -> None:
+    frontend.ready = False
+    batch_id = await frontend.order(*lines(5), metadata={"wake": wake})
+    async with frontend.running():
+        await frontend.until(batch_id, "in_progress")
+        if wake == "true":
+            await until(lambda: frontend.attempts > 0)
+        else:
+            await asyncio.sleep(0.3)
+            assert frontend.attempts == 0
+        await frontend.ask("POST", f"/v1/batches/{batch_id}/cancel")
+        assert (await frontend.until(batch_id, "cancelled"))["request_counts"]["completed"] == 0
 
 
 async def test_one_frontend_runs_a_batch_and_another_goes_on(tmp_path: Path, model: Model) -> None:
