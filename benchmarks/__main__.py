@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import faults
+from benchmarks.batches import batch
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
 from benchmarks.endpoints import endpoints, kills, orders, turns, wake, wake_kills, zero
 from benchmarks.gateway import capacity, first_token, hostile, overhead, usage_cost
@@ -52,6 +53,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "batch": Benchmark(batch.SUMMARY, batch.add_arguments, batch.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "hostile": Benchmark(hostile.SUMMARY, hostile.add_arguments, hostile.run),
     "usage-cost": Benchmark(usage_cost.SUMMARY, usage_cost.add_arguments, usage_cost.run),

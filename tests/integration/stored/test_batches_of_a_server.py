@@ -20,7 +20,7 @@ from tests.integration.stored.mocker_server import MockerServer, running, starte
 pytestmark = pytest.mark.integration
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-LINES = 300
+LINES = 150
 SLOW = {"mocker-step-base-ms": 4}
 
 

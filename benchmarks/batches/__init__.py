@@ -1,0 +1,1 @@
+"""Batches beside the requests of people."""
