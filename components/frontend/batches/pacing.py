@@ -90,6 +90,9 @@ class Pacer:
             del self._lanes[entry]
             lane.window = sys.maxsize
             lane.look()
+            if entry.pauses is not None:
+                # Its workers end when its requests have.
+                entry.pauses.end()
             return
         room = room_of(entry)
         lane.window = next_window(lane.window, lane.in_flight, room, self._most)

@@ -64,6 +64,19 @@ class Model:
         await send({"type": "http.response.body", "body": body})
 
 
+class Pauses:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, int]] = []
+
+    def keep(self, running: int, priority: int) -> None:
+        self.kept.append((running, priority))
+
+    def end(self) -> None:
+        self.kept.clear()
+
+
 class Frontend:
     """What one frontend has of batches, on stores that others may have as well."""
 
@@ -294,19 +307,6 @@ async def test_a_model_without_workers_is_waited_for(frontend: Frontend, model: 
     assert model.asked.total() == 3
 
 
-class Pauses:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[int, int]] = []
-
-    def keep(self, running: int, priority: int) -> None:
-        self.kept.append((running, priority))
-
-    def end(self) -> None:
-        self.kept.clear()
-
-
 async def test_people_go_first(frontend: Frontend, model: Model) -> None:
     frontend.entry.enter(1)
     pauses = frontend.entry.pauses = Pauses()
@@ -329,14 +329,18 @@ async def test_people_go_first(frontend: Frontend, model: Model) -> None:
 async def test_lines_follow_their_model(frontend: Frontend, model: Model) -> None:
     """An endpoint without workers gets an entry of another kind when it has some."""
     frontend.ready = False
+    frontend.entry.enter(1)
+    pauses = frontend.entry.pauses = Pauses()
     batch_id = await frontend.order(*lines(12))
     async with frontend.running():
-        await frontend.until(batch_id, "in_progress")
+        await until(lambda: len(pauses.kept) > 0)
         other = ModelEntry(["m"], lambda: None, frontend.entry.limits, model)
         other.members = lambda: [WORKER]
         frontend.table.replace([other])
         await frontend.until(batch_id, "completed")
     assert model.asked.total() == 12
+    # What is left at the former one goes on to its end.
+    assert not pauses.kept
 
 
 @pytest.mark.parametrize("wake", ["true", "false"])
