@@ -4,24 +4,30 @@ Real are `dynamo serve` with frontend, router, NATS, four worker processes with 
 and the time that passes. The simulation has the same settings, at the same speed. Both run the default policy, with
 pulls and rebalancing, on prompts that begin with shared ones (joining.py). Compared are the share of prompt tokens that
 were found in caches or pulled, and the mean time to first token: aim, within `NEAR`.
+
+In simulation messages take no time. What HTTP, the frontend, the router and the bus take of a request is measured
+before, on single requests to the idle server: their time to first token less the step that computes them.
 """
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.harness.load import client_of
+from benchmarks.harness.load import LETTERS, client_of
 from benchmarks.harness.report import Figures, milliseconds, progress, table
-from benchmarks.harness.servers import ServerError, running
+from benchmarks.harness.servers import Server, ServerError, running
+from benchmarks.harness.spread import median
 from benchmarks.migration.rebalance import samples_of
 from benchmarks.routing.joining import Prefixes
 from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.load.client import Client
 from dynamo_local.load.generator import Generator
 from dynamo_local.load.results.records import Record
 from dynamo_local.sim.fleet import names, simulate
@@ -32,6 +38,7 @@ from dynamo_local.sim.timing import MockerTiming
 NEAR = 0.05
 _SPEED, _SECONDS, _QUICK_SECONDS = 0.2, 300.0, 30.0
 _WORKERS = 4
+_SINGLE, _SINGLE_TOKENS = 15, 2_048
 _RATE = 10.0
 """Requests a second at full speed: the workers are busy for about half of the time."""
 
@@ -46,6 +53,8 @@ class Side:
     reused: float
     ttft_mean_s: float
     itl_mean_s: float
+    beside_steps_s: float = 0.0
+    """Median time to first token of single requests, less their steps."""
 
 
 async def measured(quick: bool) -> Figures:
@@ -57,7 +66,11 @@ async def measured(quick: bool) -> Figures:
     rows = [_row("simulated", simulated), _row("processes", real)]
     table(f"{len(arrivals)} requests, {seconds:g} s", ("", "reused", "TTFT mean, ms", "ITL mean, ms"), rows)
     reused, ttft = real.reused / simulated.reused, real.ttft_mean_s / simulated.ttft_mean_s
+    less = (real.ttft_mean_s - real.beside_steps_s) / simulated.ttft_mean_s
     print(f"processes to simulation: reused {reused:.3f}, TTFT {ttft:.3f}; aim: within {NEAR:.0%}")
+    print(
+        f"TTFT less the {milliseconds(real.beside_steps_s)} ms that a single request takes beside its step: {less:.3f}"
+    )
     return {"simulated": asdict(simulated), "processes": asdict(real)}
 
 
@@ -82,20 +95,36 @@ async def _real(arrivals: Sequence[Arrival]) -> Side:
             await server.ready()
             progress("ready")
             async with client_of(server) as client:
+                beside_s = median([await _beside_step_s(client, number) for number in range(_SINGLE)])
+                before = await _used(server)
                 generator = Generator(client, prompts, MAX_IN_FLIGHT)
                 await generator.open_loop(prompts.planned())
-            return _side(generator.records, (await server.get("/metrics")).decode())
+            prompt, cached = (now - then for now, then in zip(await _used(server), before, strict=True))
+            return _side(generator.records, cached / prompt, beside_s)
 
 
-def _side(records: Sequence[Record], metrics: str) -> Side:
+async def _beside_step_s(client: Client, number: int) -> float:
+    prompt = random.Random(f"single {number}").choices(LETTERS, k=_SINGLE_TOKENS)
+    completion = await client.complete(prompt, 1)
+    if completion.ttft_s is None:
+        raise ServerError(completion.failure)
+    return completion.ttft_s - _SETTINGS.step_s(_SINGLE_TOKENS, 0)
+
+
+async def _used(server: Server) -> tuple[float, float]:
+    """Prompt tokens so far, and cached or pulled ones among them."""
+    metrics = (await server.get("/metrics")).decode()
+    prompt = sum(samples_of(metrics, "dynamo_usage_prompt_tokens_total").values())
+    return prompt, sum(samples_of(metrics, "dynamo_usage_cached_tokens_total").values())
+
+
+def _side(records: Sequence[Record], reused: float, beside_s: float) -> Side:
     failed = [record.failure for record in records if record.error]
     if failed:
         raise ServerError(f"{len(failed)} requests failed, one with: {failed[0]}")
-    prompt = sum(samples_of(metrics, "dynamo_usage_prompt_tokens_total").values())
-    cached = sum(samples_of(metrics, "dynamo_usage_cached_tokens_total").values())
     ttfts = [record.ttft_s for record in records if record.ttft_s is not None]
     gaps = [gap for record in records for gap in record.gaps_s]
-    return Side(len(records), cached / prompt, sum(ttfts) / len(ttfts), sum(gaps) / len(gaps))
+    return Side(len(records), reused, sum(ttfts) / len(ttfts), sum(gaps) / len(gaps), beside_s)
 
 
 def _row(name: str, side: Side) -> list[str]:

@@ -31,9 +31,9 @@ from state.paths import StatePaths
 _SIZES = (512, 768)
 """Tokens of a prefix. The router has 512 pulled at least; longer ones it would rather leave where they are."""
 
-_PREFIXES, _QUICK_PREFIXES = 24, 8
+_PREFIXES, _QUICK_PREFIXES = 24, 14
 """Half of them at either worker, or about."""
-_STREAMS, _STREAM_TOKENS, _STREAM_OUTPUT = 16, 1_024, 2_500
+_STREAMS, _STREAM_TOKENS, _STREAM_OUTPUT = 16, 1_024, 1_500
 _BEGUN_WITHIN_S = 120.0
 _OWN = 16
 """Tokens behind each prefix."""

@@ -32,6 +32,10 @@ from dynamo_local.engine.mocker.settings import MockerSettings
 
 _QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
 
+_MADE_UP_S = 0.02
+"""Delay of a step that the next one makes up for: what this process does between two steps is no part of the model. A
+process that is not given the CPU for longer is late, as an engine would be."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -87,6 +91,8 @@ class MockerEngine:
         self._live: dict[RequestEpoch, _Live] = {}
         self._by_sequence: dict[sequence.Sequence, _Live] = {}
         self._in_flight: _InFlight | None = None
+        self._due = -math.inf
+        """When the last step was to end; -inf if there was nothing to do since."""
         self._load_untold = False
         """The load has changed since a step last reported it."""
         self._orders = Orders(Path(settings.mocker_orders)) if settings.mocker_orders else None
@@ -197,6 +203,7 @@ class MockerEngine:
             await self._process.answer()
         self._check_open()
         ended, self._in_flight = self._in_flight, None
+        self._due = ended.due
         self._scheduler.complete(ended.outcome, self._clock())
         ended.over.set()
         return self._told(ended.outcome.emitted)
@@ -267,6 +274,7 @@ class MockerEngine:
     async def _until_something_happens(self) -> None:
         """Sleep until somebody calls, or something ends by itself."""
         self._wake.clear()
+        self._due = -math.inf
         end = min(self._reads.next_end, self._scheduler.leases.next_end)
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
         if end < math.inf:
@@ -296,8 +304,12 @@ class MockerEngine:
         if not outcome.computed:
             self._load_untold |= bool(outcome.reads or outcome.preempted)
             return None
-        due = now + self._settings.step_s(outcome.prefill_tokens, outcome.decode_seqs)
+        due = self._step_begins(now) + self._settings.step_s(outcome.prefill_tokens, outcome.decode_seqs)
         return _InFlight(due, outcome, asyncio.Event())
+
+    def _step_begins(self, now: float) -> float:
+        """When a step begins that is planned now: with the end of the one before, if there was work all the time."""
+        return self._due if now - self._due <= _MADE_UP_S else now
 
     async def _pass_time(self, seconds: float) -> None:
         """Sleep until the time is up or the engine is closed. Always lets others run."""
