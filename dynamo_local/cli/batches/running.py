@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.core.errors import UsageError
+from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.http.priority import HEADER
 from dynamo_local.core.stored.batches import BATCH_ENDPOINTS, BATCH_PRIORITY
 from dynamo_local.core.stored.lines import Line, LineRefusedError, answered_line, read_line
@@ -52,7 +52,7 @@ class BatchFile:
                     await room.acquire()
                     task = group.create_task(self._run(line, endpoint, connections, advance))
                     task.add_done_callback(lambda _: room.release())
-        except* (LoadError, UsageError) as errors:
+        except* DynamoError as errors:
             raise errors.exceptions[0] from None
         finally:
             connections.close()
