@@ -16,7 +16,7 @@ from benchmarks import faults
 from benchmarks.batches import batch
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
 from benchmarks.endpoints import endpoints, kills, orders, turns, wake, wake_kills, zero
-from benchmarks.gateway import capacity, first_token, hostile, overhead, usage_cost
+from benchmarks.gateway import capacity, first_token, frontends, hostile, overhead, usage_cost
 from benchmarks.harness.report import Figures, progress, save
 from benchmarks.keys import keys
 from benchmarks.machine import first_hour, first_touches, idle, neighbour, parking, sessions, startup, weights, workers
@@ -39,6 +39,7 @@ BENCHMARKS = {
     "overhead": Benchmark(overhead.SUMMARY, overhead.add_arguments, overhead.run),
     "first-token": Benchmark(first_token.SUMMARY, first_token.add_arguments, first_token.run),
     "capacity": Benchmark(capacity.SUMMARY, capacity.add_arguments, capacity.run),
+    "frontends": Benchmark(frontends.SUMMARY, frontends.add_arguments, frontends.run),
     "startup": Benchmark(startup.SUMMARY, startup.add_arguments, startup.run),
     "first-hour": Benchmark(first_hour.SUMMARY, first_hour.add_arguments, first_hour.run),
     "idle": Benchmark(idle.SUMMARY, idle.add_arguments, idle.run),

@@ -22,6 +22,7 @@ from components.frontend.http.usage import tally_of
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.limits.places import Places
 from components.frontend.priority import prioritized
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
@@ -47,7 +48,7 @@ async def measure(rounds: int, requests: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         paths = StatePaths(Path(scratch), "bench")
         secrets = _registry(paths)
-        counters = Counters(paths.limits_file)
+        counters = Counters(Places(paths.limits_file))
         known, gatekeeper = KnownKeys(paths, counters.keys_changed), Gatekeeper(counters)
         gates = {"open": (_gate(None, None), ""), "key": (_gate(known, gatekeeper), secrets[MOST_KEYS // 2])}
         spent: dict[str, list[float]] = {name: [] for name in gates}

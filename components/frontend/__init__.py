@@ -1,6 +1,8 @@
 """The frontend service: vLLM's OpenAI server, and the live requests behind it.
 
 service, settings       the service, and what can be set
+limits/                 what all frontends of a server count together
+metrics                 /metrics of all of them
 http/                   the gate before the OpenAI server
 endpoints/              the models that are served
 dispatcher, worker_link from the OpenAI server to workers, and tokens back

@@ -27,6 +27,9 @@ from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.orders import KeyRest
 from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.limits.places import Places
+from components.frontend.limits.rooms import Rooms
+from components.frontend.metrics import FrontendMetrics
 from components.frontend.settings import FrontendSettings, limits_of
 from components.frontend.stored.stores import Stores
 from components.frontend.usage import FrontendUsage
@@ -84,9 +87,14 @@ class Frontend(Service):
         self._admin_keys = KeyFile(self._settings.admin_key_file, "admin-key-file")
         routed = context.has(Router.__name__)
         self._own = self._own_model(routed)
-        identity = FrontendIdentity(context.watcher, context.lease, context.bus, context.private_dir, routed=routed)
         paths = StatePaths.of(context.namespace, os.environ)
-        self._counters = Counters(paths.limits_file)
+        places = Places(paths.limits_file)
+        self._counters, self._rooms = Counters(places), Rooms(places)
+        identity = FrontendIdentity(
+            *(context.watcher, context.lease, context.bus, context.private_dir), routed=routed, room=self._rooms.of
+        )
+        if self._own is not None:
+            self._own.entry.room = self._rooms.of("")
         self._known_keys = KnownKeys(paths, self._counters.keys_changed)
         self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
         self._usage = FrontendUsage(paths, context.lease)
@@ -95,6 +103,9 @@ class Frontend(Service):
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
         self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
         self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
+        self._metrics = FrontendMetrics(
+            context.bus, context.subjects, context.lease, self._fleet, self._usage.samples_by_key
+        )
         self._draining = False
         self._server: HttpServer | None = None
         self._batches: BatchKeeper | None = None
@@ -125,6 +136,7 @@ class Frontend(Service):
         context.tasks.spawn("usage", self._usage.run())
         context.tasks.spawn("stored files", self._stores.files_rest.run())
         expose(self._samples, self._distributions)
+        await self._metrics.start()
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
         announcer.update(url=_url(listener))
 
@@ -177,7 +189,7 @@ class Frontend(Service):
         from dynamo_local.engine.vllm.frontend.server import HttpServer
 
         context = self._context
-        return HttpServer(context.config, context.private_dir, self._gate, self._limits, self._cards)
+        return HttpServer(context.config, context.private_dir, self._gate, self._limits, self._cards, self._rooms)
 
     async def _cards(self) -> list[dict[str, Any]]:
         """Return the models that who asks may use."""
@@ -191,7 +203,7 @@ class Frontend(Service):
         context = self._context
         answers = AnswersRest(self._answers, lambda: self._draining)
         gate = HttpGate(
-            app,
+            self._metrics.around(app),
             limits=self._limits,
             models=self.served.table,
             is_draining=lambda: self._draining,
@@ -203,6 +215,7 @@ class Frontend(Service):
             stores={**self._stores.handlers, RESPONSES: answers},
             meter=self._usage.meter,
             answers=answers,
+            rooms=self._rooms,
         )
         self._answers.connect(gate.answer_kept, gate.caller_for)
         files = KeyFiles(

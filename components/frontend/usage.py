@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from components.frontend.http.callers import who_asks
 from components.frontend.http.usage import UsageMeter
 from dynamo_local.core.errors import StateError, UsageError
 from dynamo_local.core.http.admission import Refusal
@@ -57,9 +56,13 @@ class FrontendUsage:
         if self._journal.lost > lost:
             _log.error("the usage of %d requests could not be written, and is lost", self._journal.lost - lost)
 
+    def samples_by_key(self) -> Iterator[Sample]:
+        """Return of the samples those that administrators are shown by key."""
+        return self._counts.samples(by_key=True)
+
     def samples(self) -> Iterator[Sample]:
-        """Return the samples for /metrics, with the names of keys if an administrator asks."""
-        yield from self._counts.samples(by_key=who_asks().admin)
+        """Return the samples for /metrics, without the names of keys."""
+        yield from self._counts.samples(by_key=False)
         yield Sample(USAGE_PENDING, (), self._journal.pending)
         yield Sample(USAGE_LOST, (), self._journal.lost)
 

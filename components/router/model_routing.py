@@ -14,7 +14,8 @@ from components.router.cache_watch import CacheWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
 from dynamo_local.core.routing.choice import RoutingChoice, RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.pulling import is_worth_pulling
@@ -89,7 +90,7 @@ class ModelRouting:
             request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
         self._caches.assigned(worker, blocks)
-        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks)
+        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks, at=now)
         return Routed(assignment, choice.costs)
 
     def _source(self, choice: RoutingChoice) -> str | None:
@@ -107,6 +108,10 @@ class ModelRouting:
         """Note that a request's first token has come."""
         self.ledger.prefilled(prefilled.frontend, prefilled.request_id)
 
+    def members(self) -> list[Presence]:
+        """The model's processes; of the graph itself, all of its services'."""
+        return self._fleet.view.members()
+
     @property
     def index_blocks(self) -> int:
         """Number of different blocks that are known to be cached."""
@@ -121,12 +126,19 @@ class ModelRouting:
         """Charge the request to no worker."""
         self.ledger.release(released.frontend, released.request_id)
 
+    def take_over(self, charged: Charged) -> None:
+        """Enter what another router has assigned. Raises DecodeError if the request's blocks are no keys."""
+        worker, blocks = charged.charge.worker, charged.blocks if self.policy.needs_blocks else b""
+        # Charges of workers that are gone would never be released.
+        if self._fleet.view.get(worker) is not None:
+            self.ledger.take_over(charged.frontend, charged.charge, blocks)
+            self._caches.assigned(worker, blocks)
+
     def settle(self, message: Charges) -> None:
         """Take a frontend's own account for its charges."""
         # Charges of workers that are gone would never be released.
         charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]
-        now = time.monotonic()
-        self.ledger.settle(message.frontend, charges, now - UNDER_WAY_S, now)
+        self.ledger.settle(message.frontend, charges, time.monotonic() - UNDER_WAY_S)
 
     def empty_for_s(self) -> float:
         """For how long it has had no process, by the calls of this method."""

@@ -15,8 +15,9 @@ from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
+from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
@@ -39,7 +40,7 @@ class _Served:
     works: tuple[asyncio.Task[None], ...]
 
 
-@service(config=RouterSettings, role="router")
+@service(config=RouterSettings, role=ROUTER_ROLE)
 class Router(Service):
     """Assigns requests to workers, and counts them as their load until they are released.
 
@@ -64,13 +65,15 @@ class Router(Service):
         for name, work in self._own.works():
             self._context.tasks.spawn(name, work)
         bus = self._context.bus
-        await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue="router")
+        await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue=ROUTER_ROLE)
+        await bus.listen(subjects.charged, Charged, self._on_charged)
         await bus.listen(subjects.released, Released, self._on_released)
         await bus.listen(subjects.charges, Charges, self._on_charges)
         await bus.listen(subjects.prefilled, Prefilled, self._on_prefilled)
         await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
         every = Subjects(self._context.namespace, "*")
-        await bus.subscribe(every.assign, self._on_assign_in_revision, queue="router")
+        await bus.subscribe(every.assign, self._on_assign_in_revision, queue=ROUTER_ROLE)
+        await bus.subscribe(every.charged, self._on_charged_in_revision)
         await bus.subscribe(every.released, self._on_released_in_revision)
         await bus.subscribe(every.charges, self._on_charges_in_revision)
         await bus.subscribe(every.prefilled, self._on_prefilled_in_revision)
@@ -80,6 +83,9 @@ class Router(Service):
 
     async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
         await answer.send(self._assign(self._own, request))
+
+    async def _on_charged(self, charged: Charged) -> None:
+        self._own.take_over(charged)
 
     async def _on_released(self, released: Released) -> None:
         self._own.release(released)
@@ -104,6 +110,9 @@ class Router(Service):
         else:
             # Other revisions' questions do not wait for it.
             self._context.tasks.spawn("answer", self._answer(served, request, message.reply))
+
+    async def _on_charged_in_revision(self, message: Message) -> None:
+        self._serve(revision_in(message.subject)).routing.take_over(codec.decode(message.data, Charged))
 
     async def _on_released_in_revision(self, message: Message) -> None:
         served = self._revisions.get(revision_in(message.subject))
@@ -167,9 +176,18 @@ class Router(Service):
         routed = routing.assign(request)
         self._assignments.add(request, routed, routing.subjects.revision)
         self._note()
+        assignment = routed.assignment
+        if assignment.worker is not None and self._has_others():
+            assignment = replace(assignment, tell=True)
         if not request.explain:
-            return routed.assignment
-        return replace(routed.assignment, route=route_row(request, routed.assignment, routed.costs))
+            return assignment
+        return replace(assignment, route=route_row(request, assignment, routed.costs))
+
+    def _has_others(self) -> bool:
+        """Whether there are further routers. They hear of an assignment by its frontend, which tells them of its end as
+        well: in this order."""
+        lease = self._context.lease
+        return any(each.role == ROUTER_ROLE and each.lease != lease for each in self._own.members())
 
     def _note(self) -> None:
         """Have the counts published."""

@@ -119,6 +119,11 @@ class Subjects:
         return f"{self._root}.router.released"
 
     @property
+    def charged(self) -> str:
+        """Tells routers what another one has assigned."""
+        return f"{self._root}.router.charged"
+
+    @property
     def charges(self) -> str:
         """Tells the router all requests of a frontend that workers have."""
         return f"{self._root}.router.charges"
@@ -187,6 +192,10 @@ class Subjects:
     def requests(self, lease: str) -> str:
         """Asks a frontend for its requests, or to migrate some (request and answer)."""
         return f"{self._root}.requests.{lease}"
+
+    def metrics(self, lease: str) -> str:
+        """Asks a frontend for its metrics (request and answer)."""
+        return f"{self._server}.metrics.{lease}"
 
     def claims(self, lease: str) -> str:
         """Asks a frontend for the request of a prefill job (request and answer)."""

@@ -9,15 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dynamo_local.core.messages.metrics import MetricFamily
+from dynamo_local.core.metrics.shares import Across
+
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric under /metrics. Names of counters end in `_total`; counters restart with the process that counts."""
+    """A metric under /metrics. Names of counters end in `_total`; counters restart with the process that counts.
+
+    `each`: each frontend counts what it does itself. The others are of the server: each frontend knows them.
+    """
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    each: bool = False
 
 
 _PROCESS = ("model", "watcher", "component", "role")
@@ -71,15 +78,22 @@ PREFILL_S = Metric(
     "Time with requests that had no first token yet",
     _WORKER,
 )
-IN_FLIGHT = Metric("dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet", ("model",))
+IN_FLIGHT = Metric(
+    "dynamo_frontend_requests_in_flight", "gauge", "Requests that are not answered yet", ("model",), each=True
+)
 HELD = Metric(
-    "dynamo_frontend_requests_held", "gauge", "Requests that wait for a first worker, by class of priority", _CLASS
+    "dynamo_frontend_requests_held",
+    "gauge",
+    "Requests that wait for a first worker, by class of priority",
+    _CLASS,
+    each=True,
 )
 REFUSED = Metric(
     "dynamo_frontend_refused_requests_total",
     "counter",
     "Requests refused for want of room, by class of priority. `bound`: the setting, max-requests or max-held",
     (*_CLASS, "bound"),
+    each=True,
 )
 HOLD_SECONDS = Metric(
     "dynamo_frontend_hold_seconds",
@@ -87,12 +101,14 @@ HOLD_SECONDS = Metric(
     "Time for which requests waited so. `woken`: how the endpoint was idle (parked, asleep), or no; `outcome`: served, "
     "refused, or left by the client",
     ("model", "woken", "outcome"),
+    each=True,
 )
 COLD = Metric(
     "dynamo_frontend_cold_conversations_total",
     "counter",
     "Requests of conversations that were answered before, and whose cache was dropped since: no worker had kept it",
     ("model",),
+    each=True,
 )
 USAGE_REQUESTS = Metric(
     "dynamo_usage_requests_total",
@@ -100,55 +116,77 @@ USAGE_REQUESTS = Metric(
     "Requests that a model was asked; failed: answered with an error, or left by the client. With the key of an "
     "administrator, this and the next four are shown for each API key, otherwise without `key`",
     ("model", "key", "outcome"),
+    each=True,
 )
 USAGE_PROMPT = Metric(
     "dynamo_usage_prompt_tokens_total",
     "counter",
     "Prompt tokens as answers tell them: of several choices once, cached or not",
     ("model", "key"),
+    each=True,
 )
 USAGE_CACHED = Metric(
-    "dynamo_usage_cached_tokens_total", "counter", "Those of them that a worker had in its KV cache", ("model", "key")
+    "dynamo_usage_cached_tokens_total",
+    "counter",
+    "Those of them that a worker had in its KV cache",
+    ("model", "key"),
+    each=True,
 )
-USAGE_OUTPUT = Metric("dynamo_usage_output_tokens_total", "counter", "Tokens of answers", ("model", "key"))
-USAGE_SECONDS = Metric("dynamo_usage_seconds_total", "counter", "Time of these requests", ("model", "key"))
+USAGE_OUTPUT = Metric("dynamo_usage_output_tokens_total", "counter", "Tokens of answers", ("model", "key"), each=True)
+USAGE_SECONDS = Metric("dynamo_usage_seconds_total", "counter", "Time of these requests", ("model", "key"), each=True)
 USAGE_PENDING = Metric(
     "dynamo_usage_pending_records",
     "gauge",
     "Records of usage that cannot be written now, and are kept in memory",
+    each=True,
 )
 USAGE_LOST = Metric(
-    "dynamo_usage_lost_records_total", "counter", "Records of usage that are lost: too many could not be written"
+    "dynamo_usage_lost_records_total",
+    "counter",
+    "Records of usage that are lost: too many could not be written",
+    each=True,
 )
 PREFILLS = Metric(
-    "dynamo_prefills_total", "counter", "Decisions about remote prefill, by outcome", ("model", "outcome")
+    "dynamo_prefills_total",
+    "counter",
+    "Decisions about remote prefill, by outcome",
+    ("model", "outcome"),
+    each=True,
 )
 MIGRATIONS = Metric(
     "dynamo_migrations_total",
     "counter",
     "Migrations of running requests to other workers, by outcome and reason",
     ("model", "outcome", "reason"),
+    each=True,
 )
 PULLED_TOKENS = Metric(
-    "dynamo_migrations_pulled_tokens_total", "counter", "Tokens whose KV migrations have pulled", ("model",)
+    "dynamo_migrations_pulled_tokens_total",
+    "counter",
+    "Tokens whose KV migrations have pulled",
+    ("model",),
+    each=True,
 )
 PULLED_BYTES = Metric(
     "dynamo_migrations_pulled_bytes_total",
     "counter",
     "Size of this KV, where the destinations' engines report it",
     ("model",),
+    each=True,
 )
 MIGRATION_GAP_SECONDS = Metric(
     "dynamo_migration_gap_seconds",
     "histogram",
     "Time from the last token before a migration to the first after it",
     ("model",),
+    each=True,
 )
 MIGRATION_GAP_STEPS = Metric(
     "dynamo_migration_gap_steps",
     "histogram",
     "The same gap, in steps of the request before the migration",
     ("model",),
+    each=True,
 )
 QUEUE = Metric("dynamo_prefill_queue_jobs", "gauge", "Jobs in the prefill queue", ("model", "state"))
 ENDPOINT_STATE = Metric(
@@ -231,4 +269,34 @@ PLANNER_DECISIONS = Metric(
     ("change",),
 )
 
+FRONTENDS = Metric("dynamo_frontends", "gauge", "Frontends whose metrics these are, the one that answers included")
+FRONTENDS_UNREAD = Metric(
+    "dynamo_frontends_unread",
+    "gauge",
+    "Further frontends, which have not told their metrics in time; their last known counters are in the sums",
+)
+
 METRICS: tuple[Metric, ...] = tuple(found for found in list(globals().values()) if isinstance(found, Metric))
+
+_OF_EACH = frozenset(metric.name.removesuffix("_total") for metric in METRICS if metric.each)
+
+_OTHER_SUMS = frozenset(
+    {
+        "process_virtual_memory_bytes",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+    }
+)
+"""Gauges of libraries that are added up."""
+
+
+def across_frontends(family: MetricFamily) -> Across:
+    """Return what becomes of a metric that several frontends have. Of the server's own counters the largest value is
+    shown: a frontend that was started later has counted less."""
+    if not family.name.startswith("dynamo_"):
+        return "sum" if family.kind != "gauge" or family.name in _OTHER_SUMS else "own"
+    if family.name in _OF_EACH:
+        return "sum"
+    return "own" if family.kind == "gauge" else "max"

@@ -271,7 +271,8 @@ def _of_router(members: Sequence[Presence]) -> Iterator[Sample]:
     for metric, name in _ROUTER_COUNTS.items():
         known = [count for one in counts if (count := getattr(one, name)) is not None]
         if known:
-            yield Sample(metric, (), sum(known))
+            # All routers know of the same blocks and workers.
+            yield Sample(metric, (), sum(known) if metric.kind == "counter" else max(known))
 
 
 def _of_planner(report: PlannerReport) -> Iterator[Sample]:

@@ -17,7 +17,8 @@ from dynamo_local.monitor.rates import Rates
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 4.0
+"""A frontend asks the others, and waits for two seconds."""
 _MAX_BYTES = 8 * 1024 * 1024
 
 _FINISHED = "vllm:request_success_total"

@@ -12,6 +12,7 @@ from pathlib import Path
 from components.frontend.endpoints.model import MakeApplication, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
+from components.frontend.limits.rooms import Room
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import Announcer
@@ -36,13 +37,24 @@ _LOOK_S = 0.05
 class FrontendIdentity:
     """The frontend process, as it announces itself in the scopes of revisions."""
 
-    def __init__(self, watcher: Watcher, lease: str, bus: Bus, private_dir: Path, *, routed: bool) -> None:
-        """`routed`: the server has a router."""
+    def __init__(
+        self,
+        watcher: Watcher,
+        lease: str,
+        bus: Bus,
+        private_dir: Path,
+        *,
+        routed: bool,
+        room: Callable[[str], Room | None] = lambda _: None,
+    ) -> None:
+        """`routed`: the server has a router. `room` returns what all frontends have under way for a model; None: there
+        is only this one."""
         self.watcher = watcher
         self.lease = lease
         self.bus = bus
         self.private_dir = private_dir
         self.routed = routed
+        self.room = room
 
     def scope(self, revision: str) -> ModelScope:
         """Return what a revision is served with: a part of the connection, and tasks of its own."""
@@ -91,6 +103,7 @@ class ServedRevision:
         self._changed = asyncio.Event()
         self._on_names: Callable[[], None] = lambda: None
         self.entry = ModelEntry(listed.served_names, self._why_not, limits, comes=self._comes)
+        self.entry.room = identity.room(listed.revision)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -148,6 +148,7 @@ class ServedModels:
         entry = self._absent.get(name)
         if entry is None:
             entry = self._absent[name] = ModelEntry(names, why_not, self._limits, comes=comes)
+            entry.room = self._identity.room(name)
             self._may_wake(entry, view.spec.adapter_of or name)
         entry.names, entry.cards = names, cards
         return entry

@@ -32,6 +32,7 @@ from components.frontend.http.outgoing import with_setting_names
 from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, charge_to
+from components.frontend.limits.rooms import Rooms
 from components.frontend.priority import submitted_at
 from dynamo_local.core.http.admission import (
     AdmissionLimits,
@@ -76,9 +77,10 @@ class HttpGate:
         gatekeeper: Gatekeeper | None = None,
         stores: Mapping[str, Handler] = NO_STORES,
         answers: KeptAnswers | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
         """`known_keys`: those of the registry; `gatekeeper`: keeps their limits. `stores`: answers about what is stored
-        for clients, by the beginning of the path. `answers`: those that are kept."""
+        for clients, by the beginning of the path. `answers`: those that are kept. `rooms`: as in Generations."""
         self._app = app
         self._limits = limits
         self._models = models
@@ -89,7 +91,7 @@ class HttpGate:
         self._settings = frozenset(names.settings)
         self._administration = administration
         self._stores = stores
-        self._generations = Generations(models, is_draining, meter=meter)
+        self._generations = Generations(models, is_draining, meter=meter, rooms=rooms)
         self._keeping = None if answers is None else Keeping(answers, limits, self._admit)
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:

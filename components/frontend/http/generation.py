@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.outgoing import with_retry_after, with_stream_headers
 from components.frontend.http.usage import Metered, UsageMeter
 from components.frontend.keys.ticket import note_demand
+from components.frontend.limits.rooms import Rooms
 from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.conversations import conversation_of
@@ -110,7 +111,7 @@ class _Entered(NamedTuple):
 
 
 class Generations:
-    """Carries out requests that generate. `under_way`: their number, those that are held included."""
+    """Carries out requests that generate."""
 
     def __init__(
         self,
@@ -118,12 +119,21 @@ class Generations:
         is_draining: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         meter: UsageMeter | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
+        """`rooms`: what all frontends have under way; None: there is only this one."""
+        self._rooms = rooms
+        self._exclusively = nullcontext if rooms is None else rooms.exclusively
         self._models = models
         self._meter = meter or UsageMeter()
         self._is_draining = is_draining
         self._clock = clock
-        self.under_way = 0
+        self._under_way = 0
+
+    @property
+    def under_way(self) -> int:
+        """Number of requests that generate, of all frontends, those that are held included."""
+        return self._under_way if self._rooms is None else self._rooms.under_way
 
     async def serve(
         self, request: GenerationRequest, after_body: Receive, send: Send, changed: Callable[[Send], Send]
@@ -140,6 +150,11 @@ class Generations:
         unready = self._unready(entry)
         if unready is not None and (why := self._refused(request, entry, unready)) is not None:
             return unavailable(why)
+        # Nothing was awaited since the model was chosen; but another frontend may have taken the room.
+        with self._exclusively():
+            if not _has_room(entry, request, demand.sequences):
+                return self._full(entry, request, demand)
+            entry.enter(demand.sequences, request.priority, request.key)
         with self._meter.of(request.scope, entry, request.model, as_told=request.searches_beams) as metered:
             exchange = Exchange(request, after_body, EarlyAnswer(metered.sending(send), request.scope["path"]), changed)
             return await self._serve(exchange, entry, demand, unready, metered)
@@ -147,9 +162,7 @@ class Generations:
     async def _serve(
         self, exchange: Exchange, entry: ModelEntry, demand: Demand, unready: Unready | None, metered: Metered
     ) -> Refusal | None:
-        self.under_way += 1
-        # Nothing was awaited since the model was chosen: what is admitted for a model is counted there.
-        entry.enter(demand.sequences, exchange.request.priority, exchange.request.key)
+        self._count(1)
         try:
             if unready is None:
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
@@ -160,7 +173,12 @@ class Generations:
                 metered.refused(refusal.status)
             return refusal
         finally:
-            self.under_way -= 1
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._under_way += change
+        if self._rooms is not None:
+            self._rooms.note_under_way(self._under_way)
 
     async def _run(self, exchange: Exchange, entered: _Entered) -> None:
         """Pass on a request that has entered."""
@@ -223,11 +241,14 @@ class Generations:
         Raises ClientGoneError.
         """
         request, unready = exchange.request, self._unready(entry)
-        if unready is not None and (why := self._refused(request, entry, unready)) is not None:
-            return unavailable(why)
         held = Held(demand.sequences, self._clock(), request.streams, request.priority, request.key)
         place = _Place(held, entry)
-        entry.hold(held)
+        with self._exclusively():
+            if unready is not None and (why := self._refused(request, entry, unready)) is not None:
+                return unavailable(why)
+            if not _has_room(entry, request, demand.sequences):
+                return self._full(entry, request, demand)
+            entry.hold(held)
         if len(entry.line) == 1:
             _log.info("requests for %s wait: %s", _name(entry), self._why(entry))
         outcome: _Entered | Refusal | None = None
@@ -292,7 +313,9 @@ class Generations:
     def _refused(self, request: GenerationRequest, entry: ModelEntry, unready: Unready) -> str | None:
         """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
         held, one, limits = entry.line.requests, request.priority_class, entry.limits
-        waiting, has_room = held.ahead(one), may_come(1, request.key, one, limits.max_held, held)
+        others = entry.others_held(one)
+        waiting = held.ahead(one) + others
+        has_room = may_come(1, request.key, one, max(limits.max_held - others, 0), held)
         if not has_room and unready.comes:
             self._models.note_refused(entry, one, "max-held")
         if (why := refused(unready, waiting, limits, has_room=has_room)) is None or entry.waking is None:
@@ -312,10 +335,12 @@ class Generations:
         demand = examine(request.fields, entry.limits)
         if isinstance(demand, Refusal):
             return demand
-        one, bound = request.priority_class, entry.limits.max_requests
-        if may_come(demand.sequences, request.key, one, bound, *entry.taken):
+        if _has_room(entry, request, demand.sequences):
             return entry, demand
-        self._models.note_refused(entry, one, "max-requests")
+        return self._full(entry, request, demand)
+
+    def _full(self, entry: ModelEntry, request: GenerationRequest, demand: Demand) -> Refusal:
+        self._models.note_refused(entry, request.priority_class, "max-requests")
         return _busy(entry, request, demand.sequences)
 
     def _unready(self, entry: ModelEntry) -> Unready | None:
@@ -331,12 +356,18 @@ def unavailable(why: str) -> Refusal:
     return Refusal(503, why, "ServiceUnavailableError", retry_after_s=RETRY_NO_WORKER_S)
 
 
+def _has_room(entry: ModelEntry, request: GenerationRequest, asked: int) -> bool:
+    one = request.priority_class
+    return may_come(asked, request.key, one, entry.bound(one), *entry.taken)
+
+
 def _busy(entry: ModelEntry, request: GenerationRequest, asked: int) -> Refusal:
-    one, bound = request.priority_class, entry.limits.max_requests
-    ahead = sum(part.ahead(one) for part in entry.taken)
-    of_these = "" if ahead == entry.demand else f" of priority {one} or higher"
-    share = share_of(request.key, one, bound, *entry.taken)
+    one, lowest = request.priority_class, tuple(PriorityClass)[-1]
+    ahead = entry.others_ahead(one) + sum(part.ahead(one) for part in entry.taken)
+    of_these = "" if ahead == entry.demand + entry.others_ahead(lowest) else f" of priority {one} or higher"
+    share = share_of(request.key, one, entry.bound(one), *entry.taken)
     of_key = f", {share.has} of them with this key, whose share is {share.share}" if share.keys > 1 else ""
+    bound = entry.limits.max_requests
     under_way = f"{ahead} of at most {bound} sequences{of_these} (setting max-requests) are under way"
     why = f"{under_way}{of_key}, {asked} asked for"
     return Refusal(429, why, "RateLimitError", retry_after_s=RETRY_BUSY_S)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from components.frontend.http.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
+from components.frontend.limits.rooms import Room
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.conversations import Conversations
@@ -19,7 +20,7 @@ from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, 
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.priority.classes import PriorityClass
+from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.priority.occupancy import Occupancy
 
 _SHOWN = 3
@@ -81,6 +82,8 @@ class ModelEntry:
     """What the model has answered, and whether its workers still have it cached."""
     waking: Waking | None = None
     """Has the model's endpoint woken; None: the model belongs to none."""
+    room: Room | None = None
+    """What the other frontends have under way for the model; None: there are no others."""
 
     @property
     def busy(self) -> bool:
@@ -96,6 +99,18 @@ class ModelEntry:
     def taken(self) -> tuple[Occupancy, Occupancy]:
         """The demand by class and key."""
         return self.in_flight, self.line.sequences
+
+    def others_ahead(self, one: PriorityClass) -> int:
+        """Of the demand at the other frontends, what counts against a bound of this class."""
+        return 0 if self.room is None else self.room.others_ahead(one)
+
+    def bound(self, one: PriorityClass) -> int:
+        """Sequences of this class that may be under way here: those of all frontends together, less those elsewhere."""
+        return max(0, self.limits.max_requests - self.others_ahead(one))
+
+    def others_held(self, one: PriorityClass) -> int:
+        """Requests of this class and of higher ones that the other frontends hold."""
+        return 0 if self.room is None else self.room.others_held(one)
 
     def name_of(self, asked: str | None) -> str:
         """Return the endpoint that a request is for, which asks for a model by this name; None: it names none. For the
@@ -131,6 +146,7 @@ class ModelEntry:
     def hold(self, held: Held) -> None:
         """Count a request as held."""
         self.line.join(held)
+        self._count_held(held, 1)
         self.on_change()
         self._look_to_wake()
 
@@ -143,6 +159,7 @@ class ModelEntry:
     def release(self, held: Held) -> None:
         """Count it as held no more."""
         self.line.leave(held)
+        self._count_held(held, -1)
         self.on_change()
         self._look_to_wake()
 
@@ -163,7 +180,14 @@ class ModelEntry:
     def _count(self, requests: int, sequences: int, priority: int, key: str) -> None:
         self.requests += requests
         self.in_flight.add(priority, key, sequences)
+        if self.room is not None:
+            self.room.add(class_of(priority), sequences)
         self.on_change()
+
+    def _count_held(self, held: Held, change: int) -> None:
+        if self.room is not None:
+            self.room.add(class_of(held.priority), change * held.sequences)
+            self.room.add_held(class_of(held.priority), change)
 
     def _look_to_wake(self) -> None:
         if self.waking is not None:

@@ -1,57 +1,29 @@
-"""What all frontends of a server count against the limits of keys: one file, mapped into each of them.
+"""What all frontends of a server count against the limits of keys, in the file that they share (limits/places.py).
 
-    place p of a frontend           byte p: 1 if it is taken; locked by the frontend as long as it lives
-    when the keys changed last      a number (state/limits_file.py)
-    slot s of a key                 number of the key, paid-at of requests, paid-at of tokens, in flight by place
-
-A slot is changed under a lock on one byte, for microseconds; a frontend that is alone needs none. Locks belong to
-open files (OFD locks), so the kernel frees those of a frontend that is killed; what was in flight there is dropped by
-whoever finds its place unlocked. Nothing here is durable: the file is in the run directory, and an empty one is a fresh
-start.
+slot s of a key                 number of the key, paid-at of requests, paid-at of tokens, in flight by place
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import logging
-import mmap
-import os
 import struct
-import time
 from enum import Enum, auto
-from pathlib import Path
 
+from components.frontend.limits.places import HEAD, PLACES, Places
 from dynamo_local.core.keys.limits import give_back, take
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey
-from dynamo_local.log_once import LogOnce
-from state.files import FILE_MODE, make_private_directory, system_errors
 from state.limits_file import CHANGED_AT
 
-_log = logging.getLogger(__name__)
-
-PLACES = 64
-"""Frontends that count at the same time. Further ones share the last place."""
-
-_JOIN_S = 0.05
-
-_HEAD = 4096
-_CLAIM_LOCK = 1023
 _SLOT_LOCKS = 1024
 _COUNTS = struct.Struct(f"={PLACES}I")
 _WORD = 8
-_FIRST = _HEAD // _WORD
+_FIRST = HEAD // _WORD
 """Where the first row begins. Like all that follows in words, of eight bytes."""
 _REQUESTS, _TOKENS, _IN_FLIGHT = 1, 2, 3
 """Where a row has these; its key's number comes first."""
 _ROW = _IN_FLIGHT + PLACES // 2
-SIZE = _HEAD + MOST_KEYS * _ROW * _WORD
-
-_FLOCK = struct.Struct("hhqqi4x")
-_ATTEMPTS, _PAUSE_S = 100, 50e-6
-"""A holder keeps a slot for microseconds. One that is stopped in between must not stop the others: after these attempts
-they go on without the lock, and may miscount what that one had under way."""
+END = HEAD + MOST_KEYS * _ROW * _WORD
+"""Where the keys' part of the file ends, in bytes."""
 
 
 class Denial(Enum):
@@ -64,30 +36,21 @@ class Denial(Enum):
 class Counters:
     """The counters, for one frontend. To be used by its event loop alone."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises StateError if the file cannot be made."""
-        make_private_directory(path.parent)
-        with system_errors(f"cannot open {path}"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-            # Room for all of it now: a page that the disk has no room for later would kill the process.
-            os.posix_fallocate(self._file, 0, SIZE)
-            self._map = mmap.mmap(self._file, SIZE)
+    def __init__(self, places: Places) -> None:
+        self.places, self._map = places, places.map
         whole = memoryview(self._map)
         self._numbers, self._times, self._counts = whole.cast("Q"), whole.cast("d"), whole.cast("I")
         self._views = (self._numbers, self._times, self._counts, whole)
-        self._log_once = LogOnce(_log)
         self._alone = self._locked = False
-        self.place = self._claim()
-        self._own_count = 2 * _IN_FLIGHT + self.place
-        self._alone_places = bytes(int(place == self.place) for place in range(PLACES))
+        self._own_count = 2 * _IN_FLIGHT + places.own
+        # What was in flight with the last frontend that had the place.
+        for slot in range(MOST_KEYS):
+            self._counts[2 * (_FIRST + slot * _ROW) + self._own_count] = 0
 
     def close(self) -> None:
-        """Give up the place."""
-        self._map[self.place] = 0
+        """Count no more: the file can be closed then."""
         for view in self._views:
             view.release()
-        self._map.close()
-        os.close(self._file)
 
     def admit(self, key: ApiKey, now: float) -> Denial | None:
         """Count a request as in flight, and as one of its minute, if the key's limits allow both."""
@@ -167,8 +130,8 @@ class Counters:
 
     def _hold(self, key: ApiKey) -> int:
         """Hold the lock of a key's slot. Returns where its row begins, which is made anew if another key had it."""
-        self._alone = self._map[:PLACES] == self._alone_places
-        self._locked = not self._alone and self._lock(_SLOT_LOCKS + key.slot)
+        self._alone = self.places.alone
+        self._locked = not self._alone and self.places.lock(_SLOT_LOCKS + key.slot)
         row = _FIRST + key.slot * _ROW
         if self._numbers[row] != key.number:
             self._map[_WORD * row : _WORD * (row + _ROW)] = key.number.to_bytes(_WORD, "little") + bytes(
@@ -178,49 +141,12 @@ class Counters:
 
     def _let_go(self, key: ApiKey) -> None:
         self._locked = False
-        self._set_lock(_SLOT_LOCKS + key.slot, fcntl.F_UNLCK)
-
-    def _lock(self, at: int) -> bool:
-        for _ in range(_ATTEMPTS):
-            if self._set_lock(at, fcntl.F_WRLCK):
-                return True
-            time.sleep(_PAUSE_S)
-        self._log_once.warn("a frontend does not let go of the limits of a key: it is stopped; limits may be inexact")
-        return False
-
-    def _claim(self) -> int:
-        """Take the first place that no living frontend has, and drop what was in flight there."""
-        claiming = self._lock(_CLAIM_LOCK)
-        free = [place for place in range(PLACES) if self._set_lock(place, fcntl.F_WRLCK)]
-        own = free[0] if free else PLACES - 1
-        for place in free:
-            # Of a frontend that was killed.
-            self._map[place] = 0
-            if place != own:
-                self._set_lock(place, fcntl.F_UNLCK)
-        self._map[own] = 1
-        if claiming:
-            self._set_lock(_CLAIM_LOCK, fcntl.F_UNLCK)
-        if self._map[:PLACES].count(1) > 1:
-            # One that was alone until now ends what it does without a lock.
-            time.sleep(_JOIN_S)
-        for slot in range(MOST_KEYS):
-            self._counts[2 * (_FIRST + slot * _ROW + _IN_FLIGHT) + own] = 0
-        return own
+        self.places.unlock(_SLOT_LOCKS + key.slot)
 
     def _drop_dead(self, row: int) -> None:
         """Drop what is in flight with frontends that are gone."""
-        for place, count in enumerate(self._counts_of(row)):
-            if count and place != self.place and self._set_lock(place, fcntl.F_WRLCK):
-                self._counts[2 * (row + _IN_FLIGHT) + place] = 0
-                self._set_lock(place, fcntl.F_UNLCK)
 
-    def _set_lock(self, at: int, kind: int) -> bool:
-        """Take or give up the lock of one byte. Returns whether that was possible at once."""
-        try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
+        def drop(place: int) -> None:
+            self._counts[2 * (row + _IN_FLIGHT) + place] = 0
+
+        self.places.drop_dead((place for place, count in enumerate(self._counts_of(row)) if count), drop)

@@ -13,7 +13,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charged, Charges, Prefilled, Released
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.ledger import Ledger
@@ -67,7 +67,7 @@ class LocalAssigner:
         choice = self._policy.choose(request, self._fleet.view.routable(), self.ledger, time.monotonic())
         if choice is None:
             return Assignment(None)
-        self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens)
+        self.ledger.charge(request.frontend, request.request_id, choice.worker, request.tokens, time.monotonic())
         assignment = Assignment(choice.worker)
         route = route_row(request, assignment, choice.costs) if request.explain else None
         return msgspec.structs.replace(assignment, route=route)
@@ -79,7 +79,7 @@ class LocalAssigner:
         self.ledger.release(self._frontend, request_id)
 
     async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
-        self.ledger.charge(self._frontend, request_id, worker, tokens)
+        self.ledger.charge(self._frontend, request_id, worker, tokens, time.monotonic())
 
     async def run(self) -> None:
         return
@@ -124,8 +124,20 @@ class RouterAssigner:
             # The router's view of the fleet is older than this one: it has just started, or has hung.
             return await self._fallback.assign(request)
         uncached = None if assignment.cached is None else max(request.tokens - assignment.cached, 0)
-        self._fallback.ledger.charge(self._frontend, request.request_id, worker, request.tokens, uncached=uncached)
+        charge = Charge(request.request_id, worker, request.tokens, uncached, assignment.at)
+        self._fallback.ledger.take_over(self._frontend, charge)
+        if assignment.tell:
+            await self._tell(Charged(self._frontend, charge, request.blocks))
         return assignment
+
+    async def _tell(self, charged: Charged) -> None:
+        """Tell all routers what one of them has assigned."""
+        try:
+            await self._bus.send(self._subjects.charged, charged)
+        except BusError as error:
+            _log.warning(
+                "other routers were not told of an assignment (%s); the next report corrects their view", error
+            )
 
     async def prefilled(self, request_id: str) -> None:
         await self._fallback.prefilled(request_id)

@@ -48,6 +48,11 @@ class _ServeCommand(click.Command):
 @click.option("--workers", type=click.IntRange(min=1), help="Number of workers, each with a copy of the model.")
 @click.option("--disagg", is_flag=True, help="Compute long prompts on prefill workers, beside the others.")
 @click.option("--prefill-workers", type=click.IntRange(min=1), help="Number of prefill workers. Implies --disagg.")
+@click.option(
+    "--frontends",
+    type=click.IntRange(min=1),
+    help="Number of frontends, which answer on the one port. Each can use a core.",
+)
 @click.option("--planner", is_flag=True, help="Let the planner add and remove workers; otherwise it only observes.")
 @click.option(
     "--auto-parsers/--no-auto-parsers",
@@ -188,9 +193,8 @@ def serve(
         click.echo(engine_help(options["help_engine"]))
         return
     mode = _mode(Mode, options)
-    wishes = Wishes(
-        options["workers"], options["prefill_workers"], options["disagg"], options["planner"], options["auto_parsers"]
-    )
+    names = ("workers", "prefill_workers", "disagg", "planner", "auto_parsers", "frontends")
+    wishes = Wishes(*(options[name] for name in names))
     line = parse(join_values(checked(arguments)))
     if click.get_current_context().get_parameter_source("port") is ParameterSource.DEFAULT:
         given = port_in(config, line.overrides)

@@ -10,7 +10,7 @@ from dynamo_local.core.errors import UsageError
 AGGREGATED = "components.graphs.aggregated:Frontend"
 DISAGGREGATED = "components.graphs.disaggregated:Frontend"
 OF_ENDPOINTS = "components.graphs.endpoints:Frontend"
-_WORKERS, _PREFILL_WORKERS = "VllmWorker", "PrefillWorker"
+_FRONTENDS, _WORKERS, _PREFILL_WORKERS = "Frontend", "VllmWorker", "PrefillWorker"
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Wishes:
     disagg: bool = False
     planner: bool = False
     parsers: bool = True
+    frontends: int | None = None
 
 
 def graph_of(target: Target, wishes: Wishes) -> str:
@@ -36,6 +37,7 @@ def graph_of(target: Target, wishes: Wishes) -> str:
         ("--prefill-workers", wishes.prefill_workers is not None, f"--{_PREFILL_WORKERS}.ServiceArgs.workers=N"),
         ("--disagg", wishes.disagg, "examples.llm.graphs.disagg:Frontend as the graph"),
         ("--planner", wishes.planner, "--Planner.no-operation=false"),
+        ("--frontends", wishes.frontends is not None, f"--{_FRONTENDS}.ServiceArgs.workers=N"),
     ):
         if given:
             raise UsageError(f"{option} goes with a model, and {target.name} is a graph", f"write {instead}")
@@ -55,5 +57,9 @@ def _check_no_model(wishes: Wishes) -> None:
 
 def overrides_of(wishes: Wishes) -> tuple[str, ...]:
     """The options for a model as options of services."""
-    counts = ((_WORKERS, wishes.workers), (_PREFILL_WORKERS, wishes.prefill_workers))
+    counts = (
+        (_FRONTENDS, wishes.frontends),
+        (_WORKERS, wishes.workers),
+        (_PREFILL_WORKERS, wishes.prefill_workers),
+    )
     return tuple(f"--{service}.ServiceArgs.workers={count}" for service, count in counts if count is not None)

@@ -127,7 +127,7 @@ def _coming_up(ordered: Ordered, current: Seen) -> tuple[EndpointState, str]:
         return "fetching", current.doing or "its model is looked up"
     if not current.has_workers and not current.under_way and current.shortage and ordered.workers:
         return "waiting", current.shortage
-    if current.workers.ready and not current.frontends.ready:
+    if current.workers.ready and not current.frontends.are_ready:
         return "starting", "its frontend is not ready yet"
     return "waking" if ordered.waking else "starting", current.doing or "its workers start"
 

@@ -42,6 +42,9 @@ ENGINE_ROLES = WORKER_ROLES | {PREFILL_ROLE}
 FRONTEND_ROLE = "frontend"
 """Role of processes that take clients' requests."""
 
+ROUTER_ROLE = "router"
+"""Role of processes that assign requests to workers."""
+
 
 class Happened(enum.Enum):
     """Kinds of change in the fleet."""

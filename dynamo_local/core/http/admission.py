@@ -60,9 +60,9 @@ class AdmissionLimits(HoldLimits, RequestBounds):
     max_requests: int = field(
         default=256,
         metadata={
-            "help": "Maximum number of sequences (prompts times n, or inputs) in flight in the frontend, for each "
-            "model. More get status 429. Those of lower classes of priority do not count against a request, and an API "
-            "key that has less than its share of them gets in beyond, up to twice the number."
+            "help": "Maximum number of sequences (prompts times n, or inputs) in flight, for each model, with all "
+            "frontends together. More get status 429. Those of lower classes of priority do not count against a "
+            "request, and an API key that has less than its share of them gets in beyond, up to twice the number."
         },
     )
     max_headers: int = field(
@@ -83,7 +83,8 @@ class AdmissionLimits(HoldLimits, RequestBounds):
     max_connections: int = field(
         default=1024,
         metadata={
-            "help": "Maximum number of open connections. A further one replaces an idle one, or gets status 503."
+            "help": "Maximum number of open connections, of all frontends together. A further one replaces an idle "
+            "one, or gets status 503."
         },
     )
 

@@ -22,20 +22,28 @@ class ConnectionSlots(Generic[_C]):
     def __len__(self) -> int:
         return len(self._inside)
 
-    def enter(self, connection: _C, now: float) -> tuple[bool, _C | None]:
-        """Whether there is room, and which connection has to leave for that, if one has to.
+    def enter(self, connection: _C, now: float, elsewhere: int = 0) -> tuple[bool, _C | None]:
+        """Whether there is room, and which connection has to leave for that, if one has to. `elsewhere`: connections
+        of others that take up the same room.
 
         A connection that has entered waits for its client.
         """
         leaving = None
-        if len(self._inside) >= self._size:
-            leaving = next(iter(self._waiting), None)
-            if leaving is None or now - self._waiting[leaving] < GRACE_S:
+        if len(self._inside) + elsewhere >= self._size:
+            leaving = self.leave_longest(now)
+            if leaving is None:
                 return False, None
-            self.leave(leaving)
         self._inside.add(connection)
         self._waiting[connection] = now
         return True, leaving
+
+    def leave_longest(self, now: float) -> _C | None:
+        """Have the connection leave that has waited longest. None: there is none that would have to make room."""
+        leaving = next(iter(self._waiting), None)
+        if leaving is None or now - self._waiting[leaving] < GRACE_S:
+            return None
+        self.leave(leaving)
+        return leaving
 
     def served(self, connection: _C) -> None:
         """Note that the connection's request is complete: it is the server's turn now."""

@@ -30,8 +30,9 @@ class HoldLimits:
     max_held: int = field(
         default=256,
         metadata={
-            "help": "Maximum number of requests for each model that wait while it has no ready worker. More get status "
-            "503. They count in max-requests as well, and by class of priority and key as there."
+            "help": "Maximum number of requests for each model that wait while it has no ready worker, with all "
+            "frontends together. More get status 503. They count in max-requests as well, and by class of priority and "
+            "key as there."
         },
     )
 

@@ -27,6 +27,9 @@ BATCHES = "/v1/batches"
 RESPONSES = "/v1/responses"
 """Path of answers that are kept; behind it, a slash and an id, and behind that perhaps the next."""
 
+METRICS = "/metrics"
+"""Path of the metrics for Prometheus."""
+
 CANCEL = "/cancel"
 CONTENT = "/content"
 ROTATE = "/rotate"
@@ -101,7 +104,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/health": _PUBLIC,
         "/live": _PUBLIC,
         "/load": _PUBLIC,
-        "/metrics": _PUBLIC,
+        METRICS: _PUBLIC,
         "/ping": Route(frozenset({"GET", "POST"}), keyless=True),
         "/version": _PAGE,
         "/docs": _PAGE,

@@ -38,6 +38,10 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the router's policy looks at `AssignRequest.blocks`."""
     route: RouteRow | None = None
     """What was weighed. None: not asked for."""
+    at: float = 0.0
+    """When it was made (CLOCK_MONOTONIC, s)."""
+    tell: bool = False
+    """Whether there are further routers, which are to be told (Charged)."""
     v: int = VERSION
 
 
@@ -52,6 +56,17 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     tokens: int
     uncached: int | None = None
+    at: float = 0.0
+    """When it was assigned (CLOCK_MONOTONIC, s)."""
+
+
+class Charged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A router has assigned a request: told by the frontend, for the other routers. `blocks` as in AssignRequest."""
+
+    frontend: str
+    charge: Charge
+    blocks: bytes = b""
+    v: int = VERSION
 
 
 class Charges(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ always a little old: a burst of requests between two reports is spread as well.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from dataclasses import dataclass
 from dynamo_local.core.messages.routing import Charge
 from dynamo_local.core.routing.block_keys import unpack
 from dynamo_local.core.routing.index import PrefixIndex
+
+Moment = tuple[float, int]
+"""A time (CLOCK_MONOTONIC, s), and the order of what happened at the same time."""
+
+NEVER: Moment = (-math.inf, 0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Ledger:
         self._outstanding: Counter[str] = Counter()
         self._uncached: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
-        self._last_assigned: dict[str, int] = {}
+        self._last_assigned: dict[str, Moment] = {}
         self._assignments = 0
 
     def charge(
@@ -49,7 +55,8 @@ class Ledger:
         uncached: int | None = None,
         blocks: bytes = b"",
     ) -> None:
-        """Enter an assignment. An earlier one of the same request is replaced: a request has one owner.
+        """Enter an assignment that was made at `now`, perhaps by another router, of which this one hears later. An
+        earlier one of the same request is replaced: a request has one owner.
 
         `uncached`: tokens that the worker has to compute; None: all. `blocks`: keys of the context's full blocks,
         packed. Raises DecodeError if they are none.
@@ -62,7 +69,7 @@ class Ledger:
         self._uncached[worker] += charge.uncached
         self._requests[worker] += 1
         self._assignments += 1
-        self._last_assigned[worker] = self._assignments
+        self._last_assigned[worker] = max(self.last_assigned(worker), (now, self._assignments))
         if keys:
             self.index.expect(worker, keys)
 
@@ -92,12 +99,22 @@ class Ledger:
     def of_frontend(self, frontend: str) -> tuple[Charge, ...]:
         """All charges of a frontend's requests."""
         return tuple(
-            Charge(request_id, charge.worker, charge.tokens, charge.uncached)
+            Charge(request_id, charge.worker, charge.tokens, charge.uncached, charge.at)
             for (owner, request_id), charge in self._charges.items()
             if owner == frontend
         )
 
-    def settle(self, frontend: str, charges: Sequence[Charge], since: float, now: float) -> None:
+    def take_over(self, frontend: str, charge: Charge, blocks: bytes = b"") -> None:
+        """Enter an assignment that another router has made. Raises DecodeError if `blocks` are no keys."""
+        known = self._charges.get((frontend, charge.request_id))
+        if known is None or (known.worker, known.tokens, known.at) != (charge.worker, charge.tokens, charge.at):
+            self.charge(
+                *(frontend, charge.request_id, charge.worker, charge.tokens, charge.at),
+                uncached=charge.uncached,
+                blocks=blocks,
+            )
+
+    def settle(self, frontend: str, charges: Sequence[Charge], since: float) -> None:
         """Replace the charges of a frontend by its own account, which may lack those entered after `since`."""
         told = {charge.request_id for charge in charges}
         for key in [key for key, charge in self._charges.items() if key[0] == frontend and charge.at < since]:
@@ -106,7 +123,7 @@ class Ledger:
         for charge in charges:
             known = self._charges.get((frontend, charge.request_id))
             if known is None or (known.worker, known.tokens) != (charge.worker, charge.tokens):
-                self.charge(frontend, charge.request_id, charge.worker, charge.tokens, now, uncached=charge.uncached)
+                self.take_over(frontend, charge)
             elif charge.uncached == 0:
                 self.prefilled(frontend, charge.request_id)
 
@@ -139,6 +156,7 @@ class Ledger:
         young = [each.tokens for each in self._charges.values() if each.worker == worker and each.at > at]
         return sum(young), len(young)
 
-    def last_assigned(self, worker: str) -> int:
-        """Number of the assignment by which the worker was last charged, counted over all workers; 0 if never."""
-        return self._last_assigned.get(worker, 0)
+    def last_assigned(self, worker: str) -> Moment:
+        """When the worker was last charged; `NEVER` if it was not. It does not matter when this ledger heard of it: all
+        that hear the same agree."""
+        return self._last_assigned.get(worker, NEVER)

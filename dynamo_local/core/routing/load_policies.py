@@ -45,7 +45,7 @@ class RoundRobin:
     def choose(
         self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
     ) -> RoutingChoice | None:
-        return _cheapest(request, candidates, ledger, lambda worker: ledger.last_assigned(worker.lease))
+        return _cheapest(request, candidates, ledger, lambda _: 0.0)
 
 
 class DrawnByLot:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion, WeighedWorker
 from dynamo_local.core.names import endpoint_of, short_watcher
 from dynamo_local.core.routing.explanation import why
@@ -15,8 +16,6 @@ from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.frontends import look
 from dynamo_local.supervisor.admin.requests import told_id
 from state.paths import StatePaths
-
-ROUTER_ROLE = "router"
 
 _ANSWER_WITHIN_S = 5.0
 

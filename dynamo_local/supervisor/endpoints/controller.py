@@ -248,6 +248,8 @@ class EndpointController:
             namespace=ports.paths.namespace,
             frontend_deadline_s=ports.server.settings.ready_deadline_s,
             drain_s=ports.server.settings.drain_deadline_s,
+            members=ports.server.members,
+            frontends=ports.server.launch.graph.root.workers,
         )
 
     async def _renew(self, revision: Revision) -> None:

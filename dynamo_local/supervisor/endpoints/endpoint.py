@@ -332,7 +332,7 @@ class EndpointRun:
 
     def _busy(self) -> bool | None:
         """Whether requests are under way or held; None if that is not known."""
-        if self.takes is None or self.entry.earlier is not None or not self._revisions[self.takes].frontends.ready:
+        if self.takes is None or self.entry.earlier is not None or not self._revisions[self.takes].frontends.are_heard:
             return None
         numbers = [run.frontends.in_flight for run in self._revisions.values()]
         if any(numbers):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.reports.report import Report
@@ -23,7 +24,7 @@ class ControlledServer:
     `lock`: on the namespace, held as long as the server runs. `blueprint`: holds the templates of endpoints' revisions,
     which precede their first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of
     endpoints' workers that keep ending and are not started again, each with the reason; they hold their devices until
-    they are removed. `record`: notes an event.
+    they are removed. `record`: notes an event. `members`: the presences of all processes.
     """
 
     launch: Launch
@@ -35,6 +36,7 @@ class ControlledServer:
     given_up: Mapping[str, str]
     report: Report
     record: Callable[[Event], None]
+    members: Callable[[], Collection[Presence]]
 
 
 Controller = Callable[[ControlledServer], Coroutine[Any, Any, None]]

@@ -215,7 +215,7 @@ class Server:
             await self._allow_changes(circusd, specs)
             await asyncio.to_thread(files.remember)
             await self._take_token_orders(circus, bus, watch, files)
-            self._spawn_controller(bus, restarter)
+            self._spawn_controller(bus, restarter, watch)
             await self._await_ready(progress)
             await expiry
         finally:
@@ -229,7 +229,7 @@ class Server:
     def _templates(self) -> tuple[ServiceTemplate, ...]:
         return (*self._launch.templates, *self._blueprint.of_endpoints())
 
-    def _spawn_controller(self, bus: Bus, restarter: Restarter) -> None:
+    def _spawn_controller(self, bus: Bus, restarter: Restarter, watch: FleetWatch) -> None:
         if self._controller is None:
             return
         server = ControlledServer(
@@ -237,6 +237,7 @@ class Server:
             given_up=restarter.given_up,
             report=self._report,
             record=self._events.record,
+            members=watch.view.members,
         )
         self._tasks.spawn("controller", self._controller(server))
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.frontend.keys.counters import PLACES, SIZE, Counters, Denial
+from components.frontend.keys.counters import Counters, Denial
+from components.frontend.limits.places import PLACES, SIZE, Places
 from dynamo_local.core.keys.limits import margin_of, wait_s
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey
@@ -33,12 +34,17 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Counters] = []
 
     def one() -> Counters:
-        made.append(Counters(tmp_path / "run" / "limits"))
+        made.append(Counters(Places(tmp_path / "run" / "limits")))
         return made[-1]
 
     yield one
     for counters in made:
-        counters.close()
+        end(counters)
+
+
+def end(counters: Counters) -> None:
+    counters.close()
+    counters.places.close()
 
 
 def test_the_file_is_private_and_has_room_for_all_keys(make: Make, tmp_path: Path) -> None:
@@ -52,7 +58,7 @@ def test_the_file_is_private_and_has_room_for_all_keys(make: Make, tmp_path: Pat
 
 def test_frontends_count_together(make: Make) -> None:
     one, other = make(), make()
-    assert (one.place, other.place) == (0, 1)
+    assert (one.places.own, other.places.own) == (0, 1)
     limited = key(requests_at_once=2, requests_per_minute=4)
     assert one.admit(limited, NOW) is None
     assert other.admit(limited, NOW) is None
@@ -98,7 +104,7 @@ def test_what_a_killed_frontend_had_in_flight_is_dropped_when_the_room_is_needed
     assert survivor.admit(limited, NOW) is None
 
     def die() -> None:
-        counters = Counters(tmp_path / "run" / "limits")
+        counters = Counters(Places(tmp_path / "run" / "limits"))
         for _ in range(2):
             assert counters.admit(limited, NOW) is None
         os.kill(os.getpid(), signal.SIGKILL)
@@ -106,14 +112,14 @@ def test_what_a_killed_frontend_had_in_flight_is_dropped_when_the_room_is_needed
     assert in_child(die) == -signal.SIGKILL
     # Requests a minute are kept, requests in flight are not.
     assert [survivor.admit(limited, NOW) is None for _ in range(3)] == [True, True, False]
-    assert make().place == 1
+    assert make().places.own == 1
 
 
 def test_the_next_frontend_at_a_place_begins_with_nothing_in_flight(make: Make, tmp_path: Path) -> None:
     limited = key(requests_at_once=1)
 
     def die() -> None:
-        assert Counters(tmp_path / "run" / "limits").admit(limited, NOW) is None
+        assert Counters(Places(tmp_path / "run" / "limits")).admit(limited, NOW) is None
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(die) == -signal.SIGKILL
@@ -122,7 +128,7 @@ def test_the_next_frontend_at_a_place_begins_with_nothing_in_flight(make: Make, 
 
 def test_more_frontends_than_places_share_the_last(make: Make) -> None:
     frontends = [make() for _ in range(PLACES + 1)]
-    assert [frontends[-2].place, frontends[-1].place] == [PLACES - 1, PLACES - 1]
+    assert [frontends[-2].places.own, frontends[-1].places.own] == [PLACES - 1, PLACES - 1]
     assert frontends[-1].admit(key(requests_at_once=1), NOW) is None
     assert frontends[0].admit(key(requests_at_once=1), NOW) is not None
 
@@ -142,5 +148,5 @@ def test_never_more_in_flight_than_the_limit(make: Make, steps: list[tuple[int, 
             frontends[who].leave(limited, 0, 0.0, NOW)
             in_flight[who] -= 1
     for frontend in frontends:
-        frontend.close()
-        frontend.close = lambda: None  # type: ignore[method-assign]
+        end(frontend)
+        frontend.close = frontend.places.close = lambda: None  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.limits.places import Places
 from components.frontend.priority import prioritized
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
@@ -74,7 +75,7 @@ class Town:
         self.entries = [self._entry(name) for name in self.apps]
         self.table = ModelTable(self.entries)
         self.known = KnownKeys(paths, clock=count(0.0, 2.0).__next__)
-        self.counters = Counters(paths.limits_file)
+        self.counters = Counters(Places(paths.limits_file))
         self.records: list[UsageRecord] = []
         self.gate = HttpGate(
             self._common,

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.metrics import FrontendMetrics
 from components.frontend.usage import FrontendUsage
+from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.usage.records import UsageRecord
-from dynamo_local.monitor.exposition import expose
+from dynamo_local.monitor.exposition import collected, expose
 from dynamo_local.monitor.usage_counts import UsageCounts
 from state.paths import StatePaths
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 
 HOUR = 3600.0
+
+
+async def nothing(asked: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError(f"{asked['path']} is nobody's")
 
 
 class Front:
@@ -30,11 +39,15 @@ class Front:
         self.usage = FrontendUsage(StatePaths(root, "n"), "lease")
         registry = CollectorRegistry()
         expose(self.usage.samples, registry=registry)
-
-        async def metrics(asked: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": generate_latest(registry)})
-
+        alone = SimpleNamespace(view=FleetView())
+        metrics = FrontendMetrics(
+            cast("Any", None),
+            Subjects("n"),
+            "lease",
+            cast("Any", alone),
+            self.usage.samples_by_key,
+            lambda: collected(registry),
+        ).around(nothing)
         limits = AdmissionLimits()
         self.gate = HttpGate(
             metrics,

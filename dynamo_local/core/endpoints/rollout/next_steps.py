@@ -1,7 +1,7 @@
 """What is done next for one endpoint: by what is ordered of it, and what is observed of its revisions. Pure.
 
 A revision is launched (its model is had and checked, its files are written), then its workers start, then it is listed
-on the board, where frontends prepare for it. As soon as a worker and a frontend are ready it takes the endpoint's
+on the board, where frontends prepare for it. As soon as a worker and all frontends are ready it takes the endpoint's
 requests, and the revision before it is ended once its last request has finished. A revision that cannot answer is
 ended, and the one before it is ordered again.
 
@@ -50,7 +50,7 @@ def next_steps(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None) ->
         return Plan((Revert(current.error),), listed, takes)
     kept = {ordered.revision, ordered.previous, takes}
     # A frontend that is not heard at all may still have requests.
-    heard = current.frontends.ready > 0
+    heard = current.frontends.are_heard
     old = (step for number in sorted(seen.keys() - kept) for step in _ended(number, seen[number], heard=heard))
     steps = (*old, *_brought_up(ordered, seen, takes))
     return Plan((*_woken(ordered, seen, steps), *steps), listed, takes)
@@ -60,9 +60,9 @@ def can_answer(ordered: Ordered, seen: Seen) -> bool:
     """Whether the revision can take the endpoint's requests: with a worker, unless none is wanted. A parked one is
     woken for them."""
     has_worker = bool(seen.workers.ready or seen.workers.parked) or ordered.workers == 0
-    # One that drains has all that it needs to take requests again.
-    has_frontend = seen.frontends.ready + seen.frontends.draining > 0
-    return seen.launched and has_worker and has_frontend and seen.under_way != "ending"
+    frontends = seen.frontends
+    has_frontends = frontends.are_ready or (frontends.ready > 0 and not seen.waits_for_frontends)
+    return seen.launched and has_worker and has_frontends and seen.under_way != "ending"
 
 
 def back_off_s(failures: int, *, answers: bool) -> float:

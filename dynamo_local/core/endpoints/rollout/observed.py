@@ -61,7 +61,8 @@ class Workers:
 class Frontends:
     """The frontends that announce themselves in a revision. `in_flight`: requests that they have for it together, and
     `held` those of them that wait for a worker; None if one of them does not say. `failure`: why one of them cannot
-    serve it."""
+    serve it. `missing`: further ones that are ready, and have not announced themselves in it. `silent`: those of the
+    server that are not heard: they start, hang, or are dead."""
 
     ready: int = 0
     starting: int = 0
@@ -69,6 +70,18 @@ class Frontends:
     in_flight: int | None = 0
     failure: str = ""
     held: int | None = 0
+    missing: int = 0
+    silent: int = 0
+
+    @property
+    def are_heard(self) -> bool:
+        """Whether a frontend that had a request for it would be known."""
+        return self.ready > 0 and not self.missing and not self.silent
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether all frontends can take requests for the revision. One that drains it has all that it needs."""
+        return self.ready + self.draining > 0 and not self.starting and not self.missing
 
     @property
     def are_done(self) -> bool:
@@ -84,6 +97,7 @@ class Seen:
     are free. `failures`: starts that have failed in a row, with `error` as the last reason. `is_hopeless`: no further
     attempt can help (`error` says why). `may_start`: False while a failed start is not to be repeated yet, and
     `may_park` while workers are not to be asked again that have refused to park.
+    `waits_for_frontends`: those that are not ready for it have still time to be so.
     `took_requests`: it took requests at some time, and may still have some. `drain_is_over`: these have had the time to
     finish. `doing` and `shortage`: what is under way for it, and which devices it lacks, in words. `not_woken`: why its
     parked workers must stay so for now, in words.
@@ -94,6 +108,7 @@ class Seen:
     workers: Workers = Workers()
     prefill: Workers = Workers()
     frontends: Frontends = Frontends()
+    waits_for_frontends: bool = True
     room: int = 0
     failures: int = 0
     error: str = ""

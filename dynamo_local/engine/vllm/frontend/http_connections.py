@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from dynamo_local.core.beats import BEAT_S, until_beat
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import CROWDED
 from dynamo_local.core.http.connections import ConnectionSlots
@@ -27,11 +29,52 @@ _OTHER_FILES = 256
 """Files that the process has open beside connections."""
 
 
+class Others(Protocol):
+    """The connections of other processes that accept from the same socket. One limit holds for all together."""
+
+    @property
+    def other_connections(self) -> int:
+        """Their number."""
+
+    def exclusively(self) -> AbstractContextManager[None]:
+        """Let no other process add one meanwhile."""
+
+    def note_connections(self, number: int) -> None:
+        """Tell them how many this process has."""
+
+    def note_crowded(self) -> None:
+        """Tell them that there was no room here, and no connection that could make room."""
+
+    def crowded_elsewhere(self) -> bool:
+        """Whether one of them has told so since the last call."""
+
+
+class NoOthers:
+    """There is no other process."""
+
+    other_connections = 0
+
+    def exclusively(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def note_connections(self, number: int) -> None:
+        return
+
+    def note_crowded(self) -> None:
+        return
+
+    def crowded_elsewhere(self) -> bool:
+        return False
+
+
 class Connections:
     """Set of all connections of one server."""
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits, others: Others | None = None) -> None:
+        """`others`: None: there is no other process."""
         self.limits = limits
+        self._others = others or NoOthers()
+        self._looks = self._owes_room = False
         self.room: ConnectionSlots[BoundedProtocol] = ConnectionSlots(_affordable(limits.max_connections))
         self.reserve: ConnectionSlots[BoundedProtocol] = ConnectionSlots(RESERVE)
 
@@ -39,6 +82,48 @@ class Connections:
     def protocol(self) -> Any:
         """Protocol for uvicorn's option `http`."""
         return partial(BoundedProtocol, self)
+
+    def enter(self, connection: BoundedProtocol, loop: asyncio.AbstractEventLoop) -> ConnectionSlots[Any] | None:
+        """Return where the connection has room; None: nowhere."""
+        with self._others.exclusively():
+            elsewhere = self._others.other_connections
+            if self._enters(self.room, connection, loop.time(), elsewhere):
+                self._others.note_connections(len(self.room))
+                self._look_again(loop)
+                return self.room
+        if elsewhere:
+            self._others.note_crowded()
+        return self.reserve if self._enters(self.reserve, connection, loop.time()) else None
+
+    def leave(self, room: ConnectionSlots[BoundedProtocol], connection: BoundedProtocol) -> None:
+        """The connection is closed."""
+        room.leave(connection)
+        self._others.note_connections(len(self.room))
+
+    @staticmethod
+    def _enters(
+        room: ConnectionSlots[BoundedProtocol], connection: BoundedProtocol, now: float, elsewhere: int = 0
+    ) -> bool:
+        entered, leaving = room.enter(connection, now, elsewhere)
+        if leaving is not None:
+            leaving.transport.abort()
+        return entered
+
+    def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look from time to time, as long as there are connections, whether one has to make room."""
+        if not self._looks:
+            self._looks = True
+            loop.call_later(until_beat(loop.time(), BEAT_S), self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looks = False
+        self._owes_room = self._others.crowded_elsewhere() or self._owes_room
+        if self._owes_room and (leaving := self.room.leave_longest(loop.time())) is not None:
+            self._owes_room = False
+            leaving.transport.abort()
+            self._others.note_connections(len(self.room))
+        if len(self.room):
+            self._look_again(loop)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -62,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.leave(self)
+        self._all.leave(self._room, self)
         self._unset_deadline()
         # uvicorn leaves it set where the connection ends with an error.
         self._unset_keepalive_if_required()
@@ -120,17 +205,13 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _enter(self) -> bool:
-        now = self.loop.time()
-        for room in (self._all.room, self._all.reserve):
-            entered, leaving = room.enter(self, now)
-            if leaving is not None:
-                leaving.transport.abort()
-            if entered:
-                self._room = room
-                if room is self._all.reserve:
-                    self.app_state = {**self.app_state, CROWDED: True}
-                return True
-        return False
+        room = self._all.enter(self, self.loop)
+        if room is None:
+            return False
+        self._room = room
+        if room is self._all.reserve:
+            self.app_state = {**self.app_state, CROWDED: True}
+        return True
 
     def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._is_late)

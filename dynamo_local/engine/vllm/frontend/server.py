@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo_local.core.errors import EngineError, one_line
 from dynamo_local.core.http.admission import AdmissionLimits
@@ -29,6 +29,9 @@ from dynamo_local.engine.vllm.frontend.routes import add_routes
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.patches.check import require
 from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
+
+if TYPE_CHECKING:
+    from dynamo_local.engine.vllm.frontend.http_connections import Others
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +57,19 @@ class HttpServer:
 
     `config` holds keys of the server's schema; others are ignored. `private_dir`: see environment.py. `gate` is put
     around the application that concerns no single model, and passes on what concerns one; of `limits`, those of
-    connections are kept here.
+    connections are kept here, for this process and `others` together.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], private_dir: Path, gate: Middleware, limits: AdmissionLimits, cards: Cards
+        self,
+        config: Mapping[str, Any],
+        private_dir: Path,
+        gate: Middleware,
+        limits: AdmissionLimits,
+        cards: Cards,
+        others: Others | None = None,
     ) -> None:
+        self._others = others
         self._config = with_defaults(config)
         self._private_dir = private_dir
         self._gate = gate
@@ -120,7 +130,7 @@ class HttpServer:
             around(self._gate(app)),
             # uvicorn would guess wrongly: these layers are no coroutine functions.
             interface="asgi3",
-            http=Connections(self._limits).protocol,
+            http=Connections(self._limits, self._others).protocol,
             ws="none",
             # vLLM's own start and end of an application are of its engine, which this one has not.
             lifespan="off",

@@ -11,7 +11,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.endpoints.rollout.observed import Frontends, Workers
 from dynamo_local.core.errors import DeviceError
-from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView, in_flight_of
+from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, FleetView, in_flight_of
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Revision, parse_revision, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
@@ -88,9 +88,13 @@ def _state(component: Component, states: Mapping[str, str], given_up: Container[
     return "dead" if component.watcher_name in given_up else state
 
 
-def frontends_of(view: FleetView) -> Frontends:
-    """The frontends that announce themselves in a revision."""
+def frontends_of(view: FleetView, server: Iterable[Presence] = (), number: int = 1) -> Frontends:
+    """The frontends that announce themselves in a revision. `server`: the processes of the server itself, of which so
+    many are to be frontends."""
     found = _frontends(view)
+    heard = {one.lease for one in found}
+    # One that starts reads the board before it takes requests.
+    missing = sum(one.role == FRONTEND_ROLE and one.state == "ready" and one.lease not in heard for one in server)
     ready, starting, draining = (
         sum(one.state == state for one in found) for state in ("ready", "starting", "draining")
     )
@@ -105,6 +109,8 @@ def frontends_of(view: FleetView) -> Frontends:
         in_flight_of(found) if found else 0,
         failure,
         sum(known) if len(known) == len(held) else None,
+        missing,
+        max(0, number - len(found) - missing),
     )
 
 

@@ -102,8 +102,8 @@ class RevisionRun:
 
     @property
     def frontends(self) -> Frontends:
-        """The frontends that serve it."""
-        return frontends_of(self._view)
+        """The frontends that serve it, and those that do not yet."""
+        return frontends_of(self._view, self._tools.members(), self._tools.frontends)
 
     @property
     def served(self) -> int:
@@ -123,7 +123,7 @@ class RevisionRun:
     def seen(self, state: State, room: Room) -> Seen:
         """What is observed now."""
         workers, prefill = self.workers(state)
-        frontends = frontends_of(self._view)
+        frontends = self.frontends
         self._check_frontends(bool(workers.ready), frontends)
         now = self._tools.clock()
         if room.gone and not self._under_way and now >= self._may_start_at:
@@ -134,6 +134,7 @@ class RevisionRun:
             workers=workers,
             prefill=prefill,
             frontends=frontends,
+            waits_for_frontends=not self._frontends_are_late,
             room=room.workers,
             failures=self._failures,
             error=self._error,
@@ -162,15 +163,20 @@ class RevisionRun:
     def _view(self) -> FleetView:
         return FleetView() if self._watch is None else self._watch.view
 
+    @property
+    def _frontends_are_late(self) -> bool:
+        since = self._unserved_since
+        return since is not None and self._tools.clock() - since > self._tools.frontend_deadline_s
+
     def _check_frontends(self, has_worker: bool, frontends: Frontends) -> None:
         """Give the revision up if a frontend cannot serve it, or does not become ready in time."""
         why = frontends.failure
         now = self._tools.clock()
-        if not has_worker or frontends.ready or self.took_requests:
+        if not has_worker or frontends.are_ready or self.took_requests:
             self._unserved_since = None
         elif self._unserved_since is None:
             self._unserved_since = now
-        elif now - self._unserved_since > self._tools.frontend_deadline_s:
+        elif self._frontends_are_late and not frontends.ready:
             why = f"no frontend was ready for it within {self._tools.frontend_deadline_s:g} s"
         if why and not self.took_requests and not self._is_hopeless:
             self._fail(why, is_hopeless=True)

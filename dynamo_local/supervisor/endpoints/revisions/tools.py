@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Revision
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
@@ -36,7 +37,8 @@ class RevisionTools:
     `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each
     start that has failed. `renew`: orders another revision with the same spec. `inventory`: the devices, with those
     marked that are gone; blocks. `retry_s`: time until a step is tried again that could not be taken, or an end that
-    has failed.
+    has failed. `members`: the presences of the server's processes, of which
+    `frontends` are to be frontends.
     """
 
     launcher: EndpointLauncher
@@ -55,4 +57,6 @@ class RevisionTools:
     frontend_deadline_s: float
     drain_s: float
     retry_s: float = 1.0
+    members: Callable[[], Collection[Presence]] = tuple
+    frontends: int = 1
     clock: Callable[[], float] = time.monotonic

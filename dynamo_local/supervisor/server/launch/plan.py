@@ -29,6 +29,10 @@ from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS, Se
 from state.devices.allocation import DEVICES_VARIABLE, SHARE_VARIABLE, Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE, StatePaths
 
+MOST_FRONTENDS = 32
+"""Frontends of one server: half of the places that there are for them (components/frontend/limits/places.py), so that
+one that starts finds a place before its predecessor's is free."""
+
 BUS_ROLE = "bus"
 FORKSERVER_ROLE = "forkserver"
 
@@ -57,7 +61,7 @@ def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress)
     """Make the templates of the graph's services, dependencies first. Raises ConfigError when two of their watchers
     cannot exist side by side."""
     _check_names(graph.services)
-    _check_root(graph.root)
+    _check_root(graph, http)
     return tuple(_template(graph, service, state_root, http) for service in graph.services)
 
 
@@ -223,9 +227,10 @@ def _check_names(services: Sequence[ResolvedService]) -> None:
             )
 
 
-def _check_root(root: ResolvedService) -> None:
-    if root.workers != 1:
+def _check_root(graph: ResolvedGraph, http: HttpAddress) -> None:
+    root, most = graph.root, MOST_FRONTENDS if hands_over(graph, http) else 1
+    if not 1 <= root.workers <= most:
         raise ConfigError(
             f"{root.name} listens on the one port of the graph and cannot have {root.workers} workers",
-            f"set {root.name}.ServiceArgs.workers to 1",
+            f"set {root.name}.ServiceArgs.workers to {'1' if most == 1 else f'a number from 1 to {most}'}",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
@@ -51,6 +51,14 @@ from dynamo_local.core.messages.keys import (
 )
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.metrics import (
+    Kind,
+    MetricFamily,
+    MetricSample,
+    MetricsAnswer,
+    MetricShare,
+    MetricsQuestion,
+)
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
@@ -67,7 +75,7 @@ from dynamo_local.core.messages.presence import (
 )
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken, RotateToken, RotationAnswer
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion, WeighedWorker
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charged, Charges, Prefilled, Released
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
     Ack,
@@ -367,6 +375,22 @@ route_rows = st.builds(
     left_out=counts,
 )
 
+families = st.builds(
+    MetricFamily,
+    name=text,
+    kind=st.sampled_from(get_args(Kind)),
+    help=text,
+    samples=st.lists(
+        st.builds(
+            MetricSample,
+            name=text,
+            labels=st.lists(st.tuples(text, text), max_size=2).map(tuple),
+            value=st.floats(allow_nan=False),
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+metric_shares = st.builds(MetricShare, families=st.lists(families, max_size=2).map(tuple))
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     RotateToken: st.builds(RotateToken, order=text),
     RotationAnswer: st.builds(
@@ -386,6 +410,9 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         block_tokens=counts,
     ),
     Assignment: st.builds(Assignment, worker=st.none() | text, cached=st.none() | counts, pull_from=st.none() | text),
+    Charged: st.builds(Charged, frontend=text, charge=charges, blocks=st.binary(max_size=16)),
+    MetricsQuestion: st.builds(MetricsQuestion),
+    MetricsAnswer: st.builds(MetricsAnswer, own=metric_shares, ended=st.dictionaries(text, metric_shares, max_size=2)),
     Charges: st.builds(Charges, frontend=text, charges=st.lists(charges, max_size=3).map(tuple)),
     Released: st.builds(Released, request_id=text, frontend=text),
     Prefilled: st.builds(Prefilled, request_id=text, frontend=text),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
-from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.routing import AssignRequest, Charge
 from dynamo_local.core.routing.block_keys import pack
 from dynamo_local.core.routing.cache_policies import CacheAndLoad, TokensTimesBatch
 from dynamo_local.core.routing.choice import RoutingPolicy
@@ -163,3 +163,55 @@ def test_freeness_counts_requests_that_the_reported_load_does_not_contain_yet() 
     second = policy.choose(asking("s", tokens=8000), candidates, ledger, NOW)
     assert second is not None
     assert second.worker == "b"
+
+
+events: st.SearchStrategy[tuple[str, int, str, list[int]]] = st.one_of(
+    st.tuples(st.just("assigned"), st.integers(0, 5), st.sampled_from(WORKERS), contexts),
+    st.tuples(st.just("first token"), st.integers(0, 5), st.just(""), st.just([])),
+    st.tuples(st.just("ended"), st.integers(0, 5), st.just(""), st.just([])),
+)
+
+
+@pytest.mark.parametrize("policy", _ALL, ids=lambda policy: type(policy).__name__)
+@given(st.lists(events, max_size=15), st.lists(st.booleans(), min_size=15, max_size=15), contexts, st.randoms())
+def test_routers_that_know_the_same_choose_alike(
+    policy: RoutingPolicy,
+    history: list[tuple[str, int, str, list[int]]],
+    own: list[bool],
+    blocks: list[int],
+    random: Random,
+) -> None:
+    """One router makes some of the assignments itself, and hears of the others later; a second one hears of all, those
+    of different frontends in any order; a third one has restarted, and knows what frontends report."""
+    one, other, restarted = Ledger(), Ledger(), Ledger()
+    heard: dict[str, list[tuple[str, int, str, list[int], float]]] = {"f": [], "g": []}
+    assigned: set[int] = set()
+    for at, ((what, number, lease, keys), mine) in enumerate(zip(history, own, strict=False), 1):
+        if what == "assigned":
+            assigned.add(number)
+        elif number not in assigned:
+            continue
+        heard["fg"[number % 2]].append((what, number, lease, keys, at))
+        if what == "assigned" and mine:
+            one.charge("fg"[number % 2], str(number), lease, len(keys) * BLOCK, at, blocks=pack(keys))
+    for ledger in (one, other):
+        waiting = {frontend: list(reversed(messages)) for frontend, messages in heard.items()}
+        while frontends := [frontend for frontend, messages in waiting.items() if messages]:
+            frontend = random.choice(frontends)
+            what, number, lease, keys, told_at = waiting[frontend].pop()
+            if what == "assigned":
+                charge = Charge(str(number), lease, len(keys) * BLOCK, at=told_at)
+                ledger.take_over(frontend, charge, pack(keys))
+            elif what == "first token":
+                ledger.prefilled(frontend, str(number))
+            else:
+                ledger.release(frontend, str(number))
+    candidates = [worker(lease) for lease in WORKERS]
+    request = asking("r", blocks)
+    choice = policy.choose(request, candidates, other, NOW)
+    assert choice == policy.choose(request, candidates, one, NOW)
+    for frontend in "fg":
+        restarted.settle(frontend, other.of_frontend(frontend), since=0.0)
+    assert {lease: (restarted.outstanding(lease), restarted.uncached(lease)) for lease in WORKERS} == {
+        lease: (other.outstanding(lease), other.uncached(lease)) for lease in WORKERS
+    }

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.limits.places import Places
+from components.frontend.limits.rooms import Rooms
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.connections import GRACE_S
@@ -95,14 +98,19 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(limits: AdmissionLimits) -> AsyncIterator[Server]:
+async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[Server]:
     from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
     server = Server(limits)
     models = ModelTable([ModelEntry(["m"], lambda: None, limits, server.application)])
     gate = HttpGate(server.application, limits=limits, models=models, is_draining=lambda: False)
     config = uvicorn.Config(
-        gate, log_level="critical", lifespan="off", http=Connections(limits).protocol, ws="none", timeout_keep_alive=60
+        gate,
+        log_level="critical",
+        lifespan="off",
+        http=Connections(limits, others).protocol,
+        ws="none",
+        timeout_keep_alive=60,
     )
     http = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -291,3 +299,21 @@ def test_a_client_that_leaves_its_answer_unread_is_given_up() -> None:
                 with pytest.raises(OSError, match="timed out") as caught:
                     connection.sendall(bytes(64 << 20))
                 assert caught.value.errno == errno.ETIMEDOUT
+
+
+async def test_connections_of_several_frontends_have_one_limit_together(tmp_path: Path) -> None:
+    limits = AdmissionLimits(max_connections=2)
+    rooms = [Rooms(Places(tmp_path / "limits")) for _ in range(2)]
+    async with serving(limits, rooms[0]) as one, serving(limits, rooms[1]) as other:
+        idle = [await one.connect() for _ in range(2)]
+        await one.until(lambda: rooms[1].other_connections == 2)
+        refused = await other.connect()
+        refused.writer.write(post(b"{}"))
+        assert (await refused.answer())[0] == 503
+        # The one with connections that wait for their clients is told, and ends the one that has waited longest.
+        await one.until(lambda: rooms[1].other_connections == 1)
+        assert await idle[0].rest() == b""
+        served = await other.connect()
+        served.writer.write(post(b"{}"))
+        assert (await served.answer())[0] == 200
+        assert rooms[0].other_connections == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -177,6 +178,35 @@ def test_a_frontend_that_is_not_heard_may_still_have_requests_of_the_old_revisio
     new = Seen(launched=True, workers=Workers(("w2",)), took_requests=True)
     assert next_steps(Ordered(2), {1: old, 2: new}, 2).steps == ()
     heard = Seen(launched=True, workers=Workers(("w2",)), frontends=Frontends(ready=1), took_requests=True)
+    assert next_steps(Ordered(2), {1: old, 2: heard}, 2).steps == (End(1),)
+
+
+@pytest.mark.parametrize(
+    "others", [Frontends(ready=1, starting=1), Frontends(ready=1, missing=1), Frontends(starting=2), Frontends()]
+)
+def test_a_revision_takes_requests_only_when_all_frontends_are_ready(others: Frontends) -> None:
+    old = Seen(launched=True, workers=Workers(("w1",)), frontends=Frontends(ready=2), took_requests=True)
+    new = Seen(launched=True, workers=Workers(("w2",)), frontends=others)
+    assert next_steps(Ordered(2, 1), {1: old, 2: new}, 1).takes == 1
+    ready = replace(new, frontends=Frontends(ready=2))
+    assert next_steps(Ordered(2, 1), {1: old, 2: ready}, 1).takes == 2
+
+
+def test_a_frontend_that_never_becomes_ready_is_not_waited_for_for_ever() -> None:
+    old = Seen(launched=True, workers=Workers(("w1",)), frontends=Frontends(ready=2), took_requests=True)
+    new = Seen(launched=True, workers=Workers(("w2",)), frontends=Frontends(ready=1, missing=1))
+    late = replace(new, waits_for_frontends=False)
+    assert next_steps(Ordered(2, 1), {1: old, 2: late}, 1).takes == 2
+    nobody = replace(late, frontends=Frontends(missing=2))
+    assert next_steps(Ordered(2, 1), {1: old, 2: nobody}, 1).takes == 1
+
+
+@pytest.mark.parametrize("unheard", [Frontends(ready=1, missing=1), Frontends(ready=1, silent=1)])
+def test_the_old_revision_ends_when_all_frontends_say_that_they_have_no_request_for_it(unheard: Frontends) -> None:
+    old = Seen(launched=True, workers=Workers(("w1",)), took_requests=True)
+    new = Seen(launched=True, workers=Workers(("w2",)), frontends=unheard, took_requests=True)
+    assert next_steps(Ordered(2), {1: old, 2: new}, 2).steps == ()
+    heard = replace(new, frontends=Frontends(ready=2))
     assert next_steps(Ordered(2), {1: old, 2: heard}, 2).steps == (End(1),)
 
 

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError, DeviceError
+from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.names import HTTP_PORT_ENV
+from dynamo_local.process.listener import LISTENER_ENV
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.circus.drain import waves
 from dynamo_local.supervisor.server.launch.plan import (
@@ -51,6 +53,33 @@ def test_every_worker_is_a_watcher_of_its_own_with_devices_of_its_own() -> None:
         ("ns_Worker_2", (2,)),
         ("ns_Front", ()),
     ]
+
+
+def test_frontends_share_the_socket_that_the_server_hands_over() -> None:
+    front = msgspec.structs.replace(service("Front", workers=3), role=FRONTEND_ROLE)
+    shared = HttpAddress("127.0.0.1", 8000, "a name")
+    templates = service_templates(graph(front), ROOT, shared)
+    plans = plan_services("ns", templates, cpu_slots(range(8), 1))
+    assert [plan.name for plan in plans] == ["ns_Front", "ns_Front_1", "ns_Front_2"]
+    assert {plan.environment[LISTENER_ENV] for plan in plans} == {"a name"}
+
+
+@pytest.mark.parametrize(
+    ("root", "http", "says"),
+    [
+        # It binds the address for itself.
+        (service("Front", workers=2), HttpAddress("127.0.0.1", 8000, "a name"), "to 1"),
+        (msgspec.structs.replace(service("Front", workers=2), role=FRONTEND_ROLE), HTTP, "to 1"),
+        (
+            msgspec.structs.replace(service("Front", workers=33), role=FRONTEND_ROLE),
+            HttpAddress("127.0.0.1", 8000, "a name"),
+            "from 1 to 32",
+        ),
+    ],
+)
+def test_a_root_that_cannot_share_its_port_is_one_process(root: ResolvedService, http: HttpAddress, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        service_templates(graph(root), ROOT, http)
 
 
 def test_a_process_is_told_who_it_is_and_what_it_holds() -> None:

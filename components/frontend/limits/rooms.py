@@ -1,0 +1,197 @@
+"""What all frontends of a server have under way, in the file that they share (places.py): limits hold for all together.
+
+    the server     connections, requests under way, connections for which there was no room: each by place
+    room of a model, in any row       number of the model, then by class and place: sequences in flight or held,
+                                      requests that are held
+
+Each frontend writes at its own place alone. It adds only under one lock, which it keeps from its look at what the
+others have until it has added, so that a limit is never passed. A row is a model's as long as something is counted
+in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+
+from components.frontend.keys.counters import END
+from components.frontend.limits.places import PLACES, SIZE, Places
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of
+
+MOST_MODELS = 512
+"""Models with something under way at the same time. What is under way for further ones counts in its frontend alone."""
+
+_LOCK = 1022
+_WORD = 4
+_SERVER = END // _WORD
+"""Where the server's counts begin. Like all that follows in words, of four bytes."""
+_CONNECTIONS, _UNDER_WAY, _CROWDED = (_SERVER + kind * PLACES for kind in range(3))
+_ROWS = _SERVER + 3 * PLACES
+_CLASSES = len(PriorityClass)
+_NUMBER = 2
+"""Words of a row's number."""
+_SEQUENCES, _HELD = _NUMBER, _NUMBER + _CLASSES * PLACES
+_ROW = _NUMBER + 2 * _CLASSES * PLACES
+_EMPTY = bytes(_WORD * (_ROW - _NUMBER))
+
+assert (_ROWS + MOST_MODELS * _ROW) * _WORD <= SIZE, "the file is too small"
+
+
+class Room:
+    """What all frontends have under way for one model."""
+
+    def __init__(self, rooms: Rooms, number: bytes) -> None:
+        """`number`: eight bytes by which all frontends know the model."""
+        self._rooms = rooms
+        self._number = number
+
+    def others_ahead(self, one: PriorityClass) -> int:
+        """Sequences that the other frontends have in flight or hold, of this class and of higher ones."""
+        return self._others(_SEQUENCES, one)
+
+    def others_held(self, one: PriorityClass) -> int:
+        """Requests that the other frontends hold, of this class and of higher ones."""
+        return self._others(_HELD, one)
+
+    def add(self, one: PriorityClass, sequences: int) -> None:
+        """Count so many sequences of this frontend's more."""
+        self._rooms.add(self._number, _SEQUENCES + one.rank * PLACES, sequences)
+
+    def add_held(self, one: PriorityClass, requests: int) -> None:
+        """Count so many requests more that this frontend holds."""
+        self._rooms.add(self._number, _HELD + one.rank * PLACES, requests)
+
+    def _others(self, kind: int, one: PriorityClass) -> int:
+        return self._rooms.others(self._number, [kind + each.rank * PLACES for each in ahead_of(one)])
+
+
+class Rooms:
+    """What all frontends have under way. To be used by the event loop of its frontend alone."""
+
+    def __init__(self, places: Places) -> None:
+        self._places, self._map = places, places.map
+        self._whole = memoryview(self._map)
+        self._counts = self._whole.cast("I")
+        self._holds = self._locked = False
+        self._rows: dict[bytes, int] = {}
+        for at in (_CONNECTIONS, _UNDER_WAY, _CROWDED):
+            self._counts[at + places.own] = 0
+        for row in range(MOST_MODELS):
+            self._drop(self._row_at(row), places.own)
+        self._known_crowded = self._others(_CROWDED)
+
+    def close(self) -> None:
+        """Count no more: the file can be closed then."""
+        self._counts.release()
+        self._whole.release()
+
+    def of(self, model: str) -> Room:
+        """The room of a model, which all frontends call so."""
+        return Room(self, blake2b(model.encode(), digest_size=_NUMBER * _WORD).digest())
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Let no other frontend add anything meanwhile. Nothing may be awaited within."""
+        if self._holds:
+            yield
+            return
+        self._holds, self._locked = True, not self._places.alone and self._places.lock(_LOCK)
+        try:
+            yield
+        finally:
+            self._holds = False
+            if self._locked:
+                self._places.unlock(_LOCK)
+
+    @property
+    def under_way(self) -> int:
+        """Requests that generate, with all frontends."""
+        return self._counts[_UNDER_WAY + self._places.own] + self._others(_UNDER_WAY)
+
+    def note_under_way(self, number: int) -> None:
+        """Note how many of them this frontend has."""
+        self._counts[_UNDER_WAY + self._places.own] = number
+
+    @property
+    def other_connections(self) -> int:
+        """Connections that count as those of a client, with the other frontends."""
+        return self._others(_CONNECTIONS)
+
+    def note_connections(self, number: int) -> None:
+        """Note how many of them this frontend has."""
+        self._counts[_CONNECTIONS + self._places.own] = number
+
+    def note_crowded(self) -> None:
+        """Have the others end a connection that waits for its client: here there was no room, and none to end."""
+        own = _CROWDED + self._places.own
+        self._counts[own] = (self._counts[own] + 1) % 2**31
+
+    def crowded_elsewhere(self) -> bool:
+        """Whether another frontend has lacked room since the last call."""
+        before, self._known_crowded = self._known_crowded, self._others(_CROWDED)
+        return self._known_crowded != before
+
+    def others(self, number: bytes, kinds: Sequence[int]) -> int:
+        """The sum of these counts of a model, of all other frontends."""
+        row = None if self._places.alone else self._found(number)
+        return 0 if row is None else sum(self._others(row + kind) for kind in kinds)
+
+    def add(self, number: bytes, kind: int, change: int) -> None:
+        """Change a count of this frontend's."""
+        with self.exclusively():
+            row = self._found(number)
+            if row is None:
+                row = self._taken(number) if change > 0 else None
+            if row is not None:
+                own = row + kind + self._places.own
+                # Below: the row was lost, and found again.
+                self._counts[own] = max(0, self._counts[own] + change)
+
+    def _others(self, at: int) -> int:
+        """The sum of a count over the places of all other living frontends."""
+        places = [place for place, count in enumerate(self._counts[at : at + PLACES].tolist()) if count]
+
+        def drop(place: int) -> None:
+            self._counts[at + place] = 0
+
+        self._places.drop_dead(places, drop)
+        return sum(self._counts[at + place] for place in places if place != self._places.own)
+
+    def _found(self, number: bytes) -> int | None:
+        """Where a model's row is."""
+        row = self._rows.get(number)
+        if row is not None and self._number(row) == number:
+            return row
+        rows = map(self._row_at, range(MOST_MODELS))
+        return self._kept(number, next((row for row in rows if self._number(row) == number), None))
+
+    def _taken(self, number: bytes) -> int | None:
+        """Make a row in which nothing is counted the model's."""
+        empty = [row for row in map(self._row_at, range(MOST_MODELS)) if self._is_empty(row)]
+        unused = (row for row in empty if self._number(row) == bytes(_NUMBER * _WORD))
+        row = next(unused, empty[0] if empty else None)
+        if row is not None:
+            self._map[row * _WORD : (row + _NUMBER) * _WORD] = number
+        return self._kept(number, row)
+
+    def _kept(self, number: bytes, row: int | None) -> int | None:
+        if row is None:
+            self._rows.pop(number, None)
+        else:
+            self._rows[number] = row
+        return row
+
+    def _number(self, row: int) -> bytes:
+        return self._map[row * _WORD : (row + _NUMBER) * _WORD]
+
+    def _is_empty(self, row: int) -> bool:
+        return self._map[(row + _NUMBER) * _WORD : (row + _ROW) * _WORD] == _EMPTY
+
+    def _drop(self, row: int, place: int) -> None:
+        for kind in range(_NUMBER, _ROW, PLACES):
+            self._counts[row + kind + place] = 0
+
+    @staticmethod
+    def _row_at(index: int) -> int:
+        return _ROWS + index * _ROW
