@@ -33,6 +33,13 @@ class Kept(NamedTuple):
     size: int
 
 
+class Look(NamedTuple):
+    """What is to be done: owner and id of answers that have not ended, and the ids of those that are to be."""
+
+    running: list[tuple[str, str]]
+    cancelled: set[str]
+
+
 class AnswerFolder:
     """The answers of one namespace, for any number of frontends. All methods block, and raise DiskError."""
 
@@ -40,6 +47,8 @@ class AnswerFolder:
         self.path = paths.answers_dir
         self._disk = disk
         self._store = StoreFolder(self.path, "answers", VERSION, disk)
+        self._seen: dict[str, tuple[int, bool, list[Path]]] = {}
+        """For each owner's folder when it had changed, whether that is settled, and what was to be done there."""
 
     def open(self) -> None:
         """Make the folder if there is none. Raises StateError if a later release has written it."""
@@ -77,15 +86,19 @@ class AnswerFolder:
         """Whether the answer has not ended."""
         return (self._of(owner) / f"{answer}.running").exists()
 
-    def running(self) -> list[tuple[str, str]]:
-        """Return owner and id of all answers that have not ended."""
-        return [
-            (path.parent.name.removeprefix(_OWNER), path.stem) for path in self._files() if path.suffix == ".running"
-        ]
+    def look(self) -> Look:
+        """Look what is to be done. However many answers are kept, folders in which nothing changes are not read again.
 
-    def cancelled(self) -> set[str]:
-        """Return the ids of answers that are to be ended."""
-        return {path.stem for path in self._files() if path.suffix == ".cancel"}
+        To be called by one thread at a time."""
+        running: list[tuple[str, str]] = []
+        cancelled: set[str] = set()
+        for name in self._store.items():
+            for path in self._unfinished(self.path / name):
+                if path.suffix == ".cancel":
+                    cancelled.add(path.stem)
+                else:
+                    running.append((name.removeprefix(_OWNER), path.stem))
+        return Look(running, cancelled)
 
     def take(self, owner: str, answer: str) -> AnswerJournal | None:
         """Take an answer whose frontend has died. None: somebody computes it, or it has ended."""
@@ -142,6 +155,17 @@ class AnswerFolder:
                     path.unlink()
                     removed += 1
         return removed
+
+    def _unfinished(self, folder: Path) -> list[Path]:
+        before, is_settled, found = self._seen.get(folder.name, (0, False, []))
+        with system_errors(f"cannot read {folder}"):
+            changed = folder.stat().st_mtime_ns
+        if changed == before and is_settled:
+            return found
+        # What comes right after a look may leave the time as it is: only what was found twice is settled.
+        found = [path for path in _listed(folder) if path.suffix in (".running", ".cancel")]
+        self._seen[folder.name] = changed, changed == before, found
+        return found
 
     def _of(self, owner: str) -> Path:
         return self.path / f"{_OWNER}{owner}"

@@ -136,7 +136,7 @@ class Answers:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> None:
-        left, cancelled = await finish_in_thread(lambda: (self.folder.running(), self.folder.cancelled()))
+        left, cancelled = await finish_in_thread(self.folder.look)
         for owner, answer in left:
             if answer not in self._computing and not self.is_closing:
                 await self._take_over(owner, answer)

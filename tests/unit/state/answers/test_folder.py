@@ -42,7 +42,7 @@ def test_a_reader_follows_what_is_written_until_the_end(folder: AnswerFolder) ->
     assert (before, reader.has_more) == (False, True)
     assert [each.content for each in reader.read()] == [b"2", b""]
     journal.end()
-    assert folder.running() == []
+    assert folder.look().running == []
     assert contents(folder, "o", "a") == [b"1", b"2"]
     assert folder.remove("o", "a")
     assert reader.is_removed
@@ -76,7 +76,7 @@ def test_an_answer_has_one_frontend_and_another_takes_it_when_that_is_gone(folde
     assert contents(folder, "o", "a") == [b"1", b"2", b"1"]
     taken.end()
     assert folder.take("o", "a") is None
-    assert folder.running() == []
+    assert folder.look().running == []
 
 
 def test_a_disk_that_is_full_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ def test_what_expires_goes_and_what_runs_stays(folder: AnswerFolder) -> None:
     assert folder.remove_expired(now, 100.0) == 0
     assert folder.remove_expired(now + 101.0, 100.0) == 1
     assert folder.reader("o", "ended") is None
-    assert folder.running() == [("o", "running")]
+    assert folder.look().running == [("o", "running")]
     running.close()
 
 
 def test_a_cancellation_is_for_whoever_computes_the_answer(folder: AnswerFolder) -> None:
     journal = folder.create("o", "a", ONE)
     folder.ask_to_cancel("o", "a")
-    assert folder.cancelled() == {"a"}
+    assert folder.look().cancelled == {"a"}
     journal.end()
-    assert folder.cancelled() == set()
+    assert folder.look().cancelled == set()
 
 
 def test_the_folder_of_a_later_release_is_refused(tmp_path: Path) -> None:
@@ -123,3 +123,19 @@ def test_the_folder_of_a_later_release_is_refused(tmp_path: Path) -> None:
     (folder.path / "store.json").write_text('{"schema_version": 2}')
     with pytest.raises(StateError, match="version 2; this release knows version 1"):
         AnswerFolder(paths).open()
+
+
+def test_each_look_finds_what_has_changed_since_the_last(folder: AnswerFolder) -> None:
+    folder.create("o", "ended", ONE).end()
+    running = folder.create("o", "running", ONE)
+    for _ in range(3):
+        assert folder.look() == ([("o", "running")], set())
+    folder.ask_to_cancel("o", "running")
+    other = folder.create("", "other", ONE)
+    for _ in range(3):
+        found = folder.look()
+        assert (sorted(found.running), found.cancelled) == ([("", "other"), ("o", "running")], {"running"})
+    running.end()
+    for _ in range(3):
+        assert folder.look() == ([("", "other")], set())
+    other.close()
