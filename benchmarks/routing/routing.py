@@ -7,7 +7,17 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.harness.report import Figures
-from benchmarks.routing import agreement, cost, joining, joining_processes, pulling, rebalancing, simulated, thrash
+from benchmarks.routing import (
+    agreement,
+    cost,
+    joining,
+    joining_processes,
+    priorities,
+    pulling,
+    rebalancing,
+    simulated,
+    thrash,
+)
 from dynamo_local.core.errors import UsageError
 
 SUMMARY = "routing policies: reuse of caches and times to first token of simulated fleets, and what a decision costs"
@@ -22,6 +32,8 @@ STEPS = (
     "joining-processes",
     "agreement",
     "pulling",
+    "priorities",
+    "dispatch",
 )
 
 _SERVED = {
@@ -30,6 +42,17 @@ _SERVED = {
     "pulling": pulling.measured,
 }
 """Steps that start servers."""
+
+_ALONE = {
+    "cost": cost.decisions,
+    "shapes": simulated.shapes,
+    "rebalancing": rebalancing.judged,
+    "thrash": thrash.measured,
+    "joining": joining.measured,
+    "priorities": priorities.measured,
+    "dispatch": priorities.dispatched,
+}
+"""Steps that need no more than to know whether they are to be quick."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,18 +78,10 @@ async def _step(step: str, arguments: argparse.Namespace) -> Figures:
 
 def _run(step: str, arguments: argparse.Namespace) -> Figures:
     quick: bool = arguments.quick
-    if step == "cost":
-        return cost.decisions(quick)
+    if step in _ALONE:
+        return _ALONE[step](quick)
     if step == "capacity":
         return simulated.groups((20.0,) if quick else (20.0, 40.0, 60.0), 200 if quick else 1_500)
-    if step == "shapes":
-        return simulated.shapes(quick)
-    if step == "rebalancing":
-        return rebalancing.judged(quick)
-    if step == "thrash":
-        return thrash.measured(quick)
-    if step == "joining":
-        return joining.measured(quick)
     if arguments.trace is None:
         raise UsageError("the step mooncake replays a trace", "name its file by --trace; --help says where it is")
     return simulated.replay(arguments.trace, (1.0,) if quick else (1.0, 5.0), 1_000 if quick else None)
