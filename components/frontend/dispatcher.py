@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
+
+from msgspec import structs
 
 from components.frontend.admin import FrontendAdmin
 from components.frontend.answers.recording import Recording, current_recording
@@ -107,7 +108,7 @@ class BusDispatcher:
     def _add(self, request: Request, notes: RouteNotes | None, recording: Recording | None) -> None:
         # State that even one of the engines cannot rebuild is lost: the request may go there.
         forgotten = {name for each in self._fleet.view.members() if each.engine for name in each.engine.forgotten}
-        request = replace(request, survival=request.survival.without(forgotten))
+        request = structs.replace(request, survival=request.survival.without(forgotten))
         why = None if recording is None else recording.begin(request, self._subjects.revision)
         if why is None:
             self.table.add(request, notes, recording)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -152,8 +154,7 @@ class ContextHashes(Protocol):
     def __call__(self, token_ids: Sequence[int], block_size: int) -> list[bytes]: ...
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request as the OpenAI server hands it over, ready to be submitted under any epoch.
 
     `sampling(position, at_most)` returns the engine's parameters, in msgpack, for continuing at that output position:

@@ -16,7 +16,7 @@ from components.frontend.answers.shown import LOOK_EVERY_S, Shown, followed, ope
 from components.frontend.answers.sink import AnswerSink
 from components.frontend.http.callers import caller_of
 from components.frontend.http.held import watched
-from components.frontend.http.outgoing import with_stream_headers
+from components.frontend.http.outgoing import stream_headers
 from components.frontend.stored.answers import answer_json, refusal_of
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.requests import (
@@ -179,8 +179,8 @@ class AnswersRest:
         if reader is None:
             return
         shown = Shown(self._folder, owner, name, reader)
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        await with_stream_headers(send)({"type": "http.response.start", "status": 200, "headers": headers})
+        headers = stream_headers([(b"content-type", b"text/event-stream; charset=utf-8")])
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with aclosing(followed(shown, after, lambda: gone.done() or self._is_draining())) as parts:
                 async for part in parts:

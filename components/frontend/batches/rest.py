@@ -10,7 +10,7 @@ from components.frontend.http.callers import caller_of
 from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
 from dynamo_local.core.errors import ConfigError, ItemAbsentError, StateError, UsageError
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
-from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.http.paths import BATCHES
 from dynamo_local.core.stored.batches import Batch, order_of
 from dynamo_local.core.stored.files import BATCH
@@ -54,7 +54,7 @@ class BatchesRest:
         if batch_id:
             return (await finish_in_thread(lambda: self._store.find(owner, batch_id))).shown()
         if scope["method"] == "POST":
-            body = await read_body(scope, receive, self._limits)
+            body = await read_body(headers_of(scope), receive, self._limits)
             return (await finish_in_thread(lambda: self._create(owner, body))).shown()
         asked = query_of(scope, frozenset({"limit", "after"}))
         batches = await finish_in_thread(lambda: self._store.listed(owner))

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.paths import USAGE
 
 Orders = Callable[[str, str, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]
 """Carries out a request of an administrator: method, path, body, and the name of the key of who asks. Returns
@@ -37,10 +38,13 @@ class Administration:
     orders: Mapping[str, Orders] = field(default_factory=dict)
     usage: Reports | None = None
 
-    async def tell_usage(self, query: bytes) -> tuple[int, bytes] | Refusal:
-        """Tell an administrator what was used."""
-        assert self.usage is not None, "a frontend that has administrators tells usage"
-        return await self.usage(query)
+    async def carry_out(self, scope: Scope, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
+        """Have the part whose path it is answer an administrator. `by`: the name of the key of who asks."""
+        path = scope["path"]
+        if path == USAGE:
+            assert self.usage is not None, "a frontend that has administrators tells usage"
+            return await self.usage(scope.get("query_string", b""))
+        return await at(self.orders, path)(scope["method"], path, body, by)
 
 
 NO_ADMINISTRATION = Administration()

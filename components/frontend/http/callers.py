@@ -5,6 +5,9 @@ The gate puts the caller into the request's ASGI scope, where everything behind 
 
 from __future__ import annotations
 
+import hashlib
+import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +16,8 @@ from dataclasses import dataclass
 
 from components.frontend.keys.known import KnownKeys
 from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.asgi import Scope, header
+from dynamo_local.core.http.asgi import HeaderMap, Scope
+from dynamo_local.core.http.paths import Route
 from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, terms_of
 from dynamo_local.core.keys.values import ApiKey, digest_of
 
@@ -25,6 +29,8 @@ ADMIN_KEY_FILE = "admin-key-file"
 CLOSED_RETRY_S = 5
 
 _SCOPE_KEY = "dynamo.caller"
+
+_MARK_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ class Callers:
     """Finds who asks, by the digest of the key that a request brings.
 
     Secrets are random, so how long a look for a digest takes tells nothing of them: nobody can choose a guess whose
-    digest begins like another.
+    digest begins like another. Right keys are remembered by a mark, which is a digest with a key of this process: it is
+    computed faster than that by which keys are stored, and tells as little of them.
     """
 
     def __init__(
@@ -102,8 +109,10 @@ class Callers:
         """`api_keys`, `admin_keys`: as in `take`. `known`: keys of the registry."""
         self._known = known
         self._wall_clock = wall_clock
-        self._by_slot: dict[int, Caller] = {}
-        """The last caller with each key of the registry, by the key's slot."""
+        self._seen = 0 if known is None else known.version
+        self._marking = hashlib.blake2s(key=secrets.token_bytes(_MARK_BYTES), digest_size=_MARK_BYTES)
+        self._remembered: dict[bytes, tuple[Caller, float]] = {}
+        """By the mark of a right key, who brings it, and until when it is right if nothing changes."""
         self.take(api_keys, admin_keys)
 
     def take(self, api_keys: Iterable[str], admin_keys: Iterable[str]) -> None:
@@ -114,6 +123,7 @@ class Callers:
         self._of_files = {digest: Caller(API_KEY_FILE) for digest in plain} | {
             digest: Caller(ADMIN_KEY_FILE, admin=True, generates=digest in plain) for digest in admins
         }
+        self._remembered.clear()
 
     @property
     def needs_key(self) -> bool:
@@ -125,7 +135,7 @@ class Callers:
         """Whether a key opens the paths of administrators."""
         return self._has_admins or (self._known is not None and self._known.has_admins)
 
-    def find(self, scope: Scope) -> Caller | Refusal:
+    def find(self, headers: HeaderMap) -> Caller | Refusal:
         """Find who asks: anybody, if no key is given or none that is known. A refusal: who it is cannot be known, or
         their key has expired."""
         known = self._known
@@ -133,18 +143,20 @@ class Callers:
             known.look()
             if known.why_closed:
                 return Refusal(503, known.why_closed, "ServiceUnavailableError", retry_after_s=CLOSED_RETRY_S)
-        given = _key_given(scope)
-        if not given:
+            if known.version != self._seen:
+                self._seen = known.version
+                self._remembered.clear()
+        given = _key_given(headers)
+        # Clients send some key also where none is asked for.
+        if not given or not (self._of_files or (known is not None and known.needs_key)):
             return ANYBODY
-        digest = digest_of(given)
-        if (of_file := self._of_files.get(digest)) is not None:
-            return of_file
-        now = self._wall_clock()
-        key = None if known is None else known.find(digest, now)
-        if key is None:
-            return ANYBODY
-        # Only who has the secret comes so far.
-        return _expired(key.name) if key.has_expired(now) else self._caller(key)
+        marking = self._marking.copy()
+        marking.update(given)
+        mark = marking.digest()
+        found = self._remembered.get(mark)
+        if found is not None and self._wall_clock() < found[1]:
+            return found[0]
+        return self._find(digest_of(given), mark)
 
     def of_owner(self, owner: str) -> Caller | None:
         """Return the caller whose owner that is, with any priority. None: their key is gone, or has expired."""
@@ -156,23 +168,50 @@ class Callers:
         self._known.look()
         now = self._wall_clock()
         key = next((key for key in self._known.keys if key.name == name and str(key.number) == number), None)
-        return None if key is None or key.has_expired(now) else Caller(key.name, key)
+        return None if key is None or now >= key.valid_until(key.digest) else Caller(key.name, key)
 
-    def _caller(self, key: ApiKey) -> Caller:
-        found = self._by_slot.get(key.slot)
-        if found is None or found.key is not key:
-            found = self._by_slot[key.slot] = Caller(key.name, key, admin=key.admin, priorities=terms_of(key))
-        return found
+    def _find(self, digest: str, mark: bytes) -> Caller | Refusal:
+        """Find who has the secret of this digest, and remember them by its mark."""
+        now, until = self._wall_clock(), math.inf
+        caller = self._of_files.get(digest)
+        if caller is None:
+            key = None if self._known is None else self._known.find(digest, now)
+            if key is None:
+                return ANYBODY
+            # Only who has the secret comes so far.
+            until = key.valid_until(digest)
+            if now >= until:
+                return Refusal(401, f"key {key.name} has expired", "AuthenticationError")
+            caller = Caller(key.name, key, admin=key.admin, priorities=terms_of(key))
+        self._remembered[mark] = caller, until
+        return caller
+
+    def refusal_of(self, caller: Caller, path: str, route: Route, service: str) -> Refusal | None:
+        """Return the answer to a caller who may not ask for this path. `service`: as errors name it."""
+        if route.admin:
+            return self._no_admin(caller, path, service)
+        if route.keyless or not self.needs_key or (caller.name is not None and caller.generates):
+            return None
+        return Refusal(401, "missing or wrong API key", "AuthenticationError")
+
+    def _no_admin(self, caller: Caller, path: str, service: str) -> Refusal | None:
+        if not self.has_admins:
+            why = (
+                f"{path} is closed: set admin-key-file of {service} to open it to administrators, or "
+                "create a key of an administrator (dynamo key create NAME --admin)"
+            )
+            return Refusal(403, why, "PermissionDeniedError")
+        if caller.admin:
+            return None
+        if caller.name is not None:
+            return Refusal(403, "this needs the key of an administrator", "PermissionDeniedError")
+        return Refusal(401, "missing or wrong key of an administrator", "AuthenticationError")
 
 
-def _expired(name: str) -> Refusal:
-    return Refusal(401, f"key {name} has expired", "AuthenticationError")
-
-
-def _key_given(scope: Scope) -> bytes:
+def _key_given(headers: HeaderMap) -> bytes:
     """Return the key as OpenAI's clients send it (Authorization: Bearer) or as Anthropic's do (x-api-key)."""
-    given = header(scope, b"authorization")
+    given = headers.get(b"authorization", b"")
     if given.startswith(b"Bearer "):
         return given[7:]
     scheme, _, key = given.partition(b" ")
-    return key if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
+    return key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")

@@ -19,10 +19,9 @@ import msgspec
 from components.frontend.http.body import ClientGoneError, replayed
 from components.frontend.http.callers import caller_of
 from components.frontend.http.calls import EarlyCall
-from components.frontend.http.early_errors import with_early_errors
 from components.frontend.http.held import EarlyAnswer, watched
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.outgoing import with_retry_after, with_stream_headers
+from components.frontend.http.outgoing import Outgoing, Renaming
 from components.frontend.http.usage import Metered, UsageMeter
 from components.frontend.keys.ticket import note_demand
 from components.frontend.limits.rooms import Rooms
@@ -77,13 +76,13 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A request and the way to its client. `after_body` gives what comes after the body. `changed` makes the changes of
+    """A request and the way to its client. `after_body` gives what comes after the body. `renaming`: of settings, in
     answers."""
 
     request: GenerationRequest
     after_body: Receive
     early: EarlyAnswer
-    changed: Callable[[Send], Send]
+    renaming: Renaming
 
     def receive(self) -> Receive:
         """Return a `receive` for an application, which begins with the body."""
@@ -91,8 +90,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
     def send(self) -> Send:
         """Return a `send` for an application."""
-        outgoing = with_retry_after(self.changed(self.early), RETRY_NO_WORKER_S)
-        return with_early_errors(with_stream_headers(outgoing))
+        return Outgoing(self.early, self.renaming, RETRY_NO_WORKER_S)
 
 
 @dataclass
@@ -136,11 +134,11 @@ class Generations:
         return self._under_way if self._rooms is None else self._rooms.under_way
 
     async def serve(
-        self, request: GenerationRequest, after_body: Receive, send: Send, changed: Callable[[Send], Send]
+        self, request: GenerationRequest, after_body: Receive, send: Send, renaming: Renaming
     ) -> Refusal | None:
         """Have the model that the request asks for answer it. Return a refusal instead if it is not admitted.
 
-        `after_body` and `changed` as in Exchange. Raises ClientGoneError.
+        `after_body` and `renaming` as in Exchange. Raises ClientGoneError.
         """
         admitted = self._admit(request)
         if isinstance(admitted, Refusal):
@@ -156,7 +154,9 @@ class Generations:
                 return self._full(entry, request, demand)
             entry.enter(demand.sequences, request.priority, request.key)
         with self._meter.of(request.scope, entry, request.model, as_told=request.searches_beams) as metered:
-            exchange = Exchange(request, after_body, EarlyAnswer(metered.sending(send), request.scope["path"]), changed)
+            exchange = Exchange(
+                request, after_body, EarlyAnswer(metered.sending(send), request.scope["path"]), renaming
+            )
             return await self._serve(exchange, entry, demand, unready, metered)
 
     async def _serve(

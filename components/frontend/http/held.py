@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from components.frontend.http.outgoing import with_stream_headers
+from components.frontend.http.outgoing import stream_headers
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
@@ -142,7 +142,8 @@ class EarlyAnswer:
             self.has_begun = True
             # As vLLM begins a stream.
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._all_headers()]
-            await with_stream_headers(self._send)({"type": "http.response.start", "status": 200, "headers": headers})
+            headers = stream_headers(headers)
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": comment(text), "more_body": True})
 
     def note_woken(self, woken_from: str) -> None:

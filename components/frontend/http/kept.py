@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from components.frontend.http.body import read_body, replayed
+from components.frontend.http.heads import Asked
 from dynamo_local.core.answers.requests import kept_fields
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal, examine_headers
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.paths import Route
 
-Serve = Callable[[Route, Scope, Receive, Send], Awaitable[Refusal | None]]
+Serve = Callable[[Asked, Receive, Send], Awaitable[Refusal | None]]
 """Answers a request, or returns a refusal."""
 
 
@@ -30,10 +30,11 @@ class Keeping:
         self._limits = limits
         self._others = others
 
-    async def serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
+    async def serve(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         """Answer a request, or return a refusal. Raises BodyRefusedError, ClientGoneError."""
-        body = await read_body(scope, receive, self._limits)
+        body = await read_body(asked.headers, receive, self._limits)
         fields = kept_fields(body)
         if fields is None:
-            return await self._others(route, scope, replayed(body, receive), send)
-        return examine_headers(scope["headers"]) or await self._answers.create(scope, fields, receive, send)
+            return await self._others(asked, replayed(body, receive), send)
+        refusal = examine_headers(asked.scope["headers"])
+        return refusal or await self._answers.create(asked.scope, fields, receive, send)

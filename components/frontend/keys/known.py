@@ -31,7 +31,7 @@ class KnownKeys:
     """The keys of one namespace. What cannot be read is as it was before; at first, it is a lock that nothing opens.
 
     `why_closed`: why no key is known although there may be some; empty: they are known. `needs_key`: whether there is a
-    key, so that requests need one.
+    key, so that requests need one. `version` grows with each change of the keys.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class KnownKeys:
         self.why_closed = ""
         self.needs_key = False
         self.has_admins = False
+        self.version = 0
         self._paths = paths
         self._file, self._copy = os.fspath(paths.keys_file), os.fspath(paths.keys_copy)
         self._seen: _Signature | None = None
@@ -89,6 +90,7 @@ class KnownKeys:
         return key
 
     def _take(self, registry: KeyRegistry) -> None:
+        self.version += 1
         self.needs_key = bool(registry.keys)
         self.has_admins = any(key.admin for key in registry.keys.values())
         self._by_digest = {

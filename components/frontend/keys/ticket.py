@@ -53,6 +53,7 @@ class Ticket:
     bounded = False
     refusal: Refusal | None = None
     has_ended = False
+    _is_counted = True
     _charged = 0
     _taken_until = 0.0
     _prompt: object = None
@@ -64,12 +65,9 @@ class Ticket:
         self._counters = counters
         self._clock = clock
         denial = counters.admit(key, now := clock())
-        self._is_counted = denial is None
-        if denial is Denial.AT_ONCE:
-            self.refusal = too_many_at_once(key.name, key.requests_at_once or 0)
-        elif denial is Denial.A_MINUTE:
-            limit = key.requests_per_minute or 0
-            self.refusal = too_many_requests(key.name, limit, wait_s(counters.paid_at(key)[0], now, 1, limit))
+        if denial is not None:
+            self._is_counted = False
+            self.refusal = self._refusal_for(denial, now)
 
     def end(self, used: int) -> None:
         """Take the request as ended, which has used so many tokens. To be called once."""
@@ -89,12 +87,13 @@ class Ticket:
             return self.refusal.message
         if limit is None:
             return None
-        first = self._prompt is None
-        output = (request.max_tokens or 0) if self.bounded else 0
-        amount = output * (self.choices if first else 0)
-        if first or request.prompt_token_ids != self._prompt:
-            amount += len(request.prompt_token_ids)
-        self._prompt = request.prompt_token_ids
+        before, prompt = self._prompt, request.prompt_token_ids
+        amount, first = len(prompt), before is None
+        if not first:
+            amount = 0 if prompt == before else amount
+        elif self.bounded:
+            amount += (request.max_tokens or 0) * self.choices
+        self._prompt = prompt
         now = self._clock()
         paid_at = self._counters.take_tokens(self._key, limit, amount, now, forced=not first)
         if paid_at is None:
@@ -103,6 +102,13 @@ class Ticket:
         self._charged += amount
         self._taken_until = paid_at
         return None
+
+    def _refusal_for(self, denial: Denial, now: float) -> Refusal:
+        key = self._key
+        if denial is Denial.AT_ONCE:
+            return too_many_at_once(key.name, key.requests_at_once or 0)
+        limit = key.requests_per_minute or 0
+        return too_many_requests(key.name, limit, wait_s(self._counters.paid_at(key)[0], now, 1, limit))
 
     def _too_many(self, limit: int, amount: int, now: float) -> Refusal:
         paid_at = self._counters.paid_at(self._key)[1]
@@ -140,9 +146,6 @@ async def _dropped() -> None:
     """Send nothing."""
 
 
-_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""Fields that say how long an answer may become."""
-
 _current: ContextVar[Ticket | None] = ContextVar("ticket of this request", default=None)
 
 
@@ -153,9 +156,13 @@ def charge_to(ticket: Ticket) -> None:
 
 def note_demand(fields: Mapping[str, Any], demand: Demand) -> None:
     """Note in the ticket of this context, if there is one, what its request asks for."""
-    if (ticket := current_ticket()) is not None:
+    if (ticket := _current.get()) is not None:
         ticket.choices = demand.sequences
-        ticket.bounded = any(fields[name] is not None for name in _BOUNDS & fields.keys())
+        ticket.bounded = (
+            fields.get("max_tokens") is not None
+            or fields.get("max_completion_tokens") is not None
+            or fields.get("max_output_tokens") is not None
+        )
 
 
 def current_ticket() -> Ticket | None:

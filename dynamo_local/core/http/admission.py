@@ -159,18 +159,18 @@ def examine(fields: dict[str, Any], limits: AdmissionLimits) -> Demand | Refusal
         return _bad(f"{forbidden} cannot be set by clients", forbidden)
     asked = msgspec.convert(fields, _Asked)
     has_numbers = not _NUMBER_FIELDS.isdisjoint(fields)
+    prompts, inputs = _prompts(asked), number_of_inputs(fields)
     refusal = (
         _refused(excess_of(fields, limits, limits.max_candidates))
         or (_not_numbers(asked) if has_numbers else None)
-        or _over_bounds(asked, limits, has_numbers)
-        or _inputs_over_bounds(fields, limits)
+        or _over_bounds(asked, prompts, limits, has_numbers)
+        or (_inputs_over_bounds(fields, inputs, limits) if inputs else None)
         or (_negative(asked, limits) if has_numbers else None)
     )
     if refusal is not None:
         return refusal
-    inputs = number_of_inputs(fields)
     choices = max(_int(asked.n), _int(asked.best_of), 1) if has_numbers else 1
-    demand = Demand(max(_prompts(asked) * choices, inputs))
+    demand = Demand(max(prompts * choices, inputs))
     if inputs > limits.max_requests:
         why = f"a request must have at most {limits.max_requests} inputs (setting max-requests), got {inputs}"
         return _bad(why, field_of_inputs(fields))
@@ -215,19 +215,17 @@ def _not_numbers(asked: _Asked) -> Refusal | None:
     return None
 
 
-def _over_bounds(asked: _Asked, limits: AdmissionLimits, has_numbers: bool) -> Refusal | None:
+def _over_bounds(asked: _Asked, prompts: int, limits: AdmissionLimits, has_numbers: bool) -> Refusal | None:
     candidates = limits.max_candidates
-    bounds = [
-        ("label_token_ids", "label_token_ids", _length(asked.label_token_ids), candidates, "max-candidates"),
-        (_prompt_field(asked), "prompts in one request", _prompts(asked), limits.max_prompts, "max-prompts"),
-        (
-            "items",
-            "characters of query and items",
-            _scored(asked),
-            limits.max_scored_characters,
-            "max-scored-characters",
-        ),
-    ]
+    bounds: list[tuple[str, str, int, int, str]] = []
+    if asked.label_token_ids is not None:
+        most = limits.max_scored_characters
+        bounds += [
+            ("label_token_ids", "label_token_ids", _length(asked.label_token_ids), candidates, "max-candidates"),
+            ("items", "characters of query and items", _scored(asked), most, "max-scored-characters"),
+        ]
+    if prompts > limits.max_prompts:
+        bounds.append((_prompt_field(asked), "prompts in one request", prompts, limits.max_prompts, "max-prompts"))
     if has_numbers:
         bounds += [
             ("n", "n", _int(asked.n), limits.max_n, "max-n"),
@@ -242,10 +240,8 @@ def _over_bounds(asked: _Asked, limits: AdmissionLimits, has_numbers: bool) -> R
     return None
 
 
-def _inputs_over_bounds(fields: dict[str, Any], limits: AdmissionLimits) -> Refusal | None:
+def _inputs_over_bounds(fields: dict[str, Any], inputs: int, limits: AdmissionLimits) -> Refusal | None:
     """Bound the inputs of a request for pooled outputs."""
-    if not (inputs := number_of_inputs(fields)):
-        return None
     bounds = (
         ("inputs", inputs, limits.max_inputs, "max-inputs"),
         ("characters of all inputs", characters_of_inputs(fields), limits.max_input_characters, "max-input-characters"),
@@ -267,7 +263,7 @@ def _negative(asked: _Asked, limits: AdmissionLimits) -> Refusal | None:
 
 def _prompts(asked: _Asked) -> int:
     """Count the prompts of a request, in whichever field they are. Another path's field counts like its own."""
-    return max(_listed(asked.prompt, str | list), _listed(asked.messages, list), _items(asked), 1)
+    return max(_listed(asked.prompt, (str, list)), _listed(asked.messages, list), _items(asked), 1)
 
 
 def _prompt_field(asked: _Asked) -> str:
@@ -287,9 +283,7 @@ def _items(asked: _Asked) -> int:
 
 
 def _scored(asked: _Asked) -> int:
-    """The texts of a request for scores, which the server behind tokenizes on its event loop."""
-    if asked.label_token_ids is None:
-        return 0
+    """The texts of a request for scores, which has labels: the server behind tokenizes them on its event loop."""
     texts = [asked.query, *(asked.items if isinstance(asked.items, list) else ())]
     return sum(len(text) for text in texts if isinstance(text, str))
 

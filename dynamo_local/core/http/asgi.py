@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -10,6 +10,9 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HeaderMap = Mapping[bytes, bytes]
+"""Headers by name, in lower case; of several of a name, the first."""
 
 CROWDED = "dynamo_local.crowded"
 """Key of `scope["state"]`, true if the connection is one of those beyond max-connections."""
@@ -23,6 +26,11 @@ def header(carrier: Scope | Event, name: bytes) -> bytes:
             found: bytes = value
             return found
     return b""
+
+
+def headers_of(scope: Scope) -> HeaderMap:
+    """Return the headers of a request."""
+    return {name.lower(): value for name, value in reversed(scope["headers"])}
 
 
 def begins_event_stream(event: Event) -> bool:

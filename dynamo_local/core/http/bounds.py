@@ -19,7 +19,7 @@ NAME_CHARACTERS = 256
 
 _NAMES = frozenset({"request_id", "session_id", "cache_salt"})
 _NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
-_NAME_HEADER = b"x-request-id"
+REQUEST_ID = b"x-request-id"
 
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
 _LISTS = frozenset({*_WORDS, "logprob_token_ids"})
@@ -126,7 +126,7 @@ def _read(body: bytes) -> Any:
 def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
     """Check X-Request-Id, which is a request's id where it has no other."""
     for name, value in headers:
-        if len(name) == len(_NAME_HEADER) and name.lower() == _NAME_HEADER and not _is_name(value.decode("latin-1")):
+        if len(name) == len(REQUEST_ID) and name.lower() == REQUEST_ID and not _is_name(value.decode("latin-1")):
             return _no_name("X-Request-Id")
     return None
 

@@ -26,6 +26,8 @@ _FIELDS = frozenset({*_LISTS, *(other for _, other in _PAIRS)})
 
 def number_of_inputs(fields: Mapping[str, Any]) -> int:
     """Count the inputs, at least as many as the engines get. 0: the request has none in any of these fields."""
+    if _FIELDS.isdisjoint(fields):
+        return 0
     return max((sum(len(side) for side in sides) for _, sides in _found(fields)), default=0)
 
 
@@ -42,8 +44,6 @@ def field_of_inputs(fields: Mapping[str, Any]) -> str | None:
 
 def _found(fields: Mapping[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
     """The fields in use, each with its inputs, those of both sides of a pair."""
-    if _FIELDS.isdisjoint(fields):
-        return
     for name, kind in _LISTS.items():
         if (value := fields.get(name)) is not None:
             yield name, [value if isinstance(value, list) and value and isinstance(value[0], kind) else [value]]

@@ -46,17 +46,14 @@ def too_many_tokens(name: str, limit: int, asked: int, margin: Margin, retry_s: 
 
 def request_headers(limit: int, margin: Margin) -> Headers:
     """Return the headers for the limit of requests."""
-    # Both are written out, and the limit is remembered: this is done for each answer.
-    remaining, reset_s = margin
-    reset = _written(_shown_ms(reset_s))
-    return _limit(b"requests", limit), (_REMAINING_REQUESTS, b"%d" % remaining), (_RESET_REQUESTS, reset)
+    reset = _written(_shown_ms(margin.reset_s))
+    return _limit(b"requests", limit), (_REMAINING_REQUESTS, b"%d" % margin.remaining), (_RESET_REQUESTS, reset)
 
 
 def token_headers(limit: int, margin: Margin) -> Headers:
     """Return the headers for the limit of tokens."""
-    remaining, reset_s = margin
-    reset = _written(_shown_ms(reset_s))
-    return _limit(b"tokens", limit), (_REMAINING_TOKENS, b"%d" % remaining), (_RESET_TOKENS, reset)
+    reset = _written(_shown_ms(margin.reset_s))
+    return _limit(b"tokens", limit), (_REMAINING_TOKENS, b"%d" % margin.remaining), (_RESET_TOKENS, reset)
 
 
 def shown_time(seconds: float) -> str:

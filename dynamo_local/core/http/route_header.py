@@ -11,7 +11,7 @@ from dynamo_local.core.http.asgi import Scope
 from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
 from dynamo_local.core.routing.explanation import NamedWorker, why
 
-ASKED, ROUTE = b"x-dynamo-explain", b"x-dynamo-route"
+EXPLAIN, ROUTE = b"x-dynamo-explain", b"x-dynamo-route"
 """Headers of requests that ask where they go, and of their answers."""
 
 MOST_BYTES = 2_048

@@ -8,7 +8,8 @@ gets at most its limit, and t / 60 of it more. Times are of one clock that never
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+import msgspec
 
 WINDOW_S = 60.0
 
@@ -19,7 +20,7 @@ _FULL_S = WINDOW_S * (1 + 1e-9)
 """How far ahead what is taken may bring the number. A billionth of a minute is the error of the arithmetic."""
 
 
-class Margin(NamedTuple):
+class Margin(msgspec.Struct, frozen=True):
     """How a key stands with one of its limits. `remaining`: how many could be taken now. `reset_s`: until a whole
     minute's worth can be."""
 
@@ -45,7 +46,9 @@ def wait_s(paid_at: float, now: float, amount: int, per_minute: int) -> float:
 
 def margin_of(paid_at: float, now: float, per_minute: int) -> Margin:
     """What could be taken now."""
-    ahead_s = _sane(paid_at, now) - now
+    ahead_s = paid_at - now
+    if not 0.0 < ahead_s <= _MOST_AHEAD_S:
+        ahead_s = 0.0 if ahead_s <= 0.0 else _sane(paid_at, now) - now
     remaining = int((WINDOW_S - ahead_s) * per_minute / WINDOW_S + 1e-6)
     return Margin(remaining if remaining > 0 else 0, ahead_s)
 

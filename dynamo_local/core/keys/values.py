@@ -7,6 +7,7 @@ slow on purpose protects words that people choose, and would only make each requ
 from __future__ import annotations
 
 import hashlib
+import math
 
 import msgspec
 
@@ -61,9 +62,12 @@ class ApiKey(KeyTerms, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     created_at: float
     former: FormerSecret | None = None
 
-    def has_expired(self, now: float) -> bool:
-        """Whether the key's time is over."""
-        return self.expires_at is not None and now >= self.expires_at
+    def valid_until(self, digest: str) -> float:
+        """Until when the secret of that digest opens, if nothing changes; 0: it does not. Infinite: there is no end."""
+        end = math.inf if self.expires_at is None else self.expires_at
+        if digest == self.digest:
+            return end
+        return min(end, self.former.valid_until) if self.former is not None and digest == self.former.digest else 0.0
 
     def allows(self, endpoint: str) -> bool:
         """Whether its requests may be for that endpoint; the empty name is the graph's own model."""

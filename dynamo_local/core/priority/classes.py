@@ -24,7 +24,7 @@ class PriorityClass(StrEnum):
     @property
     def rank(self) -> int:
         """Place in that order, from 0."""
-        return tuple(PriorityClass).index(self)
+        return len(_AHEAD[self]) - 1
 
 
 def class_of(priority: int) -> PriorityClass:
@@ -36,4 +36,7 @@ def class_of(priority: int) -> PriorityClass:
 
 def ahead_of(one: PriorityClass) -> tuple[PriorityClass, ...]:
     """Return the classes that are served before newcomers of this one: the higher ones, and itself."""
-    return tuple(PriorityClass)[: one.rank + 1]
+    return _AHEAD[one]
+
+
+_AHEAD = {one: tuple(PriorityClass)[: place + 1] for place, one in enumerate(PriorityClass)}

@@ -7,7 +7,7 @@ all: so one key cannot keep the others out, and what others have beyond their sh
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
@@ -20,21 +20,22 @@ class Occupancy:
     """What is under way, by class and key, in whatever unit the bound has."""
 
     def __init__(self) -> None:
-        self._by_class: defaultdict[PriorityClass, Counter[str]] = defaultdict(Counter)
-        self._total: Counter[PriorityClass] = Counter()
+        self._by_class: dict[PriorityClass, dict[str, int]] = {one: {} for one in PriorityClass}
+        self._total = dict.fromkeys(PriorityClass, 0)
 
     def add(self, priority: int, key: str, number: int) -> None:
         """Count so much more; negative: less."""
         one = class_of(priority)
         self._total[one] += number
         keys = self._by_class[one]
-        keys[key] += number
-        if keys[key] <= 0:
-            del keys[key]
+        if (left := keys.get(key, 0) + number) > 0:
+            keys[key] = left
+        else:
+            keys.pop(key, None)
 
     @property
     def total(self) -> int:
-        return self._total.total()
+        return sum(self._total.values())
 
     def of(self, one: PriorityClass) -> int:
         """What is under way of this class."""
@@ -42,7 +43,7 @@ class Occupancy:
 
     def ahead(self, one: PriorityClass) -> int:
         """What counts against a bound of this class: its own, and that of higher classes."""
-        return sum(self._total[each] for each in ahead_of(one))
+        return sum(map(self._total.__getitem__, ahead_of(one)))
 
     def by_key(self, one: PriorityClass) -> Counter[str]:
         """The same by key; keys that have nothing are left out."""

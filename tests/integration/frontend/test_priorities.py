@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue
@@ -40,7 +41,7 @@ async def test_requests_that_waited_for_a_worker_are_answered_by_priority(
     priorities = {"batch": 7, "later": 1, "plain": 0, "second": 0, "urgent": -1, "first": -5}
     for number, (name, priority) in enumerate(priorities.items()):
         one = request(name, (number, 1, 2), sampling=asking_for(4), max_tokens=4, priority=priority)
-        await front.dispatcher.submit(replace(one, arrival_time=float(number)))
+        await front.dispatcher.submit(structs.replace(one, arrival_time=float(number)))
     await until(lambda: front.dispatcher.table.placer.waiting == len(priorities))
     async with mockers(connect, subjects, tmp_path, ONE_AT_A_TIME) as start:
         worker = await start("w")

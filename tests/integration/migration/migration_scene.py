@@ -14,9 +14,11 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import structs
 
 from components.frontend.migration.scheduler import AtOnce
 from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
@@ -71,7 +73,7 @@ class Crowd:
     async def come(self) -> None:
         for number in range(_CROWD):
             task = Task(f"{self.front.lease} {number}", _drawn(f"{number}", _CROWD_PROMPT), _CROWD_TOKENS)
-            await self.front.dispatcher.submit(replace(task.request(), priority=-1))
+            await self.front.dispatcher.submit(structs.replace(task.request(), priority=-1))
 
     async def ended(self) -> None:
         left = _CROWD

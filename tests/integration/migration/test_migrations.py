@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
@@ -115,7 +116,7 @@ async def test_what_cannot_be_moved_finishes_where_it_is(frontend: FakeFrontend,
     source = await mocked("a")
     await knows(frontend, 1)
     seeded = long_one("r", tokens=300)
-    seeded = Request(**{**seeded.__dict__, "survival": Survival(Fidelity.NONE, "seed")})
+    seeded = structs.replace(seeded, survival=Survival(Fidelity.NONE, "seed"))
     await frontend.dispatcher.submit(seeded)
     reader = Reader(frontend, ["r"])
     await reader.read(lambda: len(reader.found["r"]) > 5)

@@ -9,7 +9,7 @@ from components.frontend.http.callers import ANYBODY, Caller, Callers, caller_of
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
-from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from tests.unit.frontend.asgi_driver import call, scope
 
 PLAIN = Caller("api-key-file")
@@ -76,4 +76,4 @@ async def test_a_client_cannot_say_who_it_is() -> None:
 
 def test_an_empty_key_is_none() -> None:
     for headers in ([], [("authorization", "Bearer ")], [("authorization", "Basic plain")]):
-        assert Callers(["plain"]).find(scope("/", headers=headers)) == ANYBODY
+        assert Callers(["plain"]).find(headers_of(scope("/", headers=headers))) == ANYBODY

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.early_errors import with_early_errors
+from components.frontend.http.outgoing import Outgoing, Renaming
 from dynamo_local.core.http.asgi import Event
 
 STREAM: Event = {
     "type": "http.response.start",
     "status": 200,
-    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
 }
 DONE = b"data: [DONE]\n\n"
 
@@ -33,7 +37,7 @@ async def sent(*events: Event) -> list[Event]:
     async def send(event: Event) -> None:
         came.append(event)
 
-    wrapped = with_early_errors(send)
+    wrapped = Outgoing(send, Renaming("Frontend", ()), 2)
     for event in events:
         await wrapped(event)
     return came

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.frontend.http.body import read_body
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event
 from dynamo_local.core.http.paths import ROUTES
@@ -29,6 +30,44 @@ async def test_a_body_in_pieces_is_handed_on_whole(pieces: list[bytes]) -> None:
     house = House(backend=Backend())
     await call(house.gate, scope("/tokenize"), pieces)
     assert house.backend.requests == [("POST", "/tokenize", b"".join(pieces))]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=50), st.integers(0, 2)), min_size=1, max_size=6))
+async def test_pieces_may_come_late(pieces: list[tuple[bytes, int]]) -> None:
+    """`pieces`: with how often the event loop turns until each is there."""
+    rest = list(pieces)
+
+    async def receive() -> Event:
+        piece, turns = rest.pop(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(rest)}
+
+    assert await read_body({}, receive, AdmissionLimits()) == b"".join(piece for piece, _ in pieces)
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+async def test_a_wait_for_the_rest_can_be_cancelled(pieces: int) -> None:
+    waits, ended = asyncio.Event(), asyncio.Event()
+    came = 0
+
+    async def receive() -> Event:
+        nonlocal came
+        if (came := came + 1) <= pieces:
+            return {"type": "http.request", "body": b"{", "more_body": True}
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    reading = asyncio.create_task(read_body({}, receive, AdmissionLimits()))
+    await waits.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ended.is_set()
 
 
 async def test_after_the_body_the_server_hears_when_the_client_hangs_up() -> None:

@@ -23,7 +23,7 @@ from components.frontend.keys.ticket import Gatekeeper, current_ticket
 from components.frontend.limits.places import Places
 from components.frontend.priority import prioritized
 from dynamo_local.core.http.admission import AdmissionLimits, Refusal
-from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
 from dynamo_local.core.keys.values import KeyTerms, digest_of
 from dynamo_local.core.ports import Request
@@ -191,7 +191,7 @@ class TestWho:
     async def test_what_is_kept_is_no_later_keys_of_the_name(self, town: Town) -> None:
         town.create("bob")
         town.create("alice", expires_at=town.wall + 10)
-        first = town.gate._callers.find(scope("/v1/completions", headers=bearer("alice")))
+        first = town.gate._callers.find(headers_of(scope("/v1/completions", headers=bearer("alice"))))
         assert not isinstance(first, Refusal)
         assert town.gate.caller_for(first.owner) is not None
         town.wall += 10
@@ -199,9 +199,22 @@ class TestWho:
         town.write(revoke_key(town.registry, "alice"))
         town.create("alice")
         assert town.gate.caller_for(first.owner) is None
-        later = town.gate._callers.find(scope("/v1/completions", headers=bearer("alice")))
+        later = town.gate._callers.find(headers_of(scope("/v1/completions", headers=bearer("alice"))))
         assert not isinstance(later, Refusal)
         assert later.owner != first.owner
+
+    async def test_what_is_remembered_of_right_keys_tells_no_secret_and_ends_with_them(self, town: Town) -> None:
+        for name in ("alice", "bob"):
+            town.create(name, expires_at=town.wall + 60)
+        assert [(await town.ask(key)).status for key in ("alice", "bob", "guess") * 2] == [200, 200, 401] * 2
+        remembered = town.gate._callers._remembered
+        assert len(remembered) == 2
+        assert not {b"alice", b"bob", b"guess"} & remembered.keys()
+        assert {digest_of(b"alice"), digest_of(b"bob")}.isdisjoint(mark.hex() for mark in remembered)
+        town.write(revoke_key(town.registry, "bob"))
+        assert [(await town.ask(key)).status for key in ("alice", "bob")] == [200, 401]
+        town.wall += 60
+        assert error_of(await town.ask("alice"))["message"] == "key alice has expired"
 
     async def test_only_the_holder_is_told_that_a_key_has_expired(self, town: Town) -> None:
         town.create("alice", expires_at=town.wall + 10)
@@ -244,11 +257,11 @@ class TestWho:
                 assert (await town.ask("guess")).status == 401
                 late = KnownKeys(paths, clock=count(0.0, 2.0).__next__)
                 assert late.why_closed
-                closed = Callers(known=late).find(scope("/v1/completions", headers=bearer("alice")))
+                closed = Callers(known=late).find(headers_of(scope("/v1/completions", headers=bearer("alice"))))
                 assert isinstance(closed, Refusal)
                 assert closed.status == 503
             paths.keys_file.write_bytes(whole)
-            assert isinstance(Callers(known=late, wall_clock=lambda: town.wall).find(scope("/")), object)
+            assert isinstance(Callers(known=late, wall_clock=lambda: town.wall).find({}), object)
             assert not late.why_closed
             for path in (paths.keys_file, paths.keys_copy):
                 path.unlink()

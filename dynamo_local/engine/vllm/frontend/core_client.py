@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
 
+from msgspec import structs
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
@@ -77,7 +78,7 @@ class DispatchedCore(EngineCoreClient):
         try:
             ours = request_of(request, lora=self._lora, adapter_keys=self.adapter_keys)
             if self.hashing is not None:
-                ours = replace(ours, hashes=self.hashing.of(request))
+                ours = structs.replace(ours, hashes=self.hashing.of(request))
         except BadRequestError as error:
             raise VLLMClientError(str(error)) from error
         self._begun[request.request_id] = _Begun(len(ours.prompt_token_ids), ours.trace_headers)

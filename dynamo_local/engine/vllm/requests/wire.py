@@ -6,7 +6,6 @@ Nothing is pickled. What comes back: outputs.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +44,9 @@ def request_of(
     BadRequestError for what cannot be carried."""
     ours = _request_of(core_request, lora=lora)
     given = core_request.lora_request
-    return ours if given is None else replace(ours, adapter=adapter_keys.get(given.lora_int_id, given.lora_name))
+    if given is None:
+        return ours
+    return msgspec.structs.replace(ours, adapter=adapter_keys.get(given.lora_int_id, given.lora_name))
 
 
 def _request_of(core_request: EngineCoreRequest, *, lora: bool) -> Request:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.http.limits import shown_time
-from dynamo_local.core.keys.limits import WINDOW_S, give_back, margin_of, take, wait_s
+from dynamo_local.core.keys.limits import WINDOW_S, Margin, give_back, margin_of, take, wait_s
 
 LIMITS = st.integers(1, 5000)
 STEPS = st.lists(
@@ -83,7 +83,7 @@ def test_what_is_too_large_is_never_granted() -> None:
 def test_what_has_been_used_beyond_is_owed() -> None:
     owing = take(0.0, 100.0, 25, 10, forced=True)
     assert owing is not None
-    assert margin_of(owing, 100.0, 10) == (0, 150.0)
+    assert margin_of(owing, 100.0, 10) == Margin(0, 150.0)
     assert take(owing, 100.0, 1, 10) is None
     assert wait_s(owing, 100.0, 1, 10) == pytest.approx(96.0)
 

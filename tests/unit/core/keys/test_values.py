@@ -23,8 +23,8 @@ def test_a_former_secret_is_known_until_its_time_is_over(until: float, now: floa
 
 @given(TIMES, TIMES)
 def test_a_key_with_an_end_has_expired_from_then_on(expires: float, now: float) -> None:
-    assert key(expires_at=expires).has_expired(now) is (now >= expires)
-    assert not key().has_expired(now)
+    assert (now >= key(expires_at=expires).valid_until("now")) is (now >= expires)
+    assert now < key().valid_until("now")
 
 
 def test_without_a_list_a_key_may_use_every_endpoint() -> None:
