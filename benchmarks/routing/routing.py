@@ -13,7 +13,6 @@ from benchmarks.routing import (
     joining,
     joining_processes,
     priorities,
-    pulling,
     rebalancing,
     simulated,
     thrash,
@@ -31,7 +30,6 @@ STEPS = (
     "joining",
     "joining-processes",
     "agreement",
-    "pulling",
     "priorities",
     "dispatch",
 )
@@ -39,7 +37,6 @@ STEPS = (
 _SERVED = {
     "agreement": agreement.measured,
     "joining-processes": joining_processes.measured,
-    "pulling": pulling.measured,
 }
 """Steps that start servers."""
 
