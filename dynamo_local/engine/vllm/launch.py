@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,7 +25,7 @@ from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.requests.adapters import AdapterSettings, ListAdapters
 from dynamo_local.engine.vllm.tuning import TuningSettings, tune_cpu_engine
-from dynamo_local.engine.vllm.weights.prepared import settle_weights
+from dynamo_local.engine.vllm.weights.prepared import settle_weights, was_lent
 from dynamo_local.engine.vllm.weights.settings import WeightSettings
 from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
@@ -73,17 +74,13 @@ def launch(
     from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")
-    parser = engine_parser()
+    parsed = engine_parser().parse_args(to_argv(config, engine_schema()))
     configured = build_settings(AdapterSettings, "the engine", config).adapters
-
-    def arguments() -> Any:
-        """Parse them anew each time: vLLM changes some of them in place."""
-        return AsyncEngineArgs.from_cli_args(parser.parse_args(to_argv(config, engine_schema())))
-
-    adapters = Adapters(configured, enabled=bool(arguments().enable_lora), listed=listed)
+    adapters = Adapters(configured, enabled=bool(parsed.enable_lora), listed=listed)
 
     def configuration(transfer: Any = None) -> Any:
-        args = arguments()
+        # vLLM changes some of them in place.
+        args = AsyncEngineArgs.from_cli_args(deepcopy(parsed))
         check_events_config(args.kv_events_config)
         if config.get("scheduling-policy") is None:
             # Requests bring priorities, which vLLM's default policy ignores. Among equals it changes nothing.
@@ -143,8 +140,13 @@ def _set_up_transfer(
 
     Returns it with the identity of the model, or with the reason why KV is not transferred. `forbidden` is such a
     reason; `tuned`: see tuning.py. vLLM refuses to configure some models with a KV connector, so the first
-    configuration has none.
+    configuration has none, unless an engine of the same model was configured with one.
     """
+    if wanted and forbidden is None and was_lent():
+        from dynamo_local.engine.vllm.kv.identity import model_identity
+
+        vllm_config = configuration(_transfer_config(tuned))
+        return vllm_config, model_identity(vllm_config), None
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER

@@ -11,7 +11,11 @@ import tempfile
 from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_early, register_kernels_once
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+    configure_logging_early,
+    list_cores_once,
+    register_kernels_once,
+)
 from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
 
 READ_LATER = (
@@ -118,6 +122,7 @@ def _import() -> None:
         for module in _CPU_MODULES:
             importlib.import_module(module)
         register_kernels_once()
+        list_cores_once()
 
 
 _import()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm.triton_utils import dispatcher
+from vllm.utils import cpu_resource_utils
 from vllm.v1.engine import core
 from vllm.v1.executor import multiproc_executor
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -25,6 +28,7 @@ from vllm.v1.worker import utils
 from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     configure_logging_early,
     configure_logging_once,
+    list_cores_once,
     register_kernels_once,
 )
 from dynamo_local.engine.vllm.patches.processes.plugins import GROUPS
@@ -101,6 +105,25 @@ def test_kernels_are_replaced_once_and_in_modules_that_come_later(monkeypatch: p
     assert isinstance(later.expand_kernel, dispatcher.KernelOverride)
     assert later.expand_kernel is rejection_sampler.expand_kernel
     assert "later" not in sys.modules
+
+
+def test_cores_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_resource_utils, "_get_cpu_list", cpu_resource_utils._get_cpu_list)
+    before = cpu_resource_utils.get_allowed_cpu_list()
+    list_cores_once()
+
+    def run(*_: Any, **__: Any) -> str:
+        raise AssertionError("a program is run")
+
+    monkeypatch.setattr(subprocess, "check_output", run)
+    assert cpu_resource_utils.get_allowed_cpu_list() == before
+    # Those of this process, as they are now.
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {before[0].id})
+    try:
+        assert cpu_resource_utils.get_allowed_cpu_list() == before[:1]
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_logging_is_configured_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:

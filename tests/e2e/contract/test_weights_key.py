@@ -12,11 +12,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from dynamo_local.engine.vllm.launch import _set_up_transfer
+from dynamo_local.engine.vllm.patches.processes.loaded_model import Loaded
 from dynamo_local.engine.vllm.weights import prepared
-from dynamo_local.engine.vllm.weights.key import weight_bytes, weights_key, why_not_shared
+from dynamo_local.engine.vllm.weights.key import files_of, weight_bytes, weights_key, why_not_shared
 from dynamo_local.model.named.random_model import random_model
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "VLLM_CPU_SGL_KERNEL": "0", "HOME": "/root"}
@@ -107,8 +109,43 @@ def test_an_order_tells_how_much_memory_weights_take(folder: Path, vllm_config: 
 def test_weights_that_are_others_by_now_are_given_up(
     vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(prepared, "_prepared", ("another key", None))
+    recipe = prepared._Recipe("another key", b"", b"")
+    monkeypatch.setattr(prepared, "_prepared", (recipe, None))
     assert prepared.settle_weights(vllm_config, CONFIG, wanted=True) is not None
     assert vars(prepared)["_prepared"] is None
     assert "it loads its own" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_an_engine_whose_model_was_lent_before_is_configured_once(
+    folder: Path, vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[VllmConfig] = []
+
+    def configuration(transfer: KVTransferConfig | None = None) -> VllmConfig:
+        made.append(configured(folder, kv_transfer_config=transfer))
+        return made[-1]
+
+    first, identity, _ = _set_up_transfer(configuration, wanted=True)
+    assert len(made) == 2
+    loaded = Loaded(None, first, {})
+    monkeypatch.setattr(
+        prepared, "_prepared", (prepared._Recipe("key", b"", prepared._encoded(files_of(first))), loaded)
+    )
+    again = _set_up_transfer(configuration, wanted=True)
+    assert len(made) == 3
+    assert again == (made[-1], identity, None), "another one, whose KV nobody would take"
+    assert made[-1].kv_transfer_config is not None
+    assert _set_up_transfer(configuration, wanted=False)[0].kv_transfer_config is None
+    # Other files may be a model that vLLM does not configure so.
+    monkeypatch.setattr(prepared, "_prepared", (prepared._Recipe("key", b"", b"other files"), loaded))
+    made.clear()
+    assert _set_up_transfer(configuration, wanted=True)[1] == identity
+    assert len(made) == 2
+    # An engine that lends nothing.
+    monkeypatch.setattr(
+        prepared,
+        "_prepared",
+        (prepared._Recipe("key", b"", prepared._encoded(files_of(first))), Loaded(None, vllm_config, {})),
+    )
+    assert not prepared.was_lent()

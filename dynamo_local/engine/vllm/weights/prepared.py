@@ -18,7 +18,7 @@ from dynamo_local.core.errors import EngineError, StateError, one_line
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
 from dynamo_local.core.sizing.memory import ENGINE_BYTES
 from dynamo_local.engine.vllm.patches.check import applies
-from dynamo_local.engine.vllm.patches.processes.loaded_model import Loaded, load_alone, use_loaded
+from dynamo_local.engine.vllm.patches.processes.loaded_model import Loaded, forget_tokenizer, load_alone, use_loaded
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, write_order
 from state.paths import StatePaths
 
@@ -36,8 +36,8 @@ class _Recipe(msgspec.Struct, frozen=True):
     files: bytes
 
 
-_prepared: tuple[str, Loaded] | None = None
-"""Key and model, in a prepared process and in those forked from it."""
+_prepared: tuple[_Recipe, Loaded] | None = None
+"""Recipe and model, in a prepared process and in those forked from it."""
 
 
 def prepare(recipe: bytes) -> None:
@@ -50,7 +50,18 @@ def prepare(recipe: bytes) -> None:
     loaded = load_alone(lambda: pickle.loads(wanted.config))  # from a folder that is ours alone
     if _encoded(files_of(loaded.config)) != wanted.files:
         raise EngineError("the model's files have changed meanwhile", "they are loaded again once a worker has started")
-    _prepared = wanted.key, loaded
+    _prepared = wanted, loaded
+
+
+def was_lent() -> bool:
+    """Whether the process that this one is forked from has loaded weights of the model as it is now for an engine whose
+    KV is transferred. False before that is known."""
+    if _prepared is None:
+        return False
+    from dynamo_local.engine.vllm.weights.key import files_of
+
+    recipe, loaded = _prepared
+    return loaded.config.kv_transfer_config is not None and _encoded(files_of(loaded.config)) == recipe.files
 
 
 def settle_weights(vllm_config: Any, config: Mapping[str, Any], *, wanted: bool) -> PreparedOrder | None:
@@ -86,10 +97,11 @@ def _use(key: str | None) -> None:
     global _prepared  # memory that this process does not need is given up
     if _prepared is None:
         return
-    (has, loaded), _prepared = _prepared, None
-    if has == key:
+    (recipe, loaded), _prepared = _prepared, None
+    if recipe.key == key:
         use_loaded(loaded)
     else:
+        forget_tokenizer()
         _log.warning("the weights of the process that this one is forked from are others by now: it loads its own")
 
 

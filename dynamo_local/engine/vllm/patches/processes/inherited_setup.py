@@ -1,12 +1,13 @@
-"""A forked process of an engine does not repeat what the process before it has set up: kernels and logging.
+"""A forked process of an engine does not repeat what the process before it has set up: kernels, logging, cores.
 
 On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
-some hundred loggers, one after another.
+some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
@@ -28,6 +29,18 @@ def register_kernels_once() -> None:
 
 def _registered(cls: type) -> None:
     """Stand in for the registration."""
+
+
+def list_cores_once() -> None:
+    """List the cores of the machine that are online now, and not again in this process and in those forked from it.
+    Which of them a process may use is found anew each time."""
+    if not applies("cores that forks inherit"):
+        return
+    from vllm.utils import cpu_resource_utils
+
+    module: Any = cpu_resource_utils
+    module._get_cpu_list = cache(module._get_cpu_list)
+    module._get_cpu_list()
 
 
 def configure_logging_early() -> None:

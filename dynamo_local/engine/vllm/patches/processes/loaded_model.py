@@ -7,10 +7,15 @@ made, and enter themselves and some settings there: a fork gets both into the co
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from dynamo_local.core.errors import one_line
+
+_log = logging.getLogger(__name__)
 
 _BY_CONTENT = ("static_forward_context", "static_all_moe_layers")
 """Layers by name, and names of layers, in vLLM's CompilationConfig."""
@@ -51,7 +56,9 @@ def load_alone(configure: Callable[[], Any]) -> Loaded:
         ensure_model_parallel_initialized(1, 1)
         set_random_seed(config.model_config.seed)
         model = get_model(vllm_config=config)
-    return Loaded(model, config, _changes(config, configure()))
+        changes = _changes(config, configure())
+        _warm_up(model, config)
+    return Loaded(model, config, changes)
 
 
 def use_loaded(loaded: Loaded) -> None:
@@ -64,6 +71,32 @@ def use_loaded(loaded: Loaded) -> None:
 
     runner: Any = cpu_model_runner
     runner.get_model = get_model
+
+
+def forget_tokenizer() -> None:
+    """Have this process load its tokenizer anew: that of the process from which it was forked may be another one."""
+    from vllm.tokenizers.registry import cached_get_tokenizer
+
+    cached_get_tokenizer.cache_clear()
+
+
+def _warm_up(model: Any, config: Any) -> None:
+    """Load the tokenizer, and compute one token without a KV cache. Forks need not make again what libraries make at
+    first use: the kernels for the model's shapes, and what they remember of its operations."""
+    import torch
+    from vllm.forward_context import set_forward_context
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+    numbers = torch.zeros(1, dtype=torch.int64)
+    try:
+        cached_tokenizer_from_config(config.model_config)
+        with torch.inference_mode(), set_forward_context(None, config, num_tokens=1):
+            hidden = model(input_ids=numbers, positions=numbers)
+            if config.model_config.runner_type == "generate":
+                model.compute_logits(hidden)
+    except Exception as error:  # noqa: BLE001  # code of any model
+        # Workers then make themselves what is missing.
+        _log.info("the loaded model is not warmed up: %s", one_line(error))
 
 
 @contextmanager
