@@ -15,7 +15,7 @@ from components.frontend.answers.running import RunningAnswer
 from components.frontend.answers.shown import LOOK_EVERY_S, Shown, followed, open_shown
 from components.frontend.answers.sink import AnswerSink
 from components.frontend.http.callers import caller_of
-from components.frontend.http.held import watched
+from components.frontend.http.generations.held import watched
 from components.frontend.http.outgoing import stream_headers
 from components.frontend.stored.answers import answer_json, refusal_of
 from dynamo_local.core.answers.records import AnswerHead

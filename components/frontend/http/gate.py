@@ -1,7 +1,7 @@
 """The gate in front of the OpenAI server: an ASGI middleware that lets requests through, or refuses them.
 
 The gate checks paths, API keys, and the size of requests, and passes each request to the application of the model that
-it asks for; those that generate by way of `generation.py`. Refusals have OpenAI's error shape. The rules are pure
+it asks for; those that generate by way of `generations/`. Refusals have OpenAI's error shape. The rules are pure
 (core/http/); here they are applied to HTTP.
 """
 
@@ -18,7 +18,8 @@ from components.frontend.http.administration import NO_ADMINISTRATION, NO_STORES
 from components.frontend.http.answers import JSON, answer, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
 from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
-from components.frontend.http.generation import DRAINING, GenerationRequest, Generations, unavailable
+from components.frontend.http.generations.exchange import GenerationRequest, unavailable
+from components.frontend.http.generations.generation import DRAINING, Generations
 from components.frontend.http.heads import Asked, examine_head
 from components.frontend.http.kept import Keeping, KeptAnswers, Serve
 from components.frontend.http.models import NO_APPLICATION, ModelTable

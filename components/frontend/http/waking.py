@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from components.frontend.http.held import Line
+from components.frontend.http.generations.held import Line
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.http.holding import Unready
 from dynamo_local.core.http.waking import AGAIN_S, Asking, Idle, judged

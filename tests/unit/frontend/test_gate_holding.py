@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http import generation, held
 from components.frontend.http.gate import HttpGate
+from components.frontend.http.generations import generation, held
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http import holding
 from dynamo_local.core.http.admission import AdmissionLimits

@@ -23,7 +23,7 @@ from state.machine.threads import (
 )
 from tests.unit.state.builders import python, spinning
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 LOOK_S = 0.1
 READY = "print('ready', flush=True); input()"
 CORE = min(os.sched_getaffinity(0))
@@ -96,7 +96,8 @@ def test_the_threads_of_ours_that_are_beside_are_no_others() -> None:
             ran = shares_between(before, now, beside[0].seconds).ran_s.get(CORE, 0.0) / beside[0].seconds
             before = now
             assert beside[1][CORE] < 1.15 - ran
-            return ran > 0.3
+            # Enough to be told from nothing; on a busy machine it may take long until it gets that much.
+            return ran > 0.2
 
         until(look)
 

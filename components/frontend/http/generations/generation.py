@@ -12,85 +12,29 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from components.frontend.http.body import ClientGoneError, replayed
+from components.frontend.http.body import ClientGoneError
 from components.frontend.http.callers import caller_of
-from components.frontend.http.calls import EarlyCall
-from components.frontend.http.held import EarlyAnswer, watched
+from components.frontend.http.generations.calls import EarlyCall
+from components.frontend.http.generations.exchange import Exchange, GenerationRequest, unavailable
+from components.frontend.http.generations.held import EarlyAnswer, watched
+from components.frontend.http.generations.room import busy, has_room
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.outgoing import Outgoing, Renaming
+from components.frontend.http.outgoing import Renaming
 from components.frontend.http.usage import Metered, UsageMeter
 from components.frontend.keys.ticket import note_demand
 from components.frontend.limits.rooms import Rooms
 from dynamo_local.core.http.admission import Demand, Refusal, examine
-from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.conversations import conversation_of
+from dynamo_local.core.http.asgi import Receive, Send
 from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
-from dynamo_local.core.priority.classes import PriorityClass, class_of
-from dynamo_local.core.priority.occupancy import may_come, share_of
+from dynamo_local.core.priority.occupancy import may_come
 
 _log = logging.getLogger(__name__)
-
-RETRY_BUSY_S = 1
-RETRY_NO_WORKER_S = 2
 
 DRAINING = Unready("the server is shutting down", comes=False)
 
 _FIRST_TOKEN = "waiting for the first token"
-
-
-class GenerationRequest(msgspec.Struct, frozen=True):
-    """A request that generates. `fields`: of its body. `streams`: it asks for a stream of events."""
-
-    scope: Scope
-    body: bytes
-    fields: dict[str, Any]
-    streams: bool
-    priority: int = 0
-    key: str = ""
-    """The API key that it came with; empty: none."""
-
-    @property
-    def priority_class(self) -> PriorityClass:
-        """The class of its priority."""
-        return class_of(self.priority)
-
-    @property
-    def conversation(self) -> int | None:
-        """The conversation that it belongs to, as `core.http.conversations` recognises it."""
-        return conversation_of(self.fields)
-
-    @property
-    def model(self) -> str | None:
-        """The model that it names."""
-        name = self.fields.get("model")
-        return name if isinstance(name, str) else None
-
-    @property
-    def searches_beams(self) -> bool:
-        """Whether the answer is the best of many that engines begin, each token of them as a request of its own."""
-        return self.fields.get("use_beam_search") is True
-
-
-class Exchange(msgspec.Struct, frozen=True):
-    """A request and the way to its client. `after_body` gives what comes after the body. `renaming`: of settings, in
-    answers."""
-
-    request: GenerationRequest
-    after_body: Receive
-    early: EarlyAnswer
-    renaming: Renaming
-
-    def receive(self) -> Receive:
-        """Return a `receive` for an application, which begins with the body."""
-        return replayed(self.request.body, self.after_body)
-
-    def send(self) -> Send:
-        """Return a `send` for an application."""
-        return Outgoing(self.early, self.renaming, RETRY_NO_WORKER_S)
 
 
 @dataclass
@@ -150,7 +94,7 @@ class Generations:
             return unavailable(why)
         # Nothing was awaited since the model was chosen; but another frontend may have taken the room.
         with self._exclusively():
-            if not _has_room(entry, request, demand.sequences):
+            if not has_room(entry, request, demand.sequences):
                 return self._full(entry, request, demand)
             entry.enter(demand.sequences, request.priority, request.key)
         with self._meter.of(request.scope, entry, request.model, as_told=request.searches_beams) as metered:
@@ -246,7 +190,7 @@ class Generations:
         with self._exclusively():
             if unready is not None and (why := self._refused(request, entry, unready)) is not None:
                 return unavailable(why)
-            if not _has_room(entry, request, demand.sequences):
+            if not has_room(entry, request, demand.sequences):
                 return self._full(entry, request, demand)
             entry.hold(held)
         if len(entry.line) == 1:
@@ -335,13 +279,13 @@ class Generations:
         demand = examine(request.fields, entry.limits)
         if isinstance(demand, Refusal):
             return demand
-        if _has_room(entry, request, demand.sequences):
+        if has_room(entry, request, demand.sequences):
             return entry, demand
         return self._full(entry, request, demand)
 
     def _full(self, entry: ModelEntry, request: GenerationRequest, demand: Demand) -> Refusal:
         self._models.note_refused(entry, request.priority_class, "max-requests")
-        return _busy(entry, request, demand.sequences)
+        return busy(entry, request, demand.sequences)
 
     def _unready(self, entry: ModelEntry) -> Unready | None:
         return DRAINING if self._is_draining() else entry.unready()
@@ -349,28 +293,6 @@ class Generations:
     def _why(self, entry: ModelEntry) -> str:
         unready = self._unready(entry)
         return "it is ready" if unready is None else unready.why
-
-
-def unavailable(why: str) -> Refusal:
-    """Return the refusal of a request that may be sent again later."""
-    return Refusal(503, why, "ServiceUnavailableError", retry_after_s=RETRY_NO_WORKER_S)
-
-
-def _has_room(entry: ModelEntry, request: GenerationRequest, asked: int) -> bool:
-    one = request.priority_class
-    return may_come(asked, request.key, one, entry.bound(one), *entry.taken)
-
-
-def _busy(entry: ModelEntry, request: GenerationRequest, asked: int) -> Refusal:
-    one, lowest = request.priority_class, tuple(PriorityClass)[-1]
-    ahead = entry.others_ahead(one) + sum(part.ahead(one) for part in entry.taken)
-    of_these = "" if ahead == entry.demand + entry.others_ahead(lowest) else f" of priority {one} or higher"
-    share = share_of(request.key, one, entry.bound(one), *entry.taken)
-    of_key = f", {share.has} of them with this key, whose share is {share.share}" if share.keys > 1 else ""
-    bound = entry.limits.max_requests
-    under_way = f"{ahead} of at most {bound} sequences{of_these} (setting max-requests) are under way"
-    why = f"{under_way}{of_key}, {asked} asked for"
-    return Refusal(429, why, "RateLimitError", retry_after_s=RETRY_BUSY_S)
 
 
 def _name(entry: ModelEntry) -> str:
