@@ -50,12 +50,13 @@ class AnswerFolder:
         self._seen: dict[str, tuple[int, bool, list[Path]]] = {}
         """For each owner's folder when it had changed, whether that is settled, and what was to be done there."""
 
-    def open(self) -> None:
-        """Make the folder if there is none. Raises StateError if a later release has written it."""
-        self._store.open()
+    def check(self) -> None:
+        """Check the folder, if there is one. Raises StateError if a later release has written it."""
+        self._store.check()
 
     def create(self, owner: str, answer: str, data: bytes) -> AnswerJournal:
         """Create the journal of an answer with its first records. It is there with them on the disk, or not at all."""
+        self._store.open()
         path = make_private_directory(self._of(owner)) / f"{answer}.new"
         with system_errors(f"cannot create {path}"):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

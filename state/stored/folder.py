@@ -72,6 +72,10 @@ class StoreFolder:
         make_private_directory(self.path / _PARTS)
         self._is_open = True
 
+    def check(self) -> None:
+        """Check the version, if there is a store; none is made. Raises StateError as `open`."""
+        self._exists()
+
     def items(self) -> list[str]:
         """Return the names of all items, in no order; none if the store was never opened. Raises StateError."""
         if not self._exists():

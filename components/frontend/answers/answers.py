@@ -61,7 +61,7 @@ class Answers:
     async def start(self) -> None:
         """Begin to compute. Never raises: without a folder, no answers are kept."""
         try:
-            await asyncio.to_thread(self.folder.open)
+            await asyncio.to_thread(self.folder.check)
         except StateError as error:
             self.why_closed = str(error)
             _log.error("no answers are kept: %s", error)

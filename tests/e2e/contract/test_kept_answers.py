@@ -6,10 +6,10 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from components.frontend.answers.answers import Answers
@@ -57,7 +57,7 @@ class Script:
     async def submit(self, request: Request) -> None:
         recording = current_recording()
         assert recording is not None
-        assert recording.begin(replace(request, survival=Survival(Fidelity.EXACT)), "") is None
+        assert recording.begin(msgspec.structs.replace(request, survival=Survival(Fidelity.EXACT)), "") is None
         task = asyncio.create_task(self._say(request.request_id, recording))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -146,8 +146,9 @@ async def test_thoughts_and_calls_of_tools_go_on_in_the_middle(
         await first.answers.start()
         begun = json.loads((await first.ask("POST", **asked)).body)["id"]
         running = first.answers.running(begun)
-        while running is not None and not running.has_ended and running.tokens < stops_at:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while running is not None and not running.has_ended and running.tokens < stops_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await first.close()
         script.stops_at = len(script.tokens)
         second = Frontend(tmp_path, application)

@@ -19,9 +19,7 @@ ONE, TWO = record(Kind.EVENT, b"1"), record(Kind.EVENT, b"2")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> AnswerFolder:
-    folder = AnswerFolder(StatePaths(tmp_path, "n"))
-    folder.open()
-    return folder
+    return AnswerFolder(StatePaths(tmp_path, "n"))
 
 
 def contents(folder: AnswerFolder, owner: str, answer: str) -> list[bytes]:
@@ -82,7 +80,6 @@ def test_an_answer_has_one_frontend_and_another_takes_it_when_that_is_gone(folde
 def test_a_disk_that_is_full_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     disk = FullDisk()
     folder = AnswerFolder(StatePaths(tmp_path, "n"), disk)
-    folder.open()
     journal = folder.create("o", "a", ONE)
     disk.is_full = True
     with pytest.raises(DiskError, match="No space left"):
@@ -119,10 +116,19 @@ def test_a_cancellation_is_for_whoever_computes_the_answer(folder: AnswerFolder)
 def test_the_folder_of_a_later_release_is_refused(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path, "n")
     folder = AnswerFolder(paths)
-    folder.open()
+    folder.create("o", "a", ONE).close()
     (folder.path / "store.json").write_text('{"schema_version": 2}')
     with pytest.raises(StateError, match="version 2; this release knows version 1"):
-        AnswerFolder(paths).open()
+        AnswerFolder(paths).check()
+
+
+def test_looking_makes_no_folder(folder: AnswerFolder) -> None:
+    folder.check()
+    assert folder.look().running == []
+    assert folder.remove_expired(time.time(), 0.0) == 0
+    assert folder.reader("o", "a") is None
+    assert folder.kept("o") == Kept(0, 0)
+    assert not folder.path.exists()
 
 
 def test_each_look_finds_what_has_changed_since_the_last(folder: AnswerFolder) -> None:
