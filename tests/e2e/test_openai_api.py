@@ -255,5 +255,5 @@ def test_what_is_open_is_described_and_nothing_else(http: httpx.Client) -> None:
     for path, methods in paths.items():
         for method in methods:
             found = http.request(method.upper(), path, content=b"{" if method == "post" else None)
-            assert found.status_code not in (404, 405) or path == "/v1/models/{model}", path
+            assert found.status_code not in (404, 405) or ("{" in path and "no such path" not in found.text), path
     assert not {"/sleep", "/v1/load_lora_adapter", "/scale_elastic_ep", "/v1/systemone"} & paths.keys()

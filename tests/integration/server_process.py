@@ -150,12 +150,13 @@ class ServerProcess:
         (circusd,) = found
         return circusd
 
-    def assert_nothing_left(self) -> None:
-        """No process, statefile, lock, runtime directory or socket; logs stay, and usage if there was any."""
+    def assert_nothing_left(self, *stores: Path) -> None:
+        """No process, statefile, lock, runtime directory or socket; logs stay, and usage if there was any. `stores`:
+        folders of what clients have stored, which stay as well."""
         assert self.processes() == ()
         assert self.socket_directories() == []
         left = {path.name for path in self.paths.root.iterdir()}
-        assert left - {self.paths.usage_dir.name} == {self.paths.logs_dir.name}
+        assert left - {self.paths.usage_dir.name} == {self.paths.logs_dir.name, *(path.name for path in stores)}
 
 
 def parent_of(pid: int) -> int | None:

@@ -50,7 +50,7 @@ def kept_fields(body: bytes) -> dict[str, Any] | None:
 def contradiction(fields: Mapping[str, Any]) -> Refusal | None:
     """Refuse what cannot be computed in the background because it is not to be kept."""
     if fields.get("background") is True and fields.get("store") is False:
-        return _bad("an answer in the background is kept: leave `store` out, or set it to true", "store")
+        return _bad("background can only be used when `store` is true: leave `store` out, or set it to true", "store")
     return None
 
 
