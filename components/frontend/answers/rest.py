@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from components.frontend.answers.answers import Answers
-from components.frontend.answers.running import RunningAnswer
+from components.frontend.answers.running import AGAIN, RunningAnswer
 from components.frontend.answers.shown import LOOK_EVERY_S, Shown, followed, open_shown
 from components.frontend.answers.sink import AnswerSink
 from components.frontend.http.callers import caller_of
+from components.frontend.http.generations.exchange import unavailable
 from components.frontend.http.generations.held import watched
 from components.frontend.http.outgoing import stream_headers
 from components.frontend.stored.answers import answer_json, refusal_of
@@ -35,8 +36,6 @@ from dynamo_local.tasks import finish_in_thread
 
 _CANCEL_S = 10.0
 """Longest wait for the end of an answer that was cancelled, which another frontend may compute."""
-
-_AGAIN = frozenset({429, 503})
 
 
 class AnswersRest:
@@ -93,7 +92,7 @@ class AnswersRest:
             first: set[asyncio.Future[Any]] = {running.begun, gone}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             refused = running.begun.result() if running.begun.done() else None
-            if refused is not None and not (head.background and refused.status in _AGAIN):
+            if refused is not None and not (head.background and refused.status in AGAIN):
                 await self._drop(owner, running)
                 await _pass_refusal(refused, send)
                 return None
@@ -117,9 +116,9 @@ class AnswersRest:
     async def _closed(self, owner: str) -> Refusal | None:
         """Refuse all answers. Raises StorageFullError for those of this owner."""
         if self._is_draining():
-            return _unavailable("the server is shutting down")
+            return unavailable("the server is shutting down")
         if self._answers.why_closed:
-            return _unavailable(self._answers.why_closed)
+            return unavailable(self._answers.why_closed)
         kept, limits = await asyncio.to_thread(self._folder.kept, owner), self._answers.limits
         if kept.answers >= limits.max_answers:
             why = f"{kept.answers} answers are kept for this key already (setting max-answers)"
@@ -192,12 +191,12 @@ class AnswersRest:
 
     async def _cancel(self, owner: str, name: str, send: Send) -> Refusal | None:
         if not await self._end(owner, name):
-            return _unavailable(f"response {name} has not ended yet: it is being cancelled")
+            return unavailable(f"response {name} has not ended yet: it is being cancelled")
         return await self._show_now(owner, name, send)
 
     async def _delete(self, owner: str, name: str, send: Send) -> Refusal | None:
         if not await self._end(owner, name):
-            return _unavailable(f"response {name} has not ended yet: it is being cancelled")
+            return unavailable(f"response {name} has not ended yet: it is being cancelled")
         if not await finish_in_thread(lambda: self._folder.remove(owner, name)):
             return not_found(name)
         await answer_json(send, {"id": name, "object": "response", "deleted": True})
@@ -230,7 +229,3 @@ async def _pass_refusal(refused: AnswerSink, send: Send) -> None:
     """Answer with what the application has refused the request with."""
     await send({"type": "http.response.start", "status": refused.status, "headers": refused.headers})
     await send({"type": "http.response.body", "body": refused.body})
-
-
-def _unavailable(why: str) -> Refusal:
-    return Refusal(503, why, "ServiceUnavailableError", retry_after_s=2)

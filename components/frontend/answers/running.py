@@ -13,13 +13,14 @@ from components.frontend.answers.recording import Recording, recorded
 from components.frontend.answers.sink import AnswerSink
 from components.frontend.answers.writing import MAX_JOURNAL_BYTES, BatchedJournal
 from components.frontend.http.body import replayed
-from components.frontend.http.callers import Caller, note_caller
+from components.frontend.http.callers import Caller
+from components.frontend.http.own_requests import nothing_more, own_scope
 from dynamo_local.core.answers.continuing import Continuation, DifferentAnswerError
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.requests import as_kept, inner_body
 from dynamo_local.core.answers.status import CANCELLED, QUEUED, OutOfOrderError, ended
 from dynamo_local.core.errors import one_line
-from dynamo_local.core.http.asgi import App, Event, Scope
+from dynamo_local.core.http.asgi import App
 
 PassOn = App
 """Has a request answered as if it had come by HTTP, by the caller that its scope names."""
@@ -36,7 +37,8 @@ _UNKNOWN_MODEL_S = 120.0
 _MADE_HERE = "response.created"
 """The event of vLLM's that is made here, before the application is asked."""
 
-_AGAIN = frozenset({429, 503})
+AGAIN = frozenset({429, 503})
+"""Statuses of refusals after which a request is tried again."""
 
 
 class RunningAnswer:
@@ -132,21 +134,9 @@ class RunningAnswer:
         return self._why_failed(recording, sink, cut, waited_s)
 
     async def _call(self, recording: Recording, caller: Caller, sink: AnswerSink) -> None:
-        headers = [(b"content-type", b"application/json"), *self.head.headers]
-        scope: Scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": headers,
-        }
-        note_caller(scope, caller)
+        scope = own_scope(PATH, caller, self.head.headers)
         with recorded(recording):
-            await self._pass_on(scope, replayed(inner_body(self.head), _nothing_more), sink)
+            await self._pass_on(scope, replayed(inner_body(self.head), nothing_more), sink)
 
     def _taker(self) -> Callable[[dict[str, Any]], None]:
         """Return what takes the events of one attempt."""
@@ -180,7 +170,7 @@ class RunningAnswer:
             status, why = 503, cut or "it was cut off"
         if status == 404 and self._log.state.status == QUEUED and waited_s < _UNKNOWN_MODEL_S:
             return None
-        if status not in _AGAIN:
+        if status not in AGAIN:
             return why
         if waited_s >= self._patience_s:
             return f"{why}; no token has come for {self._patience_s:g} s (setting answer-patience-s)"
@@ -189,11 +179,6 @@ class RunningAnswer:
     def _settle(self, refused: AnswerSink | None) -> None:
         if not self.begun.done():
             self.begun.set_result(refused)
-
-
-async def _nothing_more() -> Event:
-    """Wait like a client that neither sends more nor leaves."""
-    return await asyncio.Future[Event]()
 
 
 def _reason(error: BaseException | None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import NamedTuple, Protocol
 
-from components.frontend.http.callers import Caller, note_caller
+from components.frontend.http.body import replayed
+from components.frontend.http.callers import Caller
+from components.frontend.http.own_requests import nothing_more, own_scope
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.http.priority import HEADER_KEY
 from dynamo_local.core.stored.batches import BATCH_PRIORITY
@@ -34,49 +35,24 @@ async def ask(gate: Gate, caller: Caller, path: str, body: bytes) -> Answered:
     """Ask for this caller, and return the answer. To be cancelled if nobody wants it any more."""
     best = None if caller.key is None else caller.key.best_priority
     priority = max(BATCH_PRIORITY, best or 0)
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "scheme": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (HEADER_KEY, str(priority).encode()),
-        ],
-        "client": None,
-        "server": None,
-        "state": {},
-    }
-    note_caller(scope, caller)
-    exchange = _Exchange(body)
+    extra = [(b"content-length", str(len(body)).encode()), (HEADER_KEY, str(priority).encode())]
+    scope = own_scope(path, caller, extra)
+    whole = _Whole()
     try:
-        await gate.answer_own(scope, exchange.receive, exchange.send)
+        await gate.answer_own(scope, replayed(body, nothing_more), whole.send)
     except Exception:  # noqa: BLE001
         # The boundary of a request: what is wrong with one line must not end the batch.
         _log.exception("a line of a batch could not be answered")
         return Answered(500, _FAULT)
-    return Answered(exchange.status or 500, bytes(exchange.answer) or _FAULT)
+    return Answered(whole.status or 500, bytes(whole.answer) or _FAULT)
 
 
-class _Exchange:
-    """The two ends of one request. Its client waits for the answer, and never leaves."""
+class _Whole:
+    """Takes an answer."""
 
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
+    def __init__(self) -> None:
         self.status = 0
         self.answer = bytearray()
-
-    async def receive(self) -> Event:
-        body, self._body = self._body, None
-        if body is None:
-            await asyncio.get_running_loop().create_future()
-        return {"type": "http.request", "body": body or b"", "more_body": False}
 
     async def send(self, event: Event) -> None:
         if event["type"] == "http.response.start":
