@@ -14,6 +14,7 @@ import uvloop
 
 from benchmarks import faults
 from benchmarks.batches import batch
+from benchmarks.batches import kills as batch_kills
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
 from benchmarks.endpoints import endpoints, kills, orders, turns, wake, wake_kills, zero
 from benchmarks.gateway import capacity, first_token, frontends, hostile, overhead, usage_cost
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
     "batch": Benchmark(batch.SUMMARY, batch.add_arguments, batch.run),
+    "batch-kills": Benchmark(batch_kills.SUMMARY, batch_kills.add_arguments, batch_kills.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),
     "hostile": Benchmark(hostile.SUMMARY, hostile.add_arguments, hostile.run),
     "usage-cost": Benchmark(usage_cost.SUMMARY, usage_cost.add_arguments, usage_cost.run),

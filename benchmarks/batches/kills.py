@@ -1,0 +1,178 @@
+"""Background answers and lines of batches under kill -9 of workers, frontend, NATS and `dynamo serve`.
+
+Half of the requests are answers in the background, half are lines of two batches. All are asked for by openai's client,
+and compared with what the undisturbed server has answered. Every few seconds one of the processes is killed, in turn,
+until all is done; after that of `dynamo serve` a new one is started, which nobody tells what was under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.batches.work import BATCHES, MODEL, PROMPTS, Work
+from benchmarks.endpoints.mockers import all_ready, mocker
+from benchmarks.faults.parts import Parts
+from benchmarks.harness.models import RANDOM, model_folder
+from benchmarks.harness.report import Figures, progress, save, table
+from benchmarks.harness.servers import ROOT, Server, ServerError, running, start_endpoints
+
+SUMMARY = "10,000 background answers and lines of batches under kills of every process: has each one right result?"
+
+_PARTS = ("host", "frontend", "nats", "serve")
+_REQUESTS, _QUICK_REQUESTS = 10_000, 400
+_EVERY_S = 15.0
+_AT_ONCE = 48
+_TOKENS = 24
+_GOES_ON_WITHIN_S = 300.0
+_LOOK_EVERY_S = 0.1
+_OPTIONS = ("--cpu-slots=4",)
+_VLLM_ARGS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce-eager": True,
+    "max-model-len": 1024,
+    "max-num-seqs": 16,
+    "kv-cache-memory-bytes": 128 * 2**20,
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill. `at`: requests that were done by then. `goes_on_s`: until the next one was done."""
+
+    part: str
+    at: int
+    goes_on_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
+    parser.add_argument("--requests", type=int, help=f"answers and lines together ({_REQUESTS})")
+    parser.add_argument("--every", type=float, default=_EVERY_S, help="seconds between a kill and the next")
+    parser.add_argument("--tokens", type=int, default=_TOKENS, help="of each answer")
+
+
+async def run(arguments: argparse.Namespace) -> Figures:
+    """Kill until all is done, print, and return the figures. They are saved after each kill."""
+    number = arguments.requests or (_QUICK_REQUESTS if arguments.quick else _REQUESTS)
+    kills: list[Kill] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        specs = _specs(arguments.engine)
+        server = start_endpoints(Path(scratch), specs, _OPTIONS)
+        async with running(server):
+            await all_ready(server, specs)
+            work = Work(f"http://{server.host}:{server.port}", arguments.tokens)
+            await work.learn()
+            progress(f"{PROMPTS} prompts have one answer from each API")
+            begun = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                done = group.create_task(_all(work, number), name="requests")
+                killer = group.create_task(_kill_until(done, work, server, Path(scratch), arguments, kills))
+                await asyncio.wait({done})
+                killer.cancel()
+            took_s = time.monotonic() - begun
+            await work.close()
+    figures = _figures(work, number, kills, took_s)
+    _show(figures)
+    return figures
+
+
+def _specs(engine: str) -> list[dict[str, Any]]:
+    spec = mocker(MODEL, {"max-model-len": 1024, "mocker-step-base-ms": 10}, min_workers=2, max_workers=2)
+    return [
+        spec
+        if engine == "mocker"
+        else {**spec, "engine": "vllm", "model": str(model_folder(RANDOM)), "args": _VLLM_ARGS}
+    ]
+
+
+async def _all(work: Work, number: int) -> None:
+    lines = number // 2 // len(BATCHES)
+    async with asyncio.TaskGroup() as group:
+        for api in BATCHES:
+            group.create_task(work.batch(api, lines))
+        group.create_task(work.answers(number - lines * len(BATCHES), _AT_ONCE))
+
+
+async def _kill_until(
+    done: asyncio.Task[None],
+    work: Work,
+    server: Server,
+    scratch: Path,
+    arguments: argparse.Namespace,
+    kills: list[Kill],
+) -> None:
+    """Kill a process of each part in turn, each once requests have been done since the kill before."""
+    for turn, part in enumerate(itertools.cycle(_PARTS)):
+        await asyncio.wait({done}, timeout=arguments.every)
+        if done.done():
+            return
+        found = Parts(server, ROOT).processes().get(part, ())
+        if not found:
+            progress(f"no {part} to be killed")
+            continue
+        before, at = work.tally.done, time.monotonic()
+        os.kill(found[turn % len(found)].pid, signal.SIGKILL)
+        if part == "serve":
+            await _serve_again(server, scratch)
+        await _goes_on(done, work, server, before)
+        kills.append(Kill(part, before, round(time.monotonic() - at, 1)))
+        progress(f"{part} killed at {before}, goes on after {kills[-1].goes_on_s} s; faults: {dict(work.tally.faults)}")
+        save(arguments.json, "batch-kills", _figures(work, None, kills, None))
+
+
+async def _serve_again(server: Server, scratch: Path) -> None:
+    """Start another server once the killed one has ended, in its place."""
+    while server.popen.poll() is None:  # noqa: ASYNC110  # a foreign process
+        await asyncio.sleep(_LOOK_EVERY_S)
+    server.replace_by(start_endpoints(scratch, None, _OPTIONS, port=server.port))
+
+
+async def _goes_on(done: asyncio.Task[None], work: Work, server: Server, before: int) -> None:
+    """Wait until another request is done. Raises ServerError if none is in time, or the server has ended."""
+    deadline = time.monotonic() + _GOES_ON_WITHIN_S
+    while work.tally.done <= before and not done.done():
+        if server.popen.poll() is not None or time.monotonic() > deadline:
+            raise ServerError(f"nothing goes on:\n{server.last_lines()}")
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _figures(work: Work, number: int | None, kills: Sequence[Kill], took_s: float | None) -> Figures:
+    tally = work.tally
+    return {
+        "requests": number,
+        "right": {"answers": tally.answers, "lines": tally.lines},
+        "faults": dict(tally.faults),
+        "unconfirmed": tally.unconfirmed,
+        "seconds": took_s,
+        "kills": [asdict(kill) for kill in kills],
+    }
+
+
+def _show(figures: Figures) -> None:
+    right, faults = figures["right"], figures["faults"]
+    cells = (
+        str(figures["requests"]),
+        str(right["answers"]),
+        str(right["lines"]),
+        str(sum(faults.values())),
+        str(figures["unconfirmed"]),
+        f"{figures['seconds']:.0f}",
+    )
+    table("Requests", ("asked", "right answers", "right lines", "faults", "creations cut off", "seconds"), [cells])
+    for fault, count in faults.items():
+        print(f"{count} times: {fault}")
+    rows = []
+    for part in _PARTS:
+        times = [kill["goes_on_s"] for kill in figures["kills"] if kill["part"] == part]
+        rows.append((part, str(len(times)), f"{max(times):.1f}" if times else "-"))
+    table("Kills", ("killed", "times", "longest until the next result, s"), rows)
