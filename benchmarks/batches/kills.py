@@ -124,6 +124,8 @@ async def _kill_until(
         os.kill(found[turn % len(found)].pid, signal.SIGKILL)
         if part == "serve":
             await _serve_again(server, scratch)
+            # What the old one's processes did before they ended counts as before.
+            before = work.tally.done
         await _goes_on(done, work, server, before)
         kills.append(Kill(part, before, round(time.monotonic() - at, 1)))
         progress(f"{part} killed at {before}, goes on after {kills[-1].goes_on_s} s; faults: {dict(work.tally.faults)}")

@@ -195,7 +195,7 @@ class Work:
         return "in.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
     def _judge(self, api: Api, number: int, output: str) -> None:
-        results = [json.loads(line) for line in output.splitlines()]
+        results = [json.loads(line) for line in output.split("\n") if line]
         counts = Counter(result["custom_id"] for result in results)
         if counts.keys() != {str(each) for each in range(number)}:
             self.tally.faults["a line has no result"] += number - len(counts)

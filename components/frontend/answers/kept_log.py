@@ -8,11 +8,16 @@ from typing import Any
 from components.frontend.answers.writing import BatchedJournal
 from dynamo_local.core.answers.records import (
     AnswerHead,
+    KeptPrompt,
     Kind,
     Record,
+    counted,
+    counted_in,
     event,
     event_in,
     head_in,
+    prompt,
+    prompt_in,
     record,
     tokens,
     tokens_in,
@@ -20,14 +25,15 @@ from dynamo_local.core.answers.records import (
 from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, numbered
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.usage.tally import Counted
 
 FIRST_EVENTS = 2
 """Number of events before those that are made of vLLM's."""
 
 
 class KeptLog:
-    """What is known of an answer that this frontend computes: the digest of its `prompt`, the `tokens` that were
-    accepted, and the `events` that were made of them."""
+    """What is known of an answer that this frontend computes: its `prompt`, the `tokens` that were accepted, the
+    `events` that were made of them, and what of it is `counted` as used."""
 
     def __init__(self, records: Sequence[Record], journal: BatchedJournal) -> None:
         """`records`: of the journal as it is. Raises DecodeError."""
@@ -36,16 +42,22 @@ class KeptLog:
         self.head: AnswerHead = head_in(records[0].content)
         self.journal = journal
         self.state = AnswerState()
-        self.prompt: str | None = None
+        self.prompt: KeptPrompt | None = None
         self.tokens: list[TokenDelta] = []
         self.events: list[dict[str, Any]] = []
+        self.counted = Counted()
         for one in records[1:]:
             self._read(one)
 
-    def note_prompt(self, digest: str) -> None:
+    def note_prompt(self, content: KeptPrompt) -> None:
         """Note which prompt the tokens continue."""
-        self.prompt = digest
-        self.journal.add(record(Kind.PROMPT, digest.encode()))
+        self.prompt = content
+        self.journal.add(prompt(content))
+
+    def note_counted(self, content: Counted) -> None:
+        """Note what was counted so far."""
+        self.counted = content
+        self.journal.add(counted(content))
 
     def note_tokens(self, delta: TokenDelta) -> None:
         """Note tokens that the request's log has accepted."""
@@ -63,7 +75,9 @@ class KeptLog:
 
     def _read(self, one: Record) -> None:
         if one.kind is Kind.PROMPT:
-            self.prompt = one.content.decode()
+            self.prompt = prompt_in(one.content)
+        elif one.kind is Kind.COUNTED:
+            self.counted = counted_in(one.content)
         elif one.kind is Kind.TOKENS:
             self.tokens.append(tokens_in(one.content))
         elif one.kind is Kind.EVENT:

@@ -15,12 +15,15 @@ from components.frontend.answers.writing import MAX_JOURNAL_BYTES, BatchedJourna
 from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import nothing_more, own_scope
+from components.frontend.http.usage import note_attempts
 from dynamo_local.core.answers.continuing import Continuation, DifferentAnswerError
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.requests import as_kept, inner_body
 from dynamo_local.core.answers.status import CANCELLED, QUEUED, OutOfOrderError, ended
 from dynamo_local.core.errors import one_line
 from dynamo_local.core.http.asgi import App
+from dynamo_local.core.usage.records import LEFT
+from dynamo_local.core.usage.tally import Counted
 
 PassOn = App
 """Has a request answered as if it had come by HTTP, by the caller that its scope names."""
@@ -54,6 +57,8 @@ class RunningAnswer:
         self._pass_on = pass_on
         self._caller = caller
         self._patience_s = patience_s
+        self._waited_s = 0.0
+        """From the last token before the current attempt to its beginning."""
         self._is_cancelled = False
         self._broken: str | None = None
         self._interrupted = asyncio.Event()
@@ -67,6 +72,22 @@ class RunningAnswer:
     @property
     def journal(self) -> BatchedJournal:
         return self._log.journal
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted of its use."""
+        return self._log.counted
+
+    def note_counted(self, content: Counted) -> None:
+        """Note what is counted of its use."""
+        self._log.note_counted(content)
+
+    def goes_on(self, status: int) -> bool:
+        """Whether another attempt follows one that ends with this status: it is to be tried again, or this frontend
+        ends."""
+        if status in AGAIN:
+            return self._waited_s < self._patience_s
+        return status == LEFT and not self._interrupted.is_set() and not self.has_ended
 
     @property
     def has_ended(self) -> bool:
@@ -87,7 +108,8 @@ class RunningAnswer:
         """Compute the answer, until its end is on the disk, or never will be."""
         pause_s, since, tokens = _FIRST_PAUSE_S, time.monotonic(), self.tokens
         while not self.has_ended:
-            why = await self._attempt(time.monotonic() - since)
+            self._waited_s = time.monotonic() - since
+            why = await self._attempt()
             if self.tokens > tokens:
                 pause_s, since, tokens = _FIRST_PAUSE_S, time.monotonic(), self.tokens
             self._end_early(why)
@@ -112,7 +134,7 @@ class RunningAnswer:
             async with asyncio.timeout(seconds):
                 await self._interrupted.wait()
 
-    async def _attempt(self, waited_s: float) -> str | None:
+    async def _attempt(self) -> str | None:
         """Ask the application. Returns why the answer fails; None: it has ended, or is to be tried again."""
         if self._is_cancelled:
             return None
@@ -131,10 +153,11 @@ class RunningAnswer:
         cut = "" if not call.done() or call.cancelled() else _reason(call.exception())
         if sink.refusal is not None and not self._log.tokens:
             self._settle(sink)
-        return self._why_failed(recording, sink, cut, waited_s)
+        return self._why_failed(recording, sink, cut)
 
     async def _call(self, recording: Recording, caller: Caller, sink: AnswerSink) -> None:
         scope = own_scope(PATH, caller, self.head.headers)
+        note_attempts(scope, self)
         with recorded(recording):
             await self._pass_on(scope, replayed(inner_body(self.head), nothing_more), sink)
 
@@ -159,7 +182,7 @@ class RunningAnswer:
         self._broken = why
         self._interrupted.set()
 
-    def _why_failed(self, recording: Recording, sink: AnswerSink, cut: str, waited_s: float) -> str | None:
+    def _why_failed(self, recording: Recording, sink: AnswerSink, cut: str) -> str | None:
         """Return why the answer fails after an attempt; None: it has ended, or is to be tried again."""
         failure, refusal = recording.failure, sink.refusal
         if failure is not None:
@@ -168,11 +191,11 @@ class RunningAnswer:
             status, why = refusal
         else:
             status, why = 503, cut or "it was cut off"
-        if status == 404 and self._log.state.status == QUEUED and waited_s < _UNKNOWN_MODEL_S:
+        if status == 404 and self._log.state.status == QUEUED and self._waited_s < _UNKNOWN_MODEL_S:
             return None
         if status not in AGAIN:
             return why
-        if waited_s >= self._patience_s:
+        if self._waited_s >= self._patience_s:
             return f"{why}; no token has come for {self._patience_s:g} s (setting answer-patience-s)"
         return None
 

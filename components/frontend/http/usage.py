@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import Token
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 
@@ -18,13 +19,46 @@ from components.frontend.http.models import ModelEntry
 from components.frontend.keys.ticket import current_ticket
 from dynamo_local.core.http.asgi import Event, Scope, Send
 from dynamo_local.core.usage.records import LEFT, UsageRecord
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.tally import Counted, Tally
 from dynamo_local.engine.vllm.frontend.counting import counting
 
 _SCOPE_KEY = "dynamo.tally"
+_ATTEMPTS_KEY = "dynamo.attempts"
 
 Write = Callable[[UsageRecord], None]
 """Takes a record, at once. Never raises."""
+
+
+class Attempts(Protocol):
+    """A request that may be made in several attempts, each of which makes again what those before it had."""
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted so far."""
+
+    def note_counted(self, content: Counted) -> None:
+        """Note what is counted now."""
+
+    def goes_on(self, status: int) -> bool:
+        """Whether another attempt follows one that ends with this status."""
+
+
+class _Single:
+    """A request that is made once."""
+
+    def __init__(self) -> None:
+        self.counted = Counted()
+
+    def note_counted(self, content: Counted) -> None:
+        self.counted = content
+
+    def goes_on(self, status: int) -> bool:
+        return False
+
+
+def note_attempts(scope: Scope, attempts: Attempts) -> None:
+    """Have what earlier attempts at a request have used counted once."""
+    scope[_ATTEMPTS_KEY] = attempts
 
 
 def tally_of(scope: Scope) -> Tally:
@@ -66,8 +100,8 @@ class Metered:
         self._token: Token[Tally | None] | None = None
         self._status = LEFT
         self._is_answered = False
-        self._written: tuple[int, int, int] | None = None
-        """What the tally was at the last record: tokens of prompts, cached ones, and output."""
+        self._has_written = False
+        self._attempts: Attempts = scope.get(_ATTEMPTS_KEY) or _Single()
 
     def __enter__(self) -> Metered:
         self._token = counting.set(self.tally)
@@ -109,13 +143,17 @@ class Metered:
             self._write()
 
     def _write(self) -> None:
-        tally, before = self.tally, self._written
-        prompt, cached, output = before or (0, 0, 0)
-        first = before is None
-        if (not first and tally.prompt == prompt and tally.output == output) or self._is_over_a_limit:
+        tally, before, meter = self.tally, self._attempts.counted, self._meter
+        now = Counted(
+            # A request counts once, however many attempts it takes; and one that is to go on has not failed.
+            1 if not self._attempts.goes_on(self._status) else before.requests,
+            max(tally.prompt, before.prompt),
+            max(tally.cached, before.cached),
+            max(tally.output, before.output),
+        )
+        if now == before or self._is_over_a_limit:
             return
-        self._written = tally.prompt, tally.cached, tally.output
-        meter = self._meter
+        first, self._has_written = not self._has_written, True
         meter.write(
             UsageRecord(
                 time=round(meter.wall_clock(), 3),
@@ -123,13 +161,14 @@ class Metered:
                 key=caller_of(self._scope).name,
                 path=self._scope["path"],
                 status=self._status,
-                prompt=tally.prompt - prompt,
-                cached=tally.cached - cached,
-                output=tally.output - output,
+                prompt=now.prompt - before.prompt,
+                cached=now.cached - before.cached,
+                output=now.output - before.output,
                 seconds=round(meter.clock() - self._began, 6) if first else 0.0,
-                requests=int(first),
+                requests=now.requests - before.requests,
             )
         )
+        self._attempts.note_counted(now)
 
     @property
     def _is_over_a_limit(self) -> bool:

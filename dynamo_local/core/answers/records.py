@@ -17,9 +17,13 @@ import msgspec
 
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.usage.tally import Counted
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A length beyond this is no length."""
+
+MAX_PROMPT_TOKENS = 256 * 1024
+"""Tokens of a prompt that are kept: about a megabyte."""
 
 _HEAD = struct.Struct("<II")
 
@@ -30,13 +34,15 @@ class Kind(enum.IntEnum):
     BEGUN = 1
     """The first record: an `AnswerHead`."""
     PROMPT = 2
-    """The digest of the prompt's tokens, once they are known."""
+    """The prompt, once its tokens are known (`KeptPrompt`)."""
     TOKENS = 3
     """Tokens that the request's log has accepted (`TokenDelta`)."""
     EVENT = 4
     """An event of the stream, as JSON. The number of events before it is its sequence number."""
     SYNCED = 5
     """Empty: everything before it is on the disk."""
+    COUNTED = 6
+    """What was counted of the request's use so far (`Counted`); the last one holds."""
 
 
 class Record(NamedTuple):
@@ -60,6 +66,14 @@ class AnswerHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier: list[Any] = []
     headers: list[tuple[bytes, bytes]] = []
     background: bool = True
+
+
+class KeptPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt that an answer was begun with. `digest`: of its tokens, and of what they are for. `token_ids`: None of
+    a prompt that is longer than `MAX_PROMPT_TOKENS`."""
+
+    digest: str
+    token_ids: list[int] | None = None
 
 
 def record(kind: Kind, content: bytes = b"") -> bytes:
@@ -96,6 +110,8 @@ _json = msgspec.json.Encoder()
 _events = msgspec.json.Decoder(dict[str, Any])
 _heads = msgspec.msgpack.Decoder(AnswerHead)
 _deltas = msgspec.msgpack.Decoder(TokenDelta)
+_prompts = msgspec.msgpack.Decoder(KeptPrompt)
+_counts = msgspec.msgpack.Decoder(Counted)
 _msgpack = msgspec.msgpack.Encoder()
 
 
@@ -107,6 +123,16 @@ def begun(head: AnswerHead) -> bytes:
 def tokens(delta: TokenDelta) -> bytes:
     """Return the content of the record of accepted tokens."""
     return _msgpack.encode(delta)
+
+
+def prompt(content: KeptPrompt) -> bytes:
+    """Return the record of a prompt."""
+    return record(Kind.PROMPT, _msgpack.encode(content))
+
+
+def counted(content: Counted) -> bytes:
+    """Return the record of what was counted."""
+    return record(Kind.COUNTED, _msgpack.encode(content))
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -122,6 +148,16 @@ def head_in(content: bytes) -> AnswerHead:
 def tokens_in(content: bytes) -> TokenDelta:
     """Inverse of `tokens`. Raises DecodeError."""
     return _decoded(_deltas, content)  # type: ignore[no-any-return]
+
+
+def prompt_in(content: bytes) -> KeptPrompt:
+    """Inverse of `prompt`. Raises DecodeError."""
+    return _decoded(_prompts, content)  # type: ignore[no-any-return]
+
+
+def counted_in(content: bytes) -> Counted:
+    """Inverse of `counted`. Raises DecodeError."""
+    return _decoded(_counts, content)  # type: ignore[no-any-return]
 
 
 def event_in(content: bytes) -> dict[str, Any]:

@@ -9,6 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """What was counted of a request in records of its use so far. `requests`: 1 once it was counted itself."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
 
 @dataclass(slots=True)
 class Tally:

@@ -38,6 +38,8 @@ from dynamo_local.model.named.random_model import random_model
 
 THOUGHT = "<think>I think so, 🙂 twice.</think>"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+TIMED = "{{ strftime_now('%H:%M:%S.%f') }}{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A chat template that renders another prompt each time."""
 TOOL = {
     "type": "function",
     "name": "add",
@@ -51,10 +53,12 @@ class Script:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
         self.stops_at = len(tokens)
+        self.prompts: set[tuple[int, ...]] = set()
         self._outputs: asyncio.Queue[Outputs] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(self, request: Request) -> None:
+        self.prompts.add(tuple(request.prompt_token_ids))
         recording = current_recording()
         assert recording is not None
         assert recording.begin(msgspec.structs.replace(request, survival=Survival(Fidelity.EXACT)), "") is None
@@ -126,7 +130,7 @@ async def spoken(tmp_path: Path) -> AsyncIterator[tuple[ModelApplication, Script
     tokens = AutoTokenizer.from_pretrained(path).encode(THOUGHT + CALL, add_special_tokens=False)
     script = Script(tokens)
     given = {"model": path, "max-model-len": 2048, "served-model-name": ["m"], "reasoning-parser": "qwen3"}
-    parsers = {"tool-call-parser": "hermes", "enable-auto-tool-choice": True}
+    parsers = {"tool-call-parser": "hermes", "enable-auto-tool-choice": True, "chat-template": TIMED}
     application = ModelApplication({**given, **parsers}, tmp_path, script)
     await application.start(lambda _: None)
     yield application, script
@@ -142,6 +146,7 @@ async def test_thoughts_and_calls_of_tools_go_on_in_the_middle(
     # The first is undisturbed.
     for stops_at in (len(script.tokens), 5, len(script.tokens) // 2, len(script.tokens) - 5):
         script.stops_at = stops_at
+        script.prompts.clear()
         first = Frontend(tmp_path, application)
         await first.answers.start()
         begun = json.loads((await first.ask("POST", **asked)).body)["id"]
@@ -156,6 +161,8 @@ async def test_thoughts_and_calls_of_tools_go_on_in_the_middle(
         events = events_of(await second.ask("GET", f"/{begun}?stream=true"))
         await second.close()
         assert events[-1]["type"] == "response.completed", events[-1]
+        (prompt,) = script.prompts
+        assert events[-1]["response"]["usage"]["input_tokens"] == len(prompt)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         output = [{**item, "id": "", "call_id": ""} for item in events[-1]["response"]["output"]]
         whole = whole or output

@@ -17,12 +17,15 @@ from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.http.usage import UsageMeter, tally_of
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.usage.records import UsageRecord
+from dynamo_local.core.usage.tally import Tally
 from dynamo_local.tasks import TaskGuard
 from state.answers.folder import AnswerFolder
 from state.paths import StatePaths
@@ -31,6 +34,10 @@ from tests.unit.state.answers.disks import FullDisk
 
 TEXT = "abcdefghij"
 PATIENCE_S = 60.0
+
+Start = Callable[..., Any]
+"""Starts a frontend (the fixture `start`)."""
+
 KEYS = ("alice", "bob")
 """Of two files, which are two owners."""
 
@@ -51,6 +58,7 @@ class Application:
     goes: asyncio.Event = field(default_factory=asyncio.Event)
     fails: Callable[[int], None] = lambda _: None
     prompt: list[int] = field(default_factory=lambda: [1, 2])
+    vocabulary: str = ""
     calls: int = 0
     _ids: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -69,10 +77,10 @@ class Application:
             return
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._answer(fields, send)
+        await self._answer(fields, send, tally_of(asked))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _answer(self, fields: dict[str, Any], send: Send) -> None:
+    async def _answer(self, fields: dict[str, Any], send: Send, tally: Tally) -> None:
         answer, item = fields["request_id"], f"msg_{next(self._ids)}"
 
         async def tell(kind: str, **more: Any) -> None:
@@ -86,20 +94,24 @@ class Application:
         await tell("response.created", response=begun)
         await tell("response.in_progress", response=begun)
         await tell("response.output_item.added", item={"id": item})
-        async for part in self._parts(answer):
+        async for part in self._parts(answer, tally):
             await tell("response.output_text.delta", item_id=item, delta=part)
+        tally.end()
         done = {"id": item, "text": self.text}
         await tell("response.output_item.done", item=done)
         await tell("response.completed", response=response("completed", done))
 
-    async def _parts(self, answer: str) -> AsyncIterator[str]:
+    async def _parts(self, answer: str, tally: Tally) -> AsyncIterator[str]:
         recording = current_recording()
         assert recording is not None
-        request = Request(answer, self.prompt, lambda *_: b"", 0.0, survival=self.survival)
+        prompt = recording.prompt(self.prompt, self.vocabulary)
+        request = Request(answer, prompt, lambda *_: b"", 0.0, survival=self.survival)
         if recording.begin(request, "") is not None:
             raise CutOffError
         known = sum(len(delta.token_ids) for delta in recording.before)
+        tally.begin()
         if known:
+            tally.add("", len(prompt), 1, known)
             # Made again in one piece, as vLLM joins what comes at once.
             yield self.text[:known]
         for position in range(known, len(self.text)):
@@ -107,6 +119,7 @@ class Application:
             self.fails(position)
             last = position == len(self.text) - 1
             recording.take(TokenDelta(answer, 1, position, [position], finish="stop" if last else None))
+            tally.add("", len(prompt), 1, 1)
             yield self.text[position]
 
     def fail(self, position: int, why: str, fault: Fault | None = None) -> None:
@@ -139,6 +152,7 @@ class Frontend:
         self.unready: str | None = None
         folder = AnswerFolder(StatePaths(root, "n"), disk or FullDisk())
         self.answers = Answers(folder, replace(AnswerLimits(), **limits), self.tasks)
+        self.used: list[UsageRecord] = []
         entry = ModelEntry(["m"], lambda: self.unready, AdmissionLimits(hold_timeout_s=0), application)
         rest = AnswersRest(self.answers, lambda: self.answers.is_closing)
         self.gate = HttpGate(
@@ -150,6 +164,7 @@ class Frontend:
             administration=Administration(keys[1:]),
             stores={RESPONSES: rest},
             answers=rest,
+            meter=UsageMeter(self.used.append),
         )
         self.answers.connect(self.gate.answer_kept, self.gate.caller_for)
 

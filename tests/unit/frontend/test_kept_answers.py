@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from state.paths import StatePaths
 from tests.unit.frontend.kept_scene import (
     TEXT,
     Application,
-    Frontend,
+    Start,
     at,
     events_of,
     seen,
@@ -25,21 +24,6 @@ from tests.unit.frontend.kept_scene import (
     whole,
 )
 from tests.unit.state.answers.disks import FullDisk
-
-Start = Callable[..., Any]
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    frontends: list[Frontend] = []
-
-    async def begin(application: Application, root: Path = tmp_path, **more: Any) -> Frontend:
-        frontends.append(Frontend(root, application, **more))
-        return await frontends[-1].start()
-
-    yield begin
-    for frontend in frontends:
-        await frontend.close()
 
 
 async def test_another_frontend_goes_on_where_one_has_ended(start: Start) -> None:
@@ -119,7 +103,7 @@ async def test_what_is_the_requests_own_fault_is_not_tried_again(start: Start) -
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"prompt": [9]}, "its model or its chat template has changed"),
+        ({"vocabulary": "another"}, "its model has changed"),
         ({"text": "abXdefghij"}, "another text than before"),
         ({"survival": Survival(Fidelity.NONE, "a grammar")}, "the state of a grammar is lost"),
     ],
@@ -136,6 +120,36 @@ async def test_what_cannot_be_the_same_fails_and_says_why(start: Start, changed:
     assert events[: len(before)] == before
     assert events[-1]["type"] == "response.failed"
     assert why in events[-1]["response"]["error"]["message"]
+
+
+async def test_a_prompt_that_is_rendered_otherwise_is_the_one_of_the_beginning(start: Start) -> None:
+    """As by a chat template that prints the date, on another day."""
+    application = Application(prompt=[1, 2, 3])
+    application.fails = at(4, application)
+    first = await start(application)
+    answer = await first.begin()
+    await seen(first, answer, 4)
+    await first.close()
+    second = await start(Application(prompt=[9]))
+    assert whole(await second.follow(answer))
+    assert sum(each.prompt for each in first.used + second.used) == 3
+
+
+async def test_a_long_prompt_is_not_kept_and_must_be_the_same(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("components.frontend.answers.recording.MAX_PROMPT_TOKENS", 1)
+    ends = []
+    for prompt in ([1, 2], [1, 9]):
+        application = Application()
+        application.fails = at(4, application)
+        first = await start(application)
+        answer = await first.begin()
+        await seen(first, answer, 4)
+        await first.close()
+        second = await start(Application(prompt=prompt))
+        ends.append((await second.follow(answer))[-1])
+        await second.close()
+    assert [end["type"] for end in ends] == ["response.completed", "response.failed"]
+    assert "its model or its chat template has changed" in ends[1]["response"]["error"]["message"]
 
 
 async def test_answers_wait_for_a_model_that_is_not_ready(start: Start) -> None:

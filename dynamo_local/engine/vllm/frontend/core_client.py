@@ -24,6 +24,7 @@ from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors
 from dynamo_local.engine.vllm.frontend.context_hashes import Hashing
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
+from dynamo_local.engine.vllm.patches.frontend.kept_prompts import keep_prompts
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import prepare_concurrently
 from dynamo_local.engine.vllm.patches.frontend.usage_counting import count_usage
@@ -137,6 +138,7 @@ def build(
     with core_client(core):
         llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats)
     count_usage(llm.output_processor)
+    keep_prompts(llm.output_processor)
     isolate_failures(llm.output_processor, core.take_failure)
     prepare_concurrently(llm, grammar_timeout_s)
     drop_clients_errors()

@@ -171,6 +171,17 @@ _FRONTEND: Mapping[str, Patch] = {
             "vllm.v1.engine.output_processor~self.num_cached_tokens",
         ),
     ),
+    "prompts of kept answers": Patch(
+        file="patches/frontend/kept_prompts.py",
+        why="the prompt of an answer that goes on is rendered anew, and a template that prints the time makes another",
+        test=f"{_CONTRACT}/test_kept_answers.py::test_thoughts_and_calls_of_tools_go_on_in_the_middle",
+        on="CPU and GPU",
+        replaces=(
+            "vllm.v1.engine.output_processor:OutputProcessor.add_request"
+            "(self, request, prompt, parent_req, request_index, queue)",
+        ),
+        uses=("vllm.v1.engine.output_processor~self.tokenizer", "vllm.v1.engine:EngineCoreRequest.prompt_token_ids"),
+    ),
     "preparing requests beside each other": Patch(
         file="patches/frontend/preprocessing.py",
         why="long texts and grammars hold up all other requests of vLLM's server",
