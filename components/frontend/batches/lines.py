@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from dynamo_local.core.stored.batches import MOST_ERRORS, LineError
-from dynamo_local.core.stored.lines import Line, LineChecks, LineRefusedError, read_line
+from dynamo_local.core.stored.lines import Line, LineChecks, LineRefusedError, model_of, read_line
 from state.files import system_errors
 
 _AT_ONCE = 32
@@ -15,12 +15,41 @@ _PAUSE_S = 0.001
 """For other threads, between so many lines: whoever checks a large input must not keep the event loop waiting."""
 
 
+Wanted = Callable[[str], bool]
+"""Whether lines for a model of this name are wanted."""
+
+_MOST_PARTS = 32
+
+
+def parts_of(path: Path) -> list[Wanted]:
+    """Divide the lines of an input by the models that they name, so that those for one need not wait for another. All
+    models beyond so many are one part. Blocks. Raises DiskError."""
+    reader = InputReader(path)
+    try:
+        names: dict[str, None] = {}
+        while lines := reader.next(()):
+            names.update(dict.fromkeys(map(model_of, lines)))
+            time.sleep(_PAUSE_S)
+    finally:
+        reader.close()
+    if len(names) <= 1:
+        return [_any]
+    apart = frozenset(list(names)[:_MOST_PARTS])
+    parts: list[Wanted] = [name.__eq__ for name in apart]
+    return parts if len(apart) == len(names) else [*parts, lambda name: name not in apart]
+
+
+def _any(_: str) -> bool:
+    return True
+
+
 class InputReader:
     """Reads lines one piece after the other. Blocks."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wanted: Wanted = _any) -> None:
         """Raises DiskError."""
         self._number = 0
+        self._wanted = wanted
         with system_errors(f"cannot read {path}"):
             self._file = path.open("rb")
 
@@ -30,7 +59,11 @@ class InputReader:
         with system_errors("cannot read the input of a batch"):
             while len(found) < _AT_ONCE and (text := self._file.readline()):
                 self._number += 1
-                if not text.isspace() and (line := read_line(self._number, text)).custom_id not in done:
+                if self._number % _AT_ONCE == 0:
+                    time.sleep(_PAUSE_S)
+                if text.isspace() or (line := read_line(self._number, text)).custom_id in done:
+                    continue
+                if self._wanted is _any or self._wanted(model_of(line)):
                     found.append(line)
         return found
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from components.frontend.batches.asking import Answered, Gate, ask
-from components.frontend.batches.lines import InputReader, check_input
+from components.frontend.batches.lines import InputReader, Wanted, check_input, parts_of
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.recording import Recorder
 from components.frontend.http.callers import Caller
@@ -68,8 +68,8 @@ class BatchRun:
         self._order = folder.order
         self._state = BatchState()
         self._shown_at = 0.0
+        self._at_once = around.limits.max_batch_requests
         self._recorder = Recorder(folder.results, folder.order.id, self._count)
-        self._room = asyncio.Semaphore(around.limits.max_batch_requests)
         self._dirty = False
 
     async def run(self) -> None:
@@ -138,14 +138,21 @@ class BatchRun:
         return "expired" if self._now() >= self._order.expires_at else None
 
     async def _ask_all(self) -> None:
-        reader = InputReader(self._folder.input)
+        parts = await finish_in_thread(lambda: parts_of(self._folder.input))
+        async with asyncio.TaskGroup() as group:
+            for wanted in parts:
+                group.create_task(self._ask_part(wanted), name=f"part of {self._order.id}")
+
+    async def _ask_part(self, wanted: Wanted) -> None:
+        """Ask for the lines whose models are wanted."""
+        reader, room = InputReader(self._folder.input, wanted), asyncio.Semaphore(self._at_once)
         try:
             async with asyncio.TaskGroup() as group:
                 while lines := await finish_in_thread(lambda: reader.next(self._folder.results.done)):
                     for line in lines:
-                        await self._room.acquire()
+                        await room.acquire()
                         asked = group.create_task(self._ask(line), name=f"line {line.number} of {self._order.id}")
-                        asked.add_done_callback(lambda _: self._room.release())
+                        asked.add_done_callback(lambda _: room.release())
         finally:
             reader.close()
 

@@ -67,6 +67,22 @@ def read_line(number: int, text: bytes) -> Line:
     return Line(number, given.custom_id, given.url, body)
 
 
+class _Asked(msgspec.Struct):
+    model: Any = None
+
+
+_asked = msgspec.json.Decoder(_Asked)
+
+
+def model_of(line: Line) -> str:
+    """Return the name of the model that a line asks for; empty if it names none."""
+    try:
+        name = _asked.decode(line.body).model
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""
+    return name if isinstance(name, str) else ""
+
+
 class LineChecks:
     """Checks the lines of one input, in their order. `judge`: for the models of the server."""
 

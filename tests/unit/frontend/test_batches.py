@@ -307,6 +307,20 @@ async def test_a_model_without_workers_is_waited_for(frontend: Frontend, model: 
     assert model.asked.total() == 3
 
 
+async def test_a_model_without_workers_does_not_hold_up_lines_for_others(frontend: Frontend, model: Model) -> None:
+    frontend.ready = False
+    frontend.table.entries[1].members = lambda: [WORKER]
+    waiting = lines(2 * LIMITS.max_batch_requests)
+    others = [line(f"other {n}", body={"model": "other", "prompt": f"other {n}", "max_tokens": 1}) for n in range(3)]
+    batch_id = await frontend.order(*waiting, *others)
+    async with frontend.running():
+        await until(lambda: model.asked.total() == len(others))
+        frontend.ready = True
+        batch = await frontend.until(batch_id, "completed")
+    assert set(model.asked.values()) == {1}
+    assert batch["request_counts"]["completed"] == len(waiting) + len(others)
+
+
 async def test_people_go_first(frontend: Frontend, model: Model) -> None:
     frontend.entry.enter(1)
     pauses = frontend.entry.pauses = Pauses()
