@@ -20,8 +20,8 @@ from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, 
 from dynamo_local.core.http.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.priority.classes import PriorityClass, class_of
-from dynamo_local.core.priority.occupancy import Occupancy
+from dynamo_local.core.priority.classes import PriorityClass
+from dynamo_local.core.priority.occupancy import Occupancy, Taken
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""
@@ -96,21 +96,16 @@ class ModelEntry:
         return self.in_flight.total + self.line.sequences.total
 
     @property
-    def taken(self) -> tuple[Occupancy, Occupancy]:
-        """The demand by class and key."""
-        return self.in_flight, self.line.sequences
+    def taken(self) -> tuple[Taken, ...]:
+        """Sequences in flight and held, of all frontends."""
+        own = self.in_flight, self.line.sequences
+        return own if self.room is None else (*own, self.room.sequences)
 
-    def others_ahead(self, one: PriorityClass) -> int:
-        """Of the demand at the other frontends, what counts against a bound of this class."""
-        return 0 if self.room is None else self.room.others_ahead(one)
-
-    def bound(self, one: PriorityClass) -> int:
-        """Sequences of this class that may be under way here: those of all frontends together, less those elsewhere."""
-        return max(0, self.limits.max_requests - self.others_ahead(one))
-
-    def others_held(self, one: PriorityClass) -> int:
-        """Requests of this class and of higher ones that the other frontends hold."""
-        return 0 if self.room is None else self.room.others_held(one)
+    @property
+    def held(self) -> tuple[Taken, ...]:
+        """Requests that are held, of all frontends."""
+        own = self.line.requests
+        return (own,) if self.room is None else (own, self.room.held)
 
     def name_of(self, asked: str | None) -> str:
         """Return the endpoint that a request is for, which asks for a model by this name; None: it names none. For the
@@ -181,13 +176,13 @@ class ModelEntry:
         self.requests += requests
         self.in_flight.add(priority, key, sequences)
         if self.room is not None:
-            self.room.add(class_of(priority), sequences)
+            self.room.sequences.add(priority, key, sequences)
         self.on_change()
 
     def _count_held(self, held: Held, change: int) -> None:
         if self.room is not None:
-            self.room.add(class_of(held.priority), change * held.sequences)
-            self.room.add_held(class_of(held.priority), change)
+            self.room.sequences.add(held.priority, held.key, change * held.sequences)
+            self.room.held.add(held.priority, held.key, change)
 
     def _look_to_wake(self) -> None:
         if self.waking is not None:

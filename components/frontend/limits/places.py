@@ -31,7 +31,7 @@ PLACES = 64
 """Frontends that count at the same time. Further ones share the last place."""
 
 HEAD = 4096
-SIZE = 2 * 1024 * 1024
+SIZE = 4 * 1024 * 1024
 """Size of the file, in bytes."""
 
 _JOIN_S = 0.05

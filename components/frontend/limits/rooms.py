@@ -6,18 +6,21 @@
 
 Each frontend writes at its own place alone. It adds only under one lock, which it keeps from its look at what the
 others have until it has added, so that a limit is never passed. A row is a model's as long as something is counted
-in it.
+in it. Whose it is stands in tables of their own (key_counts.py).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
-from components.frontend.keys.counters import END
+from components.frontend.limits import key_counts
+from components.frontend.limits.key_counts import END, MODEL_BYTES, KeyCounts
 from components.frontend.limits.places import PLACES, SIZE, Places
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+from dynamo_local.core.priority.occupancy import mark_of
 
 MOST_MODELS = 512
 """Models with something under way at the same time. What is under way for further ones counts in its frontend alone."""
@@ -29,41 +32,50 @@ _SERVER = END // _WORD
 _CONNECTIONS, _UNDER_WAY, _CROWDED = (_SERVER + kind * PLACES for kind in range(3))
 _ROWS = _SERVER + 3 * PLACES
 _CLASSES = len(PriorityClass)
-_NUMBER = 2
+_NUMBER = MODEL_BYTES // _WORD
 """Words of a row's number."""
 _SEQUENCES, _HELD = _NUMBER, _NUMBER + _CLASSES * PLACES
 _ROW = _NUMBER + 2 * _CLASSES * PLACES
+_KINDS = range(_NUMBER, _ROW, PLACES)
+"""Where a row has its counts."""
 _EMPTY = bytes(_WORD * (_ROW - _NUMBER))
 
 assert (_ROWS + MOST_MODELS * _ROW) * _WORD <= SIZE, "the file is too small"
 
 
-class Room:
-    """What all frontends have under way for one model."""
+class Count:
+    """What all frontends have under way for one model, of one kind. As a part of a bound (`Taken`) it is what the
+    other frontends have."""
 
-    def __init__(self, rooms: Rooms, number: bytes) -> None:
-        """`number`: eight bytes by which all frontends know the model."""
+    def __init__(self, rooms: Rooms, number: bytes, row: int, table: int) -> None:
+        """`row`, `table`: which counts of a row, and of an entry by key, are those of this kind."""
         self._rooms = rooms
         self._number = number
+        self._row, self._table = row, table
 
-    def others_ahead(self, one: PriorityClass) -> int:
-        """Sequences that the other frontends have in flight or hold, of this class and of higher ones."""
-        return self._others(_SEQUENCES, one)
+    def add(self, priority: int, key: str, change: int) -> None:
+        """Count so much of this frontend's more; negative: less."""
+        one = class_of(priority)
+        with self._rooms.exclusively():
+            self._rooms.add(self._number, self._row + one.rank * PLACES, change)
+            self._rooms.keys.add(self._number, mark_of(key), self._table, one, change)
 
-    def others_held(self, one: PriorityClass) -> int:
-        """Requests that the other frontends hold, of this class and of higher ones."""
-        return self._others(_HELD, one)
+    def ahead(self, one: PriorityClass) -> int:
+        """As in Taken."""
+        return self._rooms.others(self._number, [self._row + each.rank * PLACES for each in ahead_of(one)])
 
-    def add(self, one: PriorityClass, sequences: int) -> None:
-        """Count so many sequences of this frontend's more."""
-        self._rooms.add(self._number, _SEQUENCES + one.rank * PLACES, sequences)
+    def by_key(self, one: PriorityClass) -> Counter[bytes]:
+        """As in Taken."""
+        return self._rooms.keys.others(self._number, self._table, one)
 
-    def add_held(self, one: PriorityClass, requests: int) -> None:
-        """Count so many requests more that this frontend holds."""
-        self._rooms.add(self._number, _HELD + one.rank * PLACES, requests)
 
-    def _others(self, kind: int, one: PriorityClass) -> int:
-        return self._rooms.others(self._number, [kind + each.rank * PLACES for each in ahead_of(one)])
+class Room:
+    """What all frontends have under way for one model: `sequences` in flight or held, and requests that are `held`."""
+
+    def __init__(self, rooms: Rooms, number: bytes) -> None:
+        """`number`: MODEL_BYTES bytes by which all frontends know the model."""
+        self.sequences = Count(rooms, number, _SEQUENCES, key_counts.SEQUENCES)
+        self.held = Count(rooms, number, _HELD, key_counts.HELD)
 
 
 class Rooms:
@@ -75,6 +87,8 @@ class Rooms:
         self._counts = self._whole.cast("I")
         self._holds = self._locked = False
         self._rows: dict[bytes, int] = {}
+        self._own: dict[bytes, Counter[int]] = {}
+        self.keys = KeyCounts(places)
         for at in (_CONNECTIONS, _UNDER_WAY, _CROWDED):
             self._counts[at + places.own] = 0
         for row in range(MOST_MODELS):
@@ -138,15 +152,20 @@ class Rooms:
         return 0 if row is None else sum(self._others(row + kind) for kind in kinds)
 
     def add(self, number: bytes, kind: int, change: int) -> None:
-        """Change a count of this frontend's."""
+        """Change a count of this frontend's, which remembers them: what it writes is right whatever was there."""
+        counts = self._own.setdefault(number, Counter())
+        counts[kind] = max(0, counts[kind] + change)
+        if not counts[kind]:
+            del counts[kind]
+            if not counts:
+                del self._own[number]
         with self.exclusively():
             row = self._found(number)
             if row is None:
-                row = self._taken(number) if change > 0 else None
+                row = self._taken(number) if counts else None
             if row is not None:
-                own = row + kind + self._places.own
-                # Below: the row was lost, and found again.
-                self._counts[own] = max(0, self._counts[own] + change)
+                for each in _KINDS:
+                    self._counts[row + each + self._places.own] = counts[each]
 
     def _others(self, at: int) -> int:
         """The sum of a count over the places of all other living frontends."""
@@ -189,7 +208,7 @@ class Rooms:
         return self._map[(row + _NUMBER) * _WORD : (row + _ROW) * _WORD] == _EMPTY
 
     def _drop(self, row: int, place: int) -> None:
-        for kind in range(_NUMBER, _ROW, PLACES):
+        for kind in _KINDS:
             self._counts[row + kind + place] = 0
 
     @staticmethod

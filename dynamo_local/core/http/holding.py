@@ -31,7 +31,7 @@ class HoldLimits:
         default=256,
         metadata={
             "help": "Maximum number of requests for each model that wait while it has no ready worker, with all "
-            "frontends together. More get status 503. They count in max-requests as well, and by class of priority and "
+            "frontends together. More get status 429. They count in max-requests as well, and by class of priority and "
             "key as there."
         },
     )
@@ -75,18 +75,20 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The request is refused, for this reason."""
+    """The request is refused, for this reason. `full`: too many wait already; otherwise it would wait for nothing."""
 
     why: str
+    full: bool = False
 
 
-def refused(unready: Unready, waiting: int, limits: HoldLimits, *, has_room: bool) -> str | None:
+def refused(unready: Unready, waiting: int, limits: HoldLimits, *, has_room: bool) -> GiveUp | None:
     """Return why a request that has just come is not held; None: it is. `waiting`: requests held for the model now.
     `has_room`: whether one more may be."""
     if not unready.comes or limits.hold_timeout_s <= 0:
-        return unready.why
+        return GiveUp(unready.why)
     if not has_room:
-        return f"{unready.why}; {waiting} requests (setting max-held) wait for it already; send it again later"
+        why = f"{unready.why}; {waiting} requests (setting max-held) wait for it already; send it again later"
+        return GiveUp(why, full=True)
     return None
 
 

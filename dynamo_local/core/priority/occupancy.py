@@ -9,29 +9,50 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Protocol
 
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 
 BEYOND = 2
 """Times the bound, up to which keys that have less than their share may come."""
 
+MARK_BYTES = 8
+
+
+@lru_cache(maxsize=4096)
+def mark_of(key: str) -> bytes:
+    """Return by what keys are told apart where they are counted: MARK_BYTES bytes, the same in all processes."""
+    return blake2b(key.encode(), digest_size=MARK_BYTES).digest()
+
+
+class Taken(Protocol):
+    """A part of a bound that is taken."""
+
+    def ahead(self, one: PriorityClass) -> int:
+        """What counts against a bound of this class: its own, and that of higher classes."""
+
+    def by_key(self, one: PriorityClass) -> Counter[bytes]:
+        """The same by key (`mark_of`), as far as it is known whose it is; keys that have nothing are left out."""
+
 
 class Occupancy:
     """What is under way, by class and key, in whatever unit the bound has."""
 
     def __init__(self) -> None:
-        self._by_class: dict[PriorityClass, dict[str, int]] = {one: {} for one in PriorityClass}
+        self._by_class: dict[PriorityClass, dict[bytes, int]] = {one: {} for one in PriorityClass}
         self._total = dict.fromkeys(PriorityClass, 0)
 
     def add(self, priority: int, key: str, number: int) -> None:
         """Count so much more; negative: less."""
-        one = class_of(priority)
+        one, mark = class_of(priority), mark_of(key)
         self._total[one] += number
         keys = self._by_class[one]
-        if (left := keys.get(key, 0) + number) > 0:
-            keys[key] = left
+        if (left := keys.get(mark, 0) + number) > 0:
+            keys[mark] = left
         else:
-            keys.pop(key, None)
+            keys.pop(mark, None)
 
     @property
     def total(self) -> int:
@@ -42,12 +63,12 @@ class Occupancy:
         return self._total[one]
 
     def ahead(self, one: PriorityClass) -> int:
-        """What counts against a bound of this class: its own, and that of higher classes."""
+        """As in Taken."""
         return sum(map(self._total.__getitem__, ahead_of(one)))
 
-    def by_key(self, one: PriorityClass) -> Counter[str]:
-        """The same by key; keys that have nothing are left out."""
-        found: Counter[str] = Counter()
+    def by_key(self, one: PriorityClass) -> Counter[bytes]:
+        """As in Taken."""
+        found: Counter[bytes] = Counter()
         for each in ahead_of(one):
             found.update(self._by_class[each])
         return found
@@ -63,14 +84,14 @@ class Share:
     """Number of keys that have something, itself included."""
 
 
-def share_of(key: str, one: PriorityClass, bound: int, *taken: Occupancy) -> Share:
+def share_of(key: str, one: PriorityClass, bound: int, *taken: Taken) -> Share:
     """Return a key's share of a bound, of which these parts are taken."""
-    by_key = sum((part.by_key(one) for part in taken), Counter[str]())
-    keys = len(by_key.keys() | {key})
-    return Share(by_key[key], max(bound // keys, 1), keys)
+    by_key = sum((part.by_key(one) for part in taken), Counter[bytes]())
+    keys = len(by_key.keys() | {mark_of(key)})
+    return Share(by_key[mark_of(key)], max(bound // keys, 1), keys)
 
 
-def may_come(asked: int, key: str, one: PriorityClass, bound: int, *taken: Occupancy) -> bool:
+def may_come(asked: int, key: str, one: PriorityClass, bound: int, *taken: Taken) -> bool:
     """Whether so much more may come of this class and key."""
     total = asked + sum(part.ahead(one) for part in taken)
     if total <= bound:

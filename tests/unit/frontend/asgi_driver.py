@@ -13,6 +13,7 @@ from components.frontend.http.gate import HttpGate, SettingNames
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send
+from dynamo_local.core.http.limits import LIMITED
 
 LIMITS = AdmissionLimits(max_body_bytes=1000, max_requests=4, hold_timeout_s=0)
 
@@ -32,7 +33,7 @@ class Answer:
         content = json.loads(self.body)
         assert set(content) == {"error"}
         assert set(content["error"]) == {"message", "type", "param", "code"}
-        assert content["error"]["code"] == self.status
+        assert content["error"]["code"] == (LIMITED if self.status == 429 else self.status)
         assert self.headers["content-type"] == "application/json"
         return dict(content["error"])
 

@@ -94,7 +94,7 @@ async def test_lower_classes_take_no_room_from_higher_ones(house: Waking) -> Non
     background = [house.ask(priority=1) for _ in range(4)]
     await house.held(4)
     # Neither does who waits in the line of another class, nor what is in flight there.
-    assert (await house.ask(priority=2)).status == 503
+    assert (await house.ask(priority=2)).status == 429
     normal = [house.ask(n=2) for _ in range(3)]
     await house.held(7)
     answer = await house.ask()
@@ -130,7 +130,8 @@ async def test_more_than_may_wait_are_told_why(house: Waking) -> None:
     answer = await house.ask()
     why = "4 requests (setting max-held) wait for it already"
     assert answer.error["message"] == f"{house.why}; {why}; send it again later"
-    assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
+    assert (answer.status, int(answer.headers["retry-after"]) > 0) == (429, True)
+    assert (answer.error["type"], answer.error["code"]) == ("requests", "rate_limit_exceeded")
     house.is_ready()
     assert [(await each).status for each in waiting] == [200] * 4
 

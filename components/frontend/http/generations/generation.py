@@ -17,9 +17,9 @@ from typing import NamedTuple
 from components.frontend.http.body import ClientGoneError
 from components.frontend.http.callers import caller_of
 from components.frontend.http.generations.calls import EarlyCall
-from components.frontend.http.generations.exchange import Exchange, GenerationRequest, unavailable
+from components.frontend.http.generations.exchange import Exchange, GenerationRequest
 from components.frontend.http.generations.held import EarlyAnswer, watched
-from components.frontend.http.generations.room import busy, has_room
+from components.frontend.http.generations.room import busy, has_room, not_held, refusal_of
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.outgoing import Renaming
 from components.frontend.http.usage import Metered, UsageMeter
@@ -27,8 +27,7 @@ from components.frontend.keys.ticket import note_demand
 from components.frontend.limits.rooms import Rooms
 from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Send
-from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step, refused
-from dynamo_local.core.priority.occupancy import may_come
+from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +89,8 @@ class Generations:
         entry, demand = admitted
         note_demand(request.fields, demand)
         unready = self._unready(entry)
-        if unready is not None and (why := self._refused(request, entry, unready)) is not None:
-            return unavailable(why)
+        if unready is not None and (step := self._not_held(request, entry, unready)) is not None:
+            return refusal_of(step)
         # Nothing was awaited since the model was chosen; but another frontend may have taken the room.
         with self._exclusively():
             if not has_room(entry, request, demand.sequences):
@@ -188,8 +187,8 @@ class Generations:
         held = Held(demand.sequences, self._clock(), request.streams, request.priority, request.key)
         place = _Place(held, entry)
         with self._exclusively():
-            if unready is not None and (why := self._refused(request, entry, unready)) is not None:
-                return unavailable(why)
+            if unready is not None and (step := self._not_held(request, entry, unready)) is not None:
+                return refusal_of(step)
             if not has_room(entry, request, demand.sequences):
                 return self._full(entry, request, demand)
             entry.hold(held)
@@ -219,7 +218,7 @@ class Generations:
                 exchange.early.note_cold(entry.conversations.answer(exchange.request.conversation))
                 return _Entered(entry, held.sequences)
             if isinstance(step, GiveUp):
-                return unavailable(step.why)
+                return refusal_of(step)
             if step.tell:
                 held.told_at = self._clock()
                 exchange.early.note_woken(held.woken_from)
@@ -254,18 +253,17 @@ class Generations:
         if not len(place.entry.line):
             _log.info("no request for %s waits any more", model)
 
-    def _refused(self, request: GenerationRequest, entry: ModelEntry, unready: Unready) -> str | None:
+    def _not_held(self, request: GenerationRequest, entry: ModelEntry, unready: Unready) -> GiveUp | None:
         """Return why a request is not held. Has the model's endpoint woken for the next one then, if that helps."""
-        held, one, limits = entry.line.requests, request.priority_class, entry.limits
-        others = entry.others_held(one)
-        waiting = held.ahead(one) + others
-        has_room = may_come(1, request.key, one, max(limits.max_held - others, 0), held)
-        if not has_room and unready.comes:
-            self._models.note_refused(entry, one, "max-held")
-        if (why := refused(unready, waiting, limits, has_room=has_room)) is None or entry.waking is None:
-            return why
+        step = not_held(entry, request, unready)
+        if step is None:
+            return None
+        if step.full:
+            self._models.note_refused(entry, request.priority_class, "max-held")
+        if entry.waking is None:
+            return step
         entry.waking.knock()
-        return refused(self._unready(entry) or unready, waiting, limits, has_room=has_room)
+        return not_held(entry, request, self._unready(entry) or unready)
 
     def _admit(
         self, request: GenerationRequest, holder: ModelEntry | None = None

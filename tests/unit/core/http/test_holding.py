@@ -70,12 +70,12 @@ def test_the_wait_is_bounded_and_told_in_time(
 
 @given(limits, st.integers(0, 20))
 def test_so_many_wait_and_no_more(at: HoldLimits, waiting: int) -> None:
-    why = refused(STARTING, waiting, at, has_room=waiting < at.max_held)
-    assert (why is None) is (waiting < at.max_held)
-    assert why is None or (why.startswith(STARTING.why) and "(setting max-held)" in why)
+    step = refused(STARTING, waiting, at, has_room=waiting < at.max_held)
+    assert (step is None) is (waiting < at.max_held)
+    assert step is None or (step.full and step.why.startswith(STARTING.why) and "(setting max-held)" in step.why)
 
 
 @given(limits, st.integers(0, 20))
 def test_nobody_is_held_for_what_does_not_come_or_where_holding_is_off(at: HoldLimits, waiting: int) -> None:
-    assert refused(FAILED, waiting, at, has_room=True) == FAILED.why
-    assert refused(STARTING, waiting, replace(at, hold_timeout_s=0), has_room=True) == STARTING.why
+    assert refused(FAILED, waiting, at, has_room=True) == GiveUp(FAILED.why)
+    assert refused(STARTING, waiting, replace(at, hold_timeout_s=0), has_room=True) == GiveUp(STARTING.why)

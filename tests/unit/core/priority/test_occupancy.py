@@ -44,6 +44,24 @@ def test_a_key_alone_gets_the_whole_bound_and_no_more(asked: list[int], bound: i
     assert taken.total <= bound
 
 
+@given(
+    coming=st.lists(st.tuples(st.integers(0, 2), KEYS, st.sampled_from([-1, 0, 1]), st.integers(1, 4)), max_size=40),
+    asks=st.tuples(KEYS, st.sampled_from([-1, 0, 1]), st.integers(1, 4)),
+    bound=st.integers(1, 20),
+)
+def test_it_does_not_matter_which_frontend_has_what(
+    coming: list[tuple[int, str, int, int]], asks: tuple[str, int, int], bound: int
+) -> None:
+    parts, together = [Occupancy() for _ in range(3)], Occupancy()
+    for where, key, priority, number in coming:
+        parts[where].add(priority, key, number)
+        together.add(priority, key, number)
+    key, priority, asked = asks
+    one = class_of(priority)
+    assert may_come(asked, key, one, bound, *parts) == may_come(asked, key, one, bound, together)
+    assert share_of(key, one, bound, *parts) == share_of(key, one, bound, together)
+
+
 def test_a_flood_leaves_another_key_its_share_in_whichever_part_it_lies() -> None:
     flying, held = Occupancy(), Occupancy()
     flying.add(0, "flood", 7)
