@@ -4,6 +4,7 @@ in remote_prefill.py."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
@@ -22,7 +23,9 @@ from dynamo_local.core.messages.prefill import PrefillClaim, PrefillJob
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.core.request.disaggregation import PrefillLimits, PrefillReason, decide, worth_asking
+from dynamo_local.core.request.job_turns import JobTurns
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
@@ -51,12 +54,13 @@ class PrefillDeadlines:
     """Deliveries of one job at most."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A prompt in the prefill queue, or at the prefill worker that claimed it. Several requests may wait for one
     job."""
 
     id: str
+    """Of the job in the queue that stands for it now: two prompts that wait may change places."""
     request_id: str
     """The request that the prefill worker is given."""
     deadline: float
@@ -67,6 +71,8 @@ class Job:
     """Number of claims. (NATS counts deliveries, but starts again from one when it is restarted.)"""
     priority: int = 0
     """Priority of the request for which it was published: its place in the queue."""
+    tokens: int = 0
+    """Length of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,9 @@ class PrefillJobs:
         self._limits = limits
         self.deadlines = deadlines or PrefillDeadlines()
         self._queue = PrefillQueue(bus, subjects)
+        self.turns = JobTurns[Job](lambda job: job.tokens)
+        """The jobs that wait in the queue, as far as it has confirmed them."""
+        self._arrivals = itertools.count()
         self._lengths: tuple[float, dict[PriorityClass, int] | None] = (0.0, None)
         self._reading = asyncio.Lock()
         self.outcomes: Counter[str] = Counter()
@@ -144,15 +153,19 @@ class PrefillJobs:
         if waiting is not None:
             # Many jobs may be published between two readings, so each is counted here.
             waiting[class_of(request.priority)] += 1
-        deadline = time.monotonic() + self.deadlines.in_queue_s
-        return Job(uuid4().hex, request.request_id, deadline, priority=request.priority)
+        deadline, tokens = time.monotonic() + self.deadlines.in_queue_s, len(request.prompt_token_ids)
+        return Job(uuid4().hex, request.request_id, deadline, priority=request.priority, tokens=tokens)
 
     async def publish(self, request: Request, job: Job) -> None:
         """Put the job into the prefill queue. Raises BusError."""
-        tokens = len(request.prompt_token_ids)
         await self._queue.publish(
-            PrefillJob(job.id, request.request_id, self._lease, tokens, job.deadline, request.priority)
+            PrefillJob(job.id, request.request_id, self._lease, job.tokens, job.deadline, request.priority)
         )
+
+    def take_turns(self, request: Request, job: Job) -> None:
+        """Have keys take turns at the job, which the queue has confirmed and nobody has claimed."""
+        claim = Claim(request.priority, request.arrival_time, next(self._arrivals), request.key)
+        self.turns.add(job, claim)
 
     async def answer_claims(self, handler: Callable[[PrefillClaim, Answer], Awaitable[None]]) -> None:
         """Have `handler` answer each claim of this frontend's requests."""
@@ -168,13 +181,18 @@ class PrefillJobs:
             return None
 
     async def _waiting(self, request: Request) -> int | None:
-        """Jobs that go before one of this request; None if that is not known."""
+        """Jobs that go before one of this request; None if that is not known. Those of the other frontends count in
+        full: keys take turns at each frontend."""
         async with self._reading:
             read_at, waiting = self._lengths
             if time.monotonic() - read_at > _LENGTH_AGE_S:
                 waiting = await self._read_lengths()
                 self._lengths = (time.monotonic(), waiting)
-        return None if waiting is None else sum(waiting[one] for one in ahead_of(class_of(request.priority)))
+        if waiting is None:
+            return None
+        *higher, own = ahead_of(class_of(request.priority))
+        elsewhere = max(0, waiting[own] - self.turns.of(own))
+        return sum(waiting[one] for one in higher) + elsewhere + self.turns.before(own, request.key)
 
     async def _read_lengths(self) -> dict[PriorityClass, int] | None:
         try:

@@ -5,6 +5,9 @@
     held       the first token has arrived, the prefill worker keeps the KV, and the decode worker has the request
                under the next epoch
 
+Keys take turns at jobs that are offered: the request that is granted is the one whose turn it is, and the one whose job
+was claimed gets the other's job (core/request/job_turns.py).
+
 Each state may end at any time; the request then goes to its decode worker as if there were no prefill workers. A claim
 of the job after that is refused.
 
@@ -84,6 +87,8 @@ class RemotePrefill:
         except BusError as error:
             _log.warning("request %s is left to its own worker, without a prefill worker: %s", live.request_id, error)
             return not self._unpublished(live, job)
+        if live.prefill.job is job and job.granted is None:
+            jobs.take_turns(request, job)
         return True
 
     def take(self, live: LiveRequest, delta: TokenDelta) -> TokenDelta | None:
@@ -127,6 +132,7 @@ class RemotePrefill:
         job, live.prefill.job = live.prefill.job, None
         if job is None or job.request_id != live.request_id:
             return
+        self._waits_no_more(job)
         for other in self._sharing(job):
             other.prefill.job = None
             self._tasks.spawn(f"place {other.request_id}", self._table.place(other, other.prefill.decode_worker))
@@ -149,11 +155,12 @@ class RemotePrefill:
         await answer.send(PrefillGrant(self._grant(claim)))
 
     def _grant(self, claim: PrefillClaim) -> Submit | None:
-        live = self._requests.get(claim.request_id)
-        job = None if live is None else live.prefill.job
-        if live is None or job is None or job.id != claim.job:
+        job = self._job_of(claim)
+        if job is None:
             self._outcomes["not wanted any more"] += 1
             return None
+        job = self._whose_turn(job)
+        live = self._requests[job.request_id]
         job.claims += 1
         if max(job.claims, claim.delivery) > self._deadlines.deliveries:
             self._withdraw(job, "delivered too often")
@@ -164,6 +171,29 @@ class RemotePrefill:
         job.granted = live.log.assign(claim.worker)
         job.deadline = time.monotonic() + self._deadlines.at_work_s
         return msgspec.structs.replace(self._table.placer.submission(live, job.granted, at_most=1), hold_s=HOLD_S)
+
+    def _job_of(self, claim: PrefillClaim) -> Job | None:
+        """Return what the job that is claimed stands for; None: nobody needs it any more."""
+        live = self._requests.get(claim.request_id)
+        job = None if live is None else live.prefill.job
+        if job is not None and job.id == claim.job:
+            return job
+        # Its prompt has changed places with another one.
+        known = (live.prefill.job for live in self._requests.values() if live.prefill.job is not None)
+        return next((job for job in known if job.id == claim.job), None)
+
+    def _whose_turn(self, job: Job) -> Job:
+        """Return whose turn it is when this job comes out of the queue. If it is another one's, that one takes its
+        place, and it takes the place of the other one, which is still in the queue."""
+        if self._jobs is None:
+            return job
+        turn = self._jobs.turns.take(job)
+        turn.id, job.id = job.id, turn.id
+        return turn
+
+    def _waits_no_more(self, job: Job) -> None:
+        if self._jobs is not None:
+            self._jobs.turns.discard(job)
 
     def _take_back(self, live: LiveRequest) -> None:
         """Take the request from its prefill worker."""
@@ -186,6 +216,7 @@ class RemotePrefill:
     def _withdraw(self, job: Job, why: str) -> None:
         """End a job without a prefill: the decode workers compute the prompt."""
         self._outcomes[why] += 1
+        self._waits_no_more(job)
         for live in self._sharing(job):
             if live.at_prefill_worker:
                 self._take_back(live)

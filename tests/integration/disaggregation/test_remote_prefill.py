@@ -224,3 +224,44 @@ async def test_what_the_prefill_worker_says_twice_does_not_cost_the_kv(
     assert [(await fleet.output()).token_ids for _ in range(2)] == [[50], [51]]
     assert await prefill.cancelled() == RequestEpoch("r1", 1)
     assert fleet.frontend.silent
+
+
+async def test_keys_take_turns_at_jobs_and_at_room_in_the_queue(
+    fleet: Disaggregated, decode: FakeWorker, prefill: FakePrefillWorker
+) -> None:
+    def prompt(number: int) -> tuple[int, ...]:
+        return (*LONG, number)
+
+    for number in range(4):
+        await fleet.submit(long_request(f"flood{number}", prompt=prompt(number), key="flood"))
+        await until(lambda number=number: fleet.outcomes.total() == number + 1)  # type: ignore[misc]
+    await fleet.queued(3)
+    assert fleet.outcomes == {"long": 3, "queue_full": 1}
+    assert (await decode.submitted()).request_id == "flood3"
+    await fleet.submit(long_request("late", prompt=prompt(9), key="late"))
+    await fleet.queued(4)
+    taken = [await prefill.granted() for _ in range(4)]
+    assert [work.request_id for _, work in taken] == ["flood0", "late", "flood1", "flood2"]
+    assert [tuple(work.token_ids) for _, work in taken] == [prompt(number) for number in (0, 9, 1, 2)]
+    # A job that comes again is the same prompt's, though it was published for another one's.
+    again = await prefill.claim(taken[1][0], delivery=2)
+    assert again is not None
+    assert (again.request_id, again.epoch) == ("late", 2)
+    await prefill.finish(again)
+    await fleet.output()
+    assert (await decode.submitted()).request_id == "late"
+    assert await prefill.claim(taken[1][0], delivery=3) is None, "it has been computed"
+
+
+async def test_a_prompt_that_ends_keeps_nobody_from_its_turn(
+    fleet: Disaggregated, decode: FakeWorker, prefill: FakePrefillWorker
+) -> None:
+    for number, key in enumerate(("flood", "flood", "late")):
+        await fleet.submit(long_request(f"r{number}", prompt=(*LONG, number), key=key))
+        await fleet.queued(number + 1)
+    assert (await prefill.granted())[1].request_id == "r0"
+    assert (await prefill.granted())[1].request_id == "r2"
+    last = await prefill.job()
+    await fleet.frontend.dispatcher.cancel(["r1"])
+    assert await prefill.claim(last) is None
+    assert fleet.outcomes["not wanted any more"] == 1
