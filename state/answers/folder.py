@@ -57,8 +57,11 @@ class AnswerFolder:
     def create(self, owner: str, answer: str, data: bytes) -> AnswerJournal:
         """Create the journal of an answer with its first records. It is there with them on the disk, or not at all."""
         self._store.open()
+        is_first = not self._of(owner).exists()
         path = make_private_directory(self._of(owner)) / f"{answer}.new"
         with system_errors(f"cannot create {path}"):
+            if is_first:
+                self._disk.sync_directory(self.path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         journal = AnswerJournal(owner, answer, path.with_suffix(".running"), descriptor, 0, self._disk)
         try:

@@ -55,9 +55,9 @@ class BatchFolder:
         """Read how far the batch is. Raises StateError."""
         return Batch(self.order, _read_state(self._path), _cancelled_at(self._path))
 
-    def write(self, state: BatchState, *, durable: bool = True) -> None:
+    def write(self, state: BatchState) -> None:
         """Replace the state. Raises DiskError."""
-        replace_file(self._path / _STATE, msgspec.json.encode(state), durable=durable)
+        replace_file(self._path / _STATE, msgspec.json.encode(state))
 
     def clear(self) -> None:
         """Remove what an ended batch needs no more: its input, and the results, which are files by now. Raises

@@ -69,6 +69,8 @@ class StoreFolder:
         with self.locked():
             if self._found() is None:
                 replace_file(self.path / _VERSION, msgspec.json.encode(_Version(self._version)), self.disk)
+                with system_errors(f"cannot write {self.path}"):
+                    self.disk.sync_directory(self.path.parent)
         make_private_directory(self.path / _PARTS)
         self._is_open = True
 

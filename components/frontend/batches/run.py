@@ -22,7 +22,7 @@ from components.frontend.batches.recording import Recorder
 from components.frontend.http.callers import Caller
 from components.frontend.http.models import ModelTable
 from dynamo_local.core.http.admission import Refusal, examine, read_fields
-from dynamo_local.core.stored.batches import BatchLimits, BatchState, Status
+from dynamo_local.core.stored.batches import BatchLimits, BatchState, LineError, Status
 from dynamo_local.core.stored.files import BATCH_OUTPUT
 from dynamo_local.core.stored.lines import Line, LineChecks, answered_line, unasked_line
 from dynamo_local.tasks import finish_in_thread
@@ -43,6 +43,11 @@ _UNASKED: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This batch was cancelled before the request was executed."),
 }
+
+_NO_INPUT = LineError(
+    "input_missing",
+    "the input of the batch is gone: it ended while it was copied, and its output may be among the files",
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class BatchRun:
         await finish_in_thread(self._folder.results.open)
         self._state = (await finish_in_thread(self._folder.batch)).state
         self._count()
+        if self._state.status in ("validating", "in_progress") and not await finish_in_thread(
+            self._folder.input.exists
+        ):
+            await self._become(status="failed", failed_at=self._now(), errors=(_NO_INPUT,))
         if self._state.status == "validating":
             await self._validate()
         if self._state.status == "in_progress":
@@ -248,7 +257,7 @@ class BatchRun:
         """Write how far the batch is, now and then: a kill may lose that, since results are counted anew."""
         if self._dirty and time.monotonic() >= self._shown_at + _SHOW_EVERY_S:
             self._dirty, self._shown_at, state = False, time.monotonic(), self._state
-            await finish_in_thread(lambda: self._folder.write(state, durable=False))
+            await finish_in_thread(lambda: self._folder.write(state))
 
     async def _become(self, **changes: Any) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)

@@ -10,7 +10,7 @@ import pytest
 from dynamo_local.core.answers.records import Kind, record
 from dynamo_local.core.errors import StateError
 from state.answers.folder import AnswerFolder, Kept
-from state.files import DiskError
+from state.files import Disk, DiskError
 from state.paths import StatePaths
 from tests.unit.state.answers.disks import FullDisk
 
@@ -145,3 +145,18 @@ def test_each_look_finds_what_has_changed_since_the_last(folder: AnswerFolder) -
     for _ in range(3):
         assert folder.look() == ([("", "other")], set())
     other.close()
+
+
+def test_an_answer_that_was_created_is_on_the_disk_with_every_folder_above_it(tmp_path: Path) -> None:
+    class Noting(Disk):
+        def __init__(self) -> None:
+            self.directories: set[Path] = set()
+
+        def sync_directory(self, directory: Path) -> None:
+            self.directories.add(directory)
+            super().sync_directory(directory)
+
+    disk = Noting()
+    folder = AnswerFolder(StatePaths(tmp_path, "n"), disk)
+    folder.create("o", "a", ONE)
+    assert disk.directories >= {tmp_path, folder.path, folder.path / "of-o"}
