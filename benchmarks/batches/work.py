@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import httpx2
 import openai
 
 from benchmarks.harness.servers import ServerError
@@ -24,6 +25,9 @@ _LOOK_EVERY_S = 1.0
 _WITHIN_S = 600.0
 """For one answer, through all kills."""
 _BATCH_WITHIN_S = 3600.0
+_CUT_OFF = (openai.APIConnectionError, AttributeError)
+"""What the client raises when its connection ends. (anyio asks a socket of uvloop for its peer that has closed by then,
+which has none: an AttributeError.)"""
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 Api = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
@@ -139,8 +143,9 @@ class Work:
                     temperature=0,
                     extra_body={"ignore_eos": True},
                 )
-            except openai.APIConnectionError:
-                self.tally.unconfirmed += 1
+            except _CUT_OFF as error:
+                # What nobody has accepted cannot have begun.
+                self.tally.unconfirmed += not isinstance(error.__cause__, httpx2.ConnectError)
             except openai.APIStatusError as error:
                 _check_again(error)
             else:
@@ -164,7 +169,7 @@ class Work:
                             return text
             except openai.APIStatusError as error:
                 _check_again(error)
-            except (openai.APIError, OSError):
+            except (openai.APIError, httpx2.TransportError, *_CUT_OFF):
                 pass
             await asyncio.sleep(_AGAIN_S)
 
@@ -234,7 +239,7 @@ class Work:
                 return await ask()
             except openai.APIStatusError as error:
                 _check_again(error)
-            except openai.APIConnectionError:
+            except _CUT_OFF:
                 pass
             await asyncio.sleep(_AGAIN_S)
 
