@@ -17,7 +17,6 @@ _SUFFIXES = frozenset({"json", "lock", "run"})
 _LOGS = "logs"
 _KEYS = frozenset({"keys.json", "keys.copy.json"})
 _USAGE = "usage"
-_BATCHES = "batches"
 _REGISTRY = frozenset({"endpoints.json", "endpoints.copy.json"})
 
 
@@ -57,9 +56,9 @@ def with_usage(root: Path) -> tuple[str, ...]:
     return tuple(sorted(_names(root, frozenset({_USAGE}))))
 
 
-def with_batches(root: Path) -> tuple[str, ...]:
-    """The namespaces that have batches, sorted. Raises DiskError."""
-    return tuple(sorted(_names(root, frozenset({_BATCHES}))))
+def with_store(root: Path, what: str) -> tuple[str, ...]:
+    """The namespaces that have a store of these, "batches" or "tasks", sorted. Raises DiskError."""
+    return tuple(sorted(_names(root, frozenset({what}))))
 
 
 def with_registry(root: Path) -> tuple[str, ...]:

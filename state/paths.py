@@ -11,6 +11,7 @@
     {root}/{namespace}.files/         files that clients have uploaded, and outputs of batches; kept
     {root}/{namespace}.batches/       batches, with what has become of each of their lines; kept
     {root}/{namespace}.answers/       answers that are kept for their owners (`state.answers`); kept
+    {root}/{namespace}.tasks/         asynchronous tasks and their results (`state.async_tasks`); kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -173,6 +174,11 @@ class StatePaths:
     def answers_dir(self) -> Path:
         """Answers that are kept (`state.answers`). Kept when the server ends."""
         return self.root / f"{self.namespace}.answers"
+
+    @property
+    def tasks_dir(self) -> Path:
+        """Asynchronous tasks (`state.async_tasks`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.tasks"
 
     @property
     def blueprint_file(self) -> Path:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from components.dynamo_config import from_dynamo
 from components.frontend.answers.answers import Answers
 from components.frontend.answers.rest import AnswersRest
+from components.frontend.async_tasks.keeper import TaskKeeper
+from components.frontend.async_tasks.rest import TasksRest
+from components.frontend.async_tasks.running import Surroundings as TaskSurroundings
 from components.frontend.batches.keeper import BatchKeeper
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
@@ -42,7 +45,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.paths import ENDPOINTS, KEYS, RESPONSES
+from dynamo_local.core.http.paths import ENDPOINTS, KEYS, RESPONSES, TASKS
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -56,6 +59,7 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 from state.answers.folder import AnswerFolder
+from state.async_tasks.store import TaskStore
 from state.paths import StatePaths
 
 if TYPE_CHECKING:
@@ -109,6 +113,8 @@ class Frontend(Service):
         self._draining = False
         self._server: HttpServer | None = None
         self._batches: BatchKeeper | None = None
+        self._task_store = TaskStore(paths, self._settings)
+        self._tasks: TaskKeeper | None = None
 
     @async_on_start
     async def start(self) -> None:
@@ -146,6 +152,8 @@ class Frontend(Service):
         self._draining = True
         if self._batches is not None:
             await self._batches.stop()
+        if self._tasks is not None:
+            await self._tasks.stop()
         await self._answers.close()
         self.served.table.wake()
         self.served.stop_migrations()
@@ -202,6 +210,7 @@ class Frontend(Service):
     def _gate(self, app: App) -> HttpGate:
         context = self._context
         answers = AnswersRest(self._answers, lambda: self._draining)
+        tasks = TasksRest(self._task_store, self.served.table, self._limits)
         gate = HttpGate(
             self._metrics.around(app),
             limits=self._limits,
@@ -212,7 +221,7 @@ class Frontend(Service):
             administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
             known_keys=self._known_keys,
             gatekeeper=Gatekeeper(self._counters),
-            stores={**self._stores.handlers, RESPONSES: answers},
+            stores={**self._stores.handlers, RESPONSES: answers, TASKS: tasks},
             meter=self._usage.meter,
             answers=answers,
             rooms=self._rooms,
@@ -226,6 +235,9 @@ class Frontend(Service):
         context.tasks.spawn("files of keys", files.run())
         self._batches = self._stores.keeper(gate, self.served.table)
         context.tasks.spawn("batches", self._batches.run())
+        around = TaskSurroundings(gate.answer_kept, gate.caller_for, self._settings)
+        tasks.keeper = self._tasks = TaskKeeper(self._task_store, around)
+        context.tasks.spawn("asynchronous tasks", self._tasks.run())
         return gate
 
     async def _note_secret(self, what: str, why: str) -> None:

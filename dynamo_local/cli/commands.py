@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("wait", "server.wait", "Wait until a server or an endpoint is ready."),
         Entry("stop", "server.stop", "Stop a running server, or clean up after a crash."),
         Entry("batch", "batches.batch", "Run a file of requests; list and cancel batches."),
+        Entry("task", "async_tasks.task", "List, show and cancel asynchronous tasks."),
         Entry("load", "load", "Send requests to an OpenAI endpoint and measure the answers."),
     ),
     "Look": (

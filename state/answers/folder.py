@@ -22,6 +22,8 @@ VERSION = 1
 _OWNER = "of-"
 """Before the name of an owner, which may be empty."""
 
+_WHOLE = (".running", ".ended")
+
 _ABANDONED_AFTER_S = 60.0
 """Age of a journal that nobody creates any more."""
 
@@ -40,13 +42,17 @@ class Look(NamedTuple):
     cancelled: set[str]
 
 
-class AnswerFolder:
-    """The answers of one namespace, for any number of frontends. All methods block, and raise DiskError."""
+class JournalFolder:
+    """Journals by owner, for any number of frontends. All methods block, and raise DiskError.
 
-    def __init__(self, paths: StatePaths, disk: Disk = DISK) -> None:
-        self.path = paths.answers_dir
+    Here an answer is whatever a journal has.
+    """
+
+    def __init__(self, path: Path, what: str, version: int, disk: Disk = DISK) -> None:
+        """`what`: they are, for errors."""
+        self.path = path
         self._disk = disk
-        self._store = StoreFolder(self.path, "answers", VERSION, disk)
+        self._store = StoreFolder(path, what, version, disk)
         self._seen: dict[str, tuple[int, bool, list[Path]]] = {}
         """For each owner's folder when it had changed, whether that is settled, and what was to be done there."""
 
@@ -76,6 +82,11 @@ class AnswerFolder:
             journal.close()
             raise
         return journal
+
+    def all(self) -> list[tuple[str, str]]:
+        """Return owner and id of all that is kept."""
+        found = {(path.parent.name.removeprefix(_OWNER), path.stem) for path in self._files() if path.suffix in _WHOLE}
+        return sorted(found)
 
     def reader(self, owner: str, answer: str) -> AnswerReader | None:
         """Open the journal of an answer. None: this owner has no such answer."""
@@ -177,6 +188,13 @@ class AnswerFolder:
     def _files(self) -> Iterator[Path]:
         for name in self._store.items():
             yield from _listed(self.path / name)
+
+
+class AnswerFolder(JournalFolder):
+    """The answers of one namespace."""
+
+    def __init__(self, paths: StatePaths, disk: Disk = DISK) -> None:
+        super().__init__(paths.answers_dir, "answers", VERSION, disk)
 
 
 def _listed(folder: Path) -> list[Path]:

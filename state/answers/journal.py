@@ -27,13 +27,15 @@ class AnswerJournal:
         self._descriptor = descriptor
         self._disk = disk
 
-    def write(self, data: bytes) -> None:
-        """Append records, and mark them when they are on the disk. Raises DiskError."""
+    def write(self, data: bytes, *, durable: bool = True) -> None:
+        """Append records, and mark them when they are on the disk. `durable`: else a power cut may lose them. Raises
+        DiskError."""
         with system_errors(f"cannot write {self.path}"):
             begin = self.size
             try:
                 self._append(data)
-                self._disk.sync(self._descriptor)
+                if durable:
+                    self._disk.sync(self._descriptor)
                 self._append(_MARK)
             except OSError:
                 os.ftruncate(self._descriptor, begin)

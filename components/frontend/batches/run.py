@@ -11,18 +11,19 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from components.frontend.batches.asking import Answered, Gate, ask
 from components.frontend.batches.lines import InputReader, Wanted, check_input, parts_of
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.recording import Recorder
 from components.frontend.http.callers import Caller
 from components.frontend.http.models import ModelTable
+from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
 from dynamo_local.core.http.admission import Refusal, examine, read_fields
-from dynamo_local.core.stored.batches import BatchLimits, BatchState, LineError, Status
+from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.stored.batches import BATCH_PRIORITY, BatchLimits, BatchState, LineError, Status
 from dynamo_local.core.stored.files import BATCH_OUTPUT
 from dynamo_local.core.stored.lines import Line, LineChecks, answered_line, unasked_line
 from dynamo_local.tasks import finish_in_thread
@@ -33,11 +34,6 @@ _LOOK_EVERY_S = 0.5
 """Between two looks whether the batch is cancelled, or its time over."""
 
 _SHOW_EVERY_S = 1.0
-_BACKOFF_S, _MOST_BACKOFF_S = 0.25, 30.0
-_FAULTS = 3
-"""Answers that are the server's fault (500) after which a line has failed. One that says try again is no result."""
-
-_AGAIN = frozenset({408, 429, 502, 503, 504})
 
 _UNASKED: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -48,6 +44,13 @@ _NO_INPUT = LineError(
     "input_missing",
     "the input of the batch is gone: it ended while it was copied, and its output may be among the files",
 )
+
+
+class Gate(Protocol):
+    """What answers requests of the frontend itself (components/frontend/http/gate.py)."""
+
+    async def answer_own(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the caller that is noted in its scope."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +181,10 @@ class BatchRun:
         while True:
             answer = await self._ask_once(line, fields)
             faults += answer.status == 500
-            if answer.status not in _AGAIN and not (answer.status == 500 and faults < _FAULTS):
+            if answer.status not in AGAIN and not (answer.status == 500 and faults < FAULTS):
                 return answer
             tries += 1
-            await asyncio.sleep(min(_MOST_BACKOFF_S, _BACKOFF_S * 2 ** min(tries, 10)))
+            await asyncio.sleep(backoff_s(tries))
 
     async def _ask_once(self, line: Line, fields: dict[str, Any]) -> Answered:
         around, wakes = self._around, self._order.wakes(self._around.limits.batches_wake)
@@ -196,7 +199,7 @@ class BatchRun:
             async with around.pacer.turn(entry, wakes=wakes):
                 # The model may have become another one meanwhile, or have lost its workers.
                 if around.models.asked(fields, line.url, caller.allows) is entry and (wakes or not entry.unready()):
-                    return await ask(around.gate, caller, line.url, line.body)
+                    return await ask(around.gate.answer_own, caller, line.url, line.body, BATCH_PRIORITY)
 
     async def _record_unasked(self, outcome: Status) -> None:
         code, message = _UNASKED[outcome]

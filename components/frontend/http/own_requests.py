@@ -1,12 +1,71 @@
-"""Requests that the frontend itself makes for a caller, in the process: the lines of batches, answers that are kept."""
+"""Requests that the frontend itself makes for a caller, of its own gate, in the process: the lines of batches,
+asynchronous tasks, answers that are kept."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller, note_caller
-from dynamo_local.core.http.asgi import Event, Scope
+from dynamo_local.core.http.asgi import App, Event, Scope
+from dynamo_local.core.http.priority import HEADER_KEY
+
+_log = logging.getLogger(__name__)
+
+_FAULT = b'{"error":{"message":"Internal Server Error","type":"InternalServerError","param":null,"code":500}}'
+
+AGAIN = frozenset({408, 429, 502, 503, 504})
+"""Statuses of answers that are no result: the same request may be answered later."""
+
+FAULTS = 3
+"""Answers that are the server's fault (500) after which a request has failed."""
+
+_BACKOFF_S, _MOST_BACKOFF_S = 0.25, 30.0
+
+
+class Answered(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    body: bytes
+
+
+def backoff_s(tries: int) -> float:
+    """Return for how long to wait after so many answers that are no result."""
+    return min(_MOST_BACKOFF_S, _BACKOFF_S * float(1 << min(tries, 10)))
+
+
+async def ask(app: App, caller: Caller, path: str, body: bytes, priority: int) -> Answered:
+    """Ask for this caller, at this priority or the best that the key may have, and return the answer. To be cancelled
+    if nobody wants it any more. `app` answers requests of the caller that is noted in their scope."""
+    best = None if caller.key is None else caller.key.best_priority
+    allowed = max(priority, best) if best is not None else priority
+    extra = [(b"content-length", str(len(body)).encode()), (HEADER_KEY, str(allowed).encode())]
+    whole = _Whole()
+    try:
+        await app(own_scope(path, caller, extra), replayed(body, nothing_more), whole.send)
+    except Exception:  # noqa: BLE001
+        # The boundary of a request: what is wrong with one must not end what it is a part of.
+        _log.exception("a request to %s could not be answered", path)
+        return Answered(500, _FAULT)
+    return Answered(whole.status or 500, bytes(whole.answer) or _FAULT)
+
+
+class _Whole:
+    """Takes an answer."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.answer = bytearray()
+
+    async def send(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self.status = event["status"]
+        else:
+            self.answer += event.get("body", b"")
 
 
 def own_scope(path: str, caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> Scope:

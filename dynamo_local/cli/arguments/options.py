@@ -115,13 +115,13 @@ def paths_of_usage(namespace: str) -> StatePaths:
     return _paths_without_server(namespace, choose)
 
 
-def paths_of_batches(namespace: str) -> StatePaths:
-    """As `paths_of`; if no server runs, the only namespace that has batches is meant."""
+def paths_of_store(namespace: str, what: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace that has a store of these ("batches", "tasks") is meant."""
     from dynamo_local.core.server_choice import choose_server
-    from state.namespaces import with_batches
+    from state.namespaces import with_store
 
     def choose(crashed: Sequence[str]) -> str:
-        return _only(with_batches(state_folder()), "{number} have batches") or choose_server((), crashed)
+        return _only(with_store(state_folder(), what), f"{{number}} have {what}") or choose_server((), crashed)
 
     return _paths_without_server(namespace, choose)
 

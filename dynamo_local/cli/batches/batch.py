@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of_batches
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of_store
 from dynamo_local.cli.command_group import CommandGroup
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _store(namespace: str) -> BatchStore:
     from state.stored.batches import BatchStore
     from state.stored.files import FileStore
 
-    paths = paths_of_batches(namespace)
+    paths = paths_of_store(namespace, "batches")
     return BatchStore(paths, FileStore(paths))
 
 

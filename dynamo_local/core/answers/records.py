@@ -43,6 +43,12 @@ class Kind(enum.IntEnum):
     """Empty: everything before it is on the disk."""
     COUNTED = 6
     """What was counted of the request's use so far (`Counted`); the last one holds."""
+    BODY = 7
+    """Of a task (core/async_tasks/records.py): the body of its request."""
+    STARTED = 8
+    """Of a task; empty: somebody has begun it."""
+    RESULT = 9
+    """Of a task: its result."""
 
 
 class Record(NamedTuple):

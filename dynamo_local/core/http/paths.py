@@ -27,6 +27,9 @@ BATCHES = "/v1/batches"
 RESPONSES = "/v1/responses"
 """Path of answers that are kept; behind it, a slash and an id, and behind that perhaps the next."""
 
+TASKS = "/v1/async-tasks"
+"""Path of asynchronous tasks; behind it, a slash and an id."""
+
 METRICS = "/metrics"
 """Path of the metrics for Prometheus."""
 
@@ -76,6 +79,8 @@ _STORE = Route(frozenset({"GET", "POST"}), stored=True)
 _FILE = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CONTENT = Route(frozenset({"GET"}), stored=True)
 _BATCH = Route(frozenset({"GET"}), stored=True)
+_TASKS = Route(frozenset({"POST"}), stored=True)
+_TASK = Route(frozenset({"GET", "DELETE"}), stored=True)
 _ANSWER = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CANCEL = Route(frozenset({"POST"}), stored=True)
 
@@ -133,6 +138,8 @@ def route_of(path: str) -> Route | None:
         return _named_route(path.removeprefix(FILES), _STORE, _FILE, {CONTENT: _CONTENT})
     if path.startswith(BATCHES):
         return _named_route(path.removeprefix(BATCHES), _STORE, _BATCH, {CANCEL: _CANCEL})
+    if path.startswith(TASKS):
+        return _named_route(path.removeprefix(TASKS), _TASKS, _TASK, {})
     if path.startswith(RESPONSES):
         return _named_route(path.removeprefix(RESPONSES), ROUTES[RESPONSES], _ANSWER, {CANCEL: _CANCEL})
     return None

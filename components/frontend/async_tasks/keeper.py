@@ -1,0 +1,204 @@
+"""Takes the asynchronous tasks of a server. Of several frontends, one has a task in hand at a time; another one takes
+it when that one has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from contextlib import suppress
+
+from components.frontend.async_tasks.running import RunningTask, Surroundings
+from components.frontend.async_tasks.waiting import KnownTask, WaitingTasks
+from dynamo_local.core.async_tasks.records import TaskHead
+from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
+from dynamo_local.log_once import LogOnce
+from dynamo_local.tasks import finish_in_thread
+from state.async_tasks.store import TakenTask, TaskStore
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+"""Between two looks for tasks that others have stored, left or cancelled."""
+
+_REMOVE_EVERY_S = 60.0
+_ELSEWHERE_S = 1.0
+"""Before a task that another frontend has is tried again."""
+
+_AGAIN_S = 5.0
+"""Before a task whose journal cannot be written is tried again."""
+
+_READ_AT_ONCE = 200
+
+
+class TaskKeeper:
+    """Brings tasks to their end, as far as this frontend has them. `why_closed`: why none are taken."""
+
+    def __init__(self, store: TaskStore, around: Surroundings) -> None:
+        self.why_closed = "the frontend is starting"
+        self._store = store
+        self._around = around
+        self._known: dict[str, KnownTask] = {}
+        self._waiting: dict[str, WaitingTasks] = {}
+        """By model."""
+        self._in_hand: dict[str, tuple[KnownTask, asyncio.Task[None], asyncio.Event]] = {}
+        self._of_model: Counter[str] = Counter()
+        """Tasks in hand."""
+        self._changed = asyncio.Event()
+        self._log_once = LogOnce(_log)
+        self._remove_at = 0.0
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Look for tasks again and again, until cancelled."""
+        try:
+            await asyncio.to_thread(self._store.check)
+        except StateError as error:
+            self.why_closed = str(error)
+            _log.error("no asynchronous tasks are taken: %s", error)
+            return
+        self.why_closed = ""
+        try:
+            while not self._stopping:
+                try:
+                    await self._look()
+                    await self._sweep()
+                    self._log_once.clear()
+                except StateError as error:
+                    self._log_once.warn(f"asynchronous tasks wait: {error}")
+                self._fill()
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._changed.wait()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Leave all tasks to others, at once: what is recorded stays."""
+        self._stopping = True
+        running = [task for _, task, _ in self._in_hand.values()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def note_new(self, owner: str, head: TaskHead) -> None:
+        """Note a task that was just stored, so that it need not be looked for."""
+        self._learn(KnownTask(owner, head.task, head.model))
+        self._fill()
+
+    def look_soon(self) -> None:
+        """Look at once: something was cancelled."""
+        self._changed.set()
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many tasks wait to be taken, by model."""
+        return {model: len(tasks) for model, tasks in self._waiting.items() if len(tasks)}
+
+    # Looking
+
+    async def _look(self) -> None:
+        running, cancelled = await finish_in_thread(self._store.look)
+        await self._read([each for each in running if each[1] not in self._known])
+        there = {task for _, task in running}
+        for task, known in list(self._known.items()):
+            if task not in there and task not in self._in_hand:
+                del self._known[task]
+                self._line(known).discard(known)
+        for task in cancelled & self._known.keys():
+            if task in self._in_hand:
+                self._in_hand[task][2].set()
+            else:
+                # However many are in hand: it takes no room.
+                self._take(self._known[task], is_cancelled=True)
+
+    async def _read(self, found: list[tuple[str, str]]) -> None:
+        """Learn which models tasks are for that others have stored."""
+        for begin in range(0, len(found), _READ_AT_ONCE):
+            part = found[begin : begin + _READ_AT_ONCE]
+            for known in await finish_in_thread(lambda part=part: [self._known_task(*each) for each in part]):  # type: ignore[misc]
+                if known is not None:
+                    self._learn(known)
+
+    def _known_task(self, owner: str, task: str) -> KnownTask | None:
+        try:
+            return KnownTask(owner, task, self._store.find(owner, task).head.model)
+        except ItemAbsentError:
+            return None
+        except DecodeError:
+            # Whoever takes it ends it.
+            return KnownTask(owner, task, "")
+
+    def _learn(self, known: KnownTask) -> None:
+        if known.task not in self._known:
+            self._known[known.task] = known
+            self._line(known).add(known)
+
+    def _line(self, known: KnownTask) -> WaitingTasks:
+        return self._waiting.setdefault(known.model, WaitingTasks())
+
+    async def _sweep(self) -> None:
+        if time.monotonic() >= self._remove_at:
+            self._remove_at = time.monotonic() + _REMOVE_EVERY_S
+            await finish_in_thread(lambda: self._store.remove_expired(self._around.wall_clock()))
+
+    # Taking
+
+    def _fill(self) -> None:
+        """Take tasks, as many as there is room for."""
+        most, now = self._around.limits.max_task_requests, time.monotonic()
+        for model, waiting in list(self._waiting.items()):
+            while not self._stopping and self._of_model[model] < most and (known := waiting.pop(now)) is not None:
+                self._take(known)
+            if not len(waiting) and not self._of_model[model]:
+                del self._waiting[model], self._of_model[model]
+
+    def _take(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
+        self._line(known).discard(known)
+        cancelled = asyncio.Event()
+        if is_cancelled:
+            cancelled.set()
+        task = asyncio.create_task(self._work(known, cancelled), name=known.task)
+        self._in_hand[known.task] = known, task, cancelled
+        self._of_model[known.model] += 1
+        task.add_done_callback(lambda _: self._put_down(known))
+
+    def _put_down(self, known: KnownTask) -> None:
+        del self._in_hand[known.task]
+        self._of_model[known.model] -= 1
+        if known.task in self._known:
+            # It has not ended here.
+            self._line(known).add(known)
+        self._fill()
+
+    async def _work(self, known: KnownTask, cancelled: asyncio.Event) -> None:
+        """Bring a task to its end, if nobody else has it."""
+        taken: list[TakenTask | None] = []
+        try:
+            # Noted by the thread: whoever is cancelled meanwhile is to let go of what it has taken.
+            await finish_in_thread(lambda: taken.append(self._store.take(known.owner, known.task)))
+            if taken[0] is None:
+                known.again_at = time.monotonic() + _ELSEWHERE_S
+            else:
+                await self._run(known, taken[0], cancelled)
+        except StateError as error:
+            _log.warning("%s goes on later: %s", known.task, error)
+            known.again_at = time.monotonic() + _AGAIN_S
+        except Exception:  # noqa: BLE001
+            # The boundary of a task: what is wrong with one must not end the process, and so all requests.
+            _log.exception("%s goes on later", known.task)
+            known.again_at = time.monotonic() + _AGAIN_S
+        finally:
+            for each in taken:
+                if each is not None:
+                    each.release()
+
+    async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> None:
+        try:
+            await RunningTask(taken, self._around, cancelled).run()
+        except DecodeError as error:
+            _log.error("%s cannot go on: %s", known.task, error)
+            await finish_in_thread(taken.end)
+        self._known.pop(known.task, None)

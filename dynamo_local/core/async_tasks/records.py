@@ -1,0 +1,148 @@
+"""What the journal of an asynchronous task tells of it. Pure.
+
+A journal (core/answers/records.py) has the task's head, its body, a note that it was begun, and its result. The first
+result is the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo_local.core.answers.records import Kind, Record, record
+from dynamo_local.core.errors import DecodeError
+
+TASK_ID = re.compile(r"task_[0-9a-f]{32}")
+"""What the id of a task looks like, whole. The first 12 digits are when it was created, in ms, so that ids are in the
+order of creation."""
+
+Status = Literal["PENDING", "STARTED", "SUCCESS", "FAILURE", "UNDEFINED"]
+"""As in LLM Engine. `UNDEFINED`: what is kept of the task cannot be read."""
+
+CANCELLED = 499
+"""Status of a task that was cancelled."""
+
+_SHOWN = 2000
+
+
+class TaskHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a task when it is created. `created_at`: in seconds since 1970."""
+
+    task: str
+    model: str
+    path: str
+    priority: int
+    created_at: int
+
+
+class TaskResult(msgspec.Struct, frozen=True):
+    """How a task ended. `status`: of the answer, as HTTP has it; `body`: its body; `at`: in seconds since 1970."""
+
+    status: int
+    body: bytes
+    at: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as far as its journal tells. `body`: of its request."""
+
+    head: TaskHead
+    body: bytes
+    is_started: bool = False
+    result: TaskResult | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.result is not None:
+            return "SUCCESS" if self.result.status < 400 else "FAILURE"
+        return "STARTED" if self.is_started else "PENDING"
+
+    def shown(self) -> dict[str, Any]:
+        """Return the task as LLM Engine's clients know one (GetAsyncTaskV1Response)."""
+        result, is_failure = self.result, self.status == "FAILURE"
+        return {
+            "task_id": self.head.task,
+            "status": self.status,
+            "result": None if result is None or is_failure else _json(result.body),
+            "traceback": _message(result.body) if result is not None and is_failure else None,
+            "status_code": None if result is None else result.status,
+        }
+
+
+_heads = msgspec.msgpack.Decoder(TaskHead)
+_results = msgspec.msgpack.Decoder(TaskResult)
+
+
+def begun(head: TaskHead, body: bytes) -> bytes:
+    """Return the first records of a journal."""
+    return record(Kind.BEGUN, msgspec.msgpack.encode(head)) + record(Kind.BODY, body)
+
+
+def started() -> bytes:
+    """Return the note that a task was begun."""
+    return record(Kind.STARTED)
+
+
+def ended(result: TaskResult) -> bytes:
+    """Return the record of a result."""
+    return record(Kind.RESULT, msgspec.msgpack.encode(result))
+
+
+def failure(status: int, why: str, at: float) -> TaskResult:
+    """Return the result of a task that nobody has answered."""
+    return TaskResult(status, msgspec.json.encode({"error": {"message": why, "code": status}}), int(at))
+
+
+def head_in(records: Sequence[Record]) -> TaskHead:
+    """Return the head of a task. Raises DecodeError."""
+    if not records or records[0].kind is not Kind.BEGUN:
+        raise DecodeError("the journal of a task does not begin with its request")
+    return _decoded(_heads, records[0].content)  # type: ignore[no-any-return]
+
+
+def task_in(records: Sequence[Record]) -> Task:
+    """Return what the records of a journal tell. Raises DecodeError."""
+    head, content = head_in(records), dict[Kind, bytes]()
+    for one in records:
+        content.setdefault(one.kind, one.content)
+    if Kind.BODY not in content:
+        raise DecodeError("the journal of a task has no request")
+    result = content.get(Kind.RESULT)
+    return Task(
+        head,
+        content[Kind.BODY],
+        Kind.STARTED in content,
+        None if result is None else _decoded(_results, result),
+    )
+
+
+def undefined(task: str) -> dict[str, Any]:
+    """Return a task of which nothing can be read as clients see it."""
+    why = "what was kept of the task cannot be read"
+    return {"task_id": task, "status": "UNDEFINED", "result": None, "traceback": why, "status_code": None}
+
+
+def _decoded(decoder: Any, content: bytes) -> Any:
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise DecodeError(f"the journal of a task has a record that cannot be read: {error}") from error
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return body.decode(errors="replace")
+
+
+def _message(body: bytes) -> str:
+    found = _json(body)
+    error = found.get("error") if isinstance(found, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else body.decode(errors="replace")[:_SHOWN]
