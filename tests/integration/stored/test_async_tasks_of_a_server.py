@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from tests.integration.server_process import PATIENCE_S, eventually
-from tests.integration.stored.mocker_server import MockerServer, running, started
+from tests.integration.stored.mocker_server import running, started
 
 pytestmark = pytest.mark.integration
 
