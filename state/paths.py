@@ -12,6 +12,7 @@
     {root}/{namespace}.batches/       batches, with what has become of each of their lines; kept
     {root}/{namespace}.answers/       answers that are kept for their owners (`state.answers`); kept
     {root}/{namespace}.tasks/         asynchronous tasks and their results (`state.async_tasks`); kept
+    {root}/{namespace}.callbacks.secret   the secret that signs their callbacks; kept
 
 A namespace contains no dot, so no two of these names collide. Directories are 0700, files 0600.
 """
@@ -179,6 +180,11 @@ class StatePaths:
     def tasks_dir(self) -> Path:
         """Asynchronous tasks (`state.async_tasks`). Kept when the server ends."""
         return self.root / f"{self.namespace}.tasks"
+
+    @property
+    def callback_secret_file(self) -> Path:
+        """The secret that signs callbacks of tasks (`state.async_tasks.secret`). Kept when the server ends."""
+        return self.root / f"{self.namespace}.callbacks.secret"
 
     @property
     def blueprint_file(self) -> Path:

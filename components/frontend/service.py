@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.dynamo_config import from_dynamo
 from components.frontend.answers.answers import Answers
 from components.frontend.answers.rest import AnswersRest
+from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import TaskKeeper
 from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings as TaskSurroundings
@@ -59,6 +62,7 @@ from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service
 from state.answers.folder import AnswerFolder
+from state.async_tasks.secret import callback_secret
 from state.async_tasks.store import TaskStore
 from state.paths import StatePaths
 
@@ -115,6 +119,7 @@ class Frontend(Service):
         self._batches: BatchKeeper | None = None
         self._task_store = TaskStore(paths, self._settings)
         self._tasks: TaskKeeper | None = None
+        self._calling = Calling(self._settings, partial(callback_secret, paths), time.time)
 
     @async_on_start
     async def start(self) -> None:
@@ -210,7 +215,8 @@ class Frontend(Service):
     def _gate(self, app: App) -> HttpGate:
         context = self._context
         answers = AnswersRest(self._answers, lambda: self._draining)
-        tasks = TasksRest(self._task_store, self.served.table, self._limits)
+        calling = self._calling
+        tasks = TasksRest(self._task_store, self.served.table, self._limits, calling)
         gate = HttpGate(
             self._metrics.around(app),
             limits=self._limits,
@@ -235,7 +241,7 @@ class Frontend(Service):
         context.tasks.spawn("files of keys", files.run())
         self._batches = self._stores.keeper(gate, self.served.table)
         context.tasks.spawn("batches", self._batches.run())
-        around = TaskSurroundings(gate.answer_kept, gate.caller_for, self._settings)
+        around = TaskSurroundings(gate.answer_kept, gate.caller_for, self._settings, calling)
         tasks.keeper = self._tasks = TaskKeeper(self._task_store, around)
         context.tasks.spawn("asynchronous tasks", self._tasks.run())
         return gate

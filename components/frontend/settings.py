@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.frontend.answers.limits import AnswerLimits
+from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import AdmissionLimits
@@ -19,7 +20,7 @@ _LARGEST_KEY_FILE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class FrontendSettings(AnswerLimits, AdmissionLimits, FileLimits, BatchLimits, TaskLimits):
+class FrontendSettings(AnswerLimits, AdmissionLimits, FileLimits, BatchLimits, TaskLimits, CallbackLimits):
     """The frontend's own settings, beside those of vLLM's server and engine."""
 
     api_key_file: Path | None = field(

@@ -7,7 +7,18 @@ import time
 from collections.abc import Callable
 
 from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.async_tasks.records import TASK_ID, Task, TaskHead, TaskResult, begun, ended, started, task_in
+from dynamo_local.core.async_tasks.records import (
+    TASK_ID,
+    Call,
+    Task,
+    TaskHead,
+    TaskResult,
+    begun,
+    called,
+    ended,
+    started,
+    task_in,
+)
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StorageFullError
 from state.answers.folder import JournalFolder, Kept, Look
 from state.answers.journal import AnswerJournal
@@ -44,6 +55,10 @@ class TakenTask:
     def record(self, result: TaskResult) -> None:
         """Record the result. It is on the disk when this returns."""
         self._journal.write(ended(result))
+
+    def note_call(self, call: Call) -> None:
+        """Record a call of the receiver."""
+        self._journal.write(called(call))
 
     def end(self) -> None:
         """Note that nothing follows, and let go of the task."""

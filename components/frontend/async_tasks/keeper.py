@@ -10,7 +10,8 @@ from collections import Counter
 from contextlib import suppress
 
 from components.frontend.async_tasks.running import RunningTask, Surroundings
-from components.frontend.async_tasks.waiting import KnownTask, WaitingTasks
+from components.frontend.async_tasks.waiting import KnownTask, Line, WaitingTasks
+from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, target_of
 from dynamo_local.core.async_tasks.records import TaskHead
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
 from dynamo_local.log_once import LogOnce
@@ -40,10 +41,9 @@ class TaskKeeper:
         self._store = store
         self._around = around
         self._known: dict[str, KnownTask] = {}
-        self._waiting: dict[str, WaitingTasks] = {}
-        """By model."""
+        self._waiting: dict[Line, WaitingTasks] = {}
         self._in_hand: dict[str, tuple[KnownTask, asyncio.Task[None], asyncio.Event]] = {}
-        self._of_model: Counter[str] = Counter()
+        self._of_line: Counter[Line] = Counter()
         """Tasks in hand."""
         self._changed = asyncio.Event()
         self._log_once = LogOnce(_log)
@@ -95,7 +95,7 @@ class TaskKeeper:
 
     def waiting(self) -> dict[str, int]:
         """Return how many tasks wait to be taken, by model."""
-        return {model: len(tasks) for model, tasks in self._waiting.items() if len(tasks)}
+        return {line.model: len(tasks) for line, tasks in self._waiting.items() if len(tasks) and line.model}
 
     # Looking
 
@@ -124,7 +124,8 @@ class TaskKeeper:
 
     def _known_task(self, owner: str, task: str) -> KnownTask | None:
         try:
-            return KnownTask(owner, task, self._store.find(owner, task).head.model)
+            found = self._store.find(owner, task)
+            return KnownTask(owner, task, found.head.model, "" if found.result is None else _receiver(found.head))
         except ItemAbsentError:
             return None
         except DecodeError:
@@ -137,7 +138,7 @@ class TaskKeeper:
             self._line(known).add(known)
 
     def _line(self, known: KnownTask) -> WaitingTasks:
-        return self._waiting.setdefault(known.model, WaitingTasks())
+        return self._waiting.setdefault(known.line, WaitingTasks())
 
     async def _sweep(self) -> None:
         if time.monotonic() >= self._remove_at:
@@ -148,12 +149,13 @@ class TaskKeeper:
 
     def _fill(self) -> None:
         """Take tasks, as many as there is room for."""
-        most, now = self._around.limits.max_task_requests, time.monotonic()
-        for model, waiting in list(self._waiting.items()):
-            while not self._stopping and self._of_model[model] < most and (known := waiting.pop(now)) is not None:
+        now = time.monotonic()
+        for line, waiting in list(self._waiting.items()):
+            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._around.limits.max_task_requests
+            while not self._stopping and self._of_line[line] < most and (known := waiting.pop(now)) is not None:
                 self._take(known)
-            if not len(waiting) and not self._of_model[model]:
-                del self._waiting[model], self._of_model[model]
+            if not len(waiting) and not self._of_line[line]:
+                del self._waiting[line], self._of_line[line]
 
     def _take(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
         self._line(known).discard(known)
@@ -162,12 +164,13 @@ class TaskKeeper:
             cancelled.set()
         task = asyncio.create_task(self._work(known, cancelled), name=known.task)
         self._in_hand[known.task] = known, task, cancelled
-        self._of_model[known.model] += 1
-        task.add_done_callback(lambda _: self._put_down(known))
+        line = known.line
+        self._of_line[line] += 1
+        task.add_done_callback(lambda _: self._put_down(known, line))
 
-    def _put_down(self, known: KnownTask) -> None:
+    def _put_down(self, known: KnownTask, line: Line) -> None:
         del self._in_hand[known.task]
-        self._of_model[known.model] -= 1
+        self._of_line[line] -= 1
         if known.task in self._known:
             # It has not ended here.
             self._line(known).add(known)
@@ -197,8 +200,18 @@ class TaskKeeper:
 
     async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> None:
         try:
-            await RunningTask(taken, self._around, cancelled).run()
+            pause = await RunningTask(taken, self._around, cancelled).run()
         except DecodeError as error:
             _log.error("%s cannot go on: %s", known.task, error)
             await finish_in_thread(taken.end)
-        self._known.pop(known.task, None)
+            pause = None
+        if pause is None:
+            self._known.pop(known.task, None)
+        else:
+            known.receiver = await finish_in_thread(lambda: _receiver(self._store.find(known.owner, known.task).head))
+            known.again_at = time.monotonic() + pause
+
+
+def _receiver(head: TaskHead) -> str:
+    """Return the origin of who is to be called; empty: nobody."""
+    return target_of(head.callback_url).origin if head.callback_url else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import LOOK_EVERY_S, TaskKeeper
 from components.frontend.http.body import BodyRefusedError, read_body
 from components.frontend.http.callers import Caller, caller_of
@@ -37,11 +38,13 @@ class TasksRest:
         store: TaskStore,
         models: ModelTable,
         limits: AdmissionLimits,
+        calling: Calling,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._models = models
         self._limits = limits
+        self._calling = calling
         self._wall_clock = wall_clock
         self.keeper: TaskKeeper | None = None
         """Takes what is stored; None: the frontend is starting."""
@@ -70,7 +73,7 @@ class TasksRest:
         if scope["method"] == "DELETE":
             return await self._delete(caller.owner, task, keeper)
         try:
-            return (await finish_in_thread(lambda: self._store.find(caller.owner, task))).shown()
+            return (await finish_in_thread(lambda: self._store.find(caller.owner, task))).shown_to_owner()
         except DecodeError:
             return undefined(task)
 
@@ -84,9 +87,17 @@ class TasksRest:
             return path
         if isinstance(priority, Refusal):
             return priority
+        if order.callback_url:
+            await self._calling.check(order.callback_url)
         now = self._wall_clock()
         head = TaskHead(
-            task=new_task_id(now), model=str(order.fields["model"]), path=path, priority=priority, created_at=int(now)
+            task=new_task_id(now),
+            model=str(order.fields["model"]),
+            path=path,
+            priority=priority,
+            created_at=int(now),
+            callback_url=order.callback_url,
+            callback_auth=order.callback_auth,
         )
         await finish_in_thread(lambda: self._store.create(caller.owner, head, msgspec.json.encode(order.fields)))
         keeper.note_new(caller.owner, head)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from components.frontend.async_tasks.calling import Attempt
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
+from dynamo_local.core.async_tasks.callbacks import pause_s
 from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.async_tasks.records import CANCELLED, Task, TaskResult, failure
+from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskResult, failure
 from dynamo_local.core.http.asgi import App
 from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TakenTask
+
+_log = logging.getLogger(__name__)
 
 _UNKNOWN_MODEL_S = 120.0
 """Time for which the model of a task may be unknown: after a restart, endpoints come one by one."""
@@ -22,15 +28,25 @@ MAX_RESULT_BYTES = 32 * 1024 * 1024
 """Size of a result beyond which a task has failed."""
 
 
+class Receivers(Protocol):
+    """Calls those who are to know a result (components/frontend/async_tasks/calling.py)."""
+
+    async def attempt(self, owner: str, task: Task) -> Attempt:
+        """Call the receiver of an owner's task, once. Raises StateError."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What tasks are run with. `answer`: has a request answered as if its caller had sent it just now. `caller`: who an
-    owner is now; None: the key is gone."""
+    owner is now; None: the key is gone. `receivers`: calls those who are to know a result.
+    `pause_s`: for how long to wait after so many calls; None: there is no further one."""
 
     answer: App
     caller: Callable[[str], Caller | None]
     limits: TaskLimits
+    receivers: Receivers
     wall_clock: Callable[[], float] = time.time
+    pause_s: Callable[[int], float | None] = pause_s
 
 
 class RunningTask:
@@ -42,15 +58,33 @@ class RunningTask:
         self._around = around
         self._cancelled = cancelled
 
-    async def run(self) -> None:
-        """Bring the task to its end."""
+    async def run(self) -> float | None:
+        """Have the task answered, or its receiver called once. Returns after how many seconds it is to be gone on with;
+        None: it has ended."""
         task = await finish_in_thread(self._taken.read)
+        is_unwanted = self._cancelled.is_set()
         if task.result is None:
-            if not task.is_started and not self._cancelled.is_set():
+            if not task.is_started and not is_unwanted:
                 await finish_in_thread(self._taken.note_start)
-            result = self._cancellation() if self._cancelled.is_set() else await self._result(task)
+            result = self._cancellation() if is_unwanted else await self._result(task)
             await finish_in_thread(lambda: self._taken.record(result))
-        await finish_in_thread(self._taken.end)
+            pause = 0.0 if task.head.callback_url and not self._cancelled.is_set() else None
+        else:
+            pause = None if is_unwanted or task.has_ended else await self._call(task)
+        if pause is None:
+            await finish_in_thread(self._taken.end)
+        return pause
+
+    async def _call(self, task: Task) -> float | None:
+        """Call the receiver. Returns after how many seconds it is to be called again; None: never."""
+        made = await self._around.receivers.attempt(self._taken.owner, task)
+        pause = None if made.is_last else self._around.pause_s(len(task.calls) + 1)
+        call = Call(made.outcome, made.is_delivered, pause is None, int(self._around.wall_clock()))
+        await finish_in_thread(lambda: self._taken.note_call(call))
+        if not made.is_delivered:
+            what = "and is called no more" if pause is None else f"and is called again in {pause:g} s"
+            _log.warning("the receiver of %s has not taken its result (%s), %s", task.head.task, made.outcome, what)
+        return pause
 
     async def _result(self, task: Task) -> TaskResult:
         asking = asyncio.create_task(self._answer(task), name=f"answer to {task.head.task}")

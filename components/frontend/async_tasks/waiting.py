@@ -1,19 +1,33 @@
-"""The tasks of one model that wait to be taken: owners take turns, and those of an owner go in their order."""
+"""Tasks that wait to be taken, for one model or receiver: owners take turns, those of an owner go in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """What tasks wait for: a model that is to answer, or a receiver that is to be called."""
+
+    model: str
+    receiver: str
 
 
 @dataclass
 class KnownTask:
-    """A task that has not ended. `again_at`: it is not taken before (CLOCK_MONOTONIC, s)."""
+    """A task that has not ended. `receiver`: the origin of who is to be called, when there is a result; empty before.
+    `again_at`: it is not taken before (CLOCK_MONOTONIC, s)."""
 
     owner: str
     task: str
     model: str
+    receiver: str = ""
     again_at: float = 0.0
+
+    @property
+    def line(self) -> Line:
+        return Line(self.model, "") if not self.receiver else Line("", self.receiver)
 
 
 class WaitingTasks:

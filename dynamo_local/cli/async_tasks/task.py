@@ -21,7 +21,7 @@ _task_argument = click.argument("task_id", metavar="TASK", shell_complete=comple
 def task() -> None:
     """List, show and cancel asynchronous tasks.
 
-    Clients order them at /v1/async-tasks.
+    Clients order them at /v1/async-tasks. `secret` shows by which secret receivers verify callbacks.
 
     \b
     dynamo task list
@@ -30,11 +30,11 @@ def task() -> None:
 
 
 @task.command(name="list")
-@click.option("--all", "with_ended", is_flag=True, help="Also those that have a result.")
+@click.option("--all", "with_ended", is_flag=True, help="Also those that have ended.")
 @namespace_option
 @_json_option
 def list_(namespace: str, *, with_ended: bool, as_json: bool) -> None:
-    """List the asynchronous tasks of the server that have no result yet, the newest first."""
+    """List the asynchronous tasks of the server that have not ended, the newest first."""
     from dynamo_local.cli.async_tasks.text import Listed, table_of_tasks, tasks_as_json
 
     store = _store(namespace)
@@ -75,6 +75,26 @@ def cancel(task_id: str, namespace: str, *, as_json: bool) -> None:
     elif found is not None:
         ended = store.has_ended(owner, task_id)
         click.echo(f"{task_id} is {found.status}" if ended else f"{task_id} is being cancelled")
+
+
+@task.command()
+@click.argument("key", metavar="[KEY]", required=False, shell_complete=completion_values.keys)
+@namespace_option
+@_json_option
+def secret(key: str | None, namespace: str, *, as_json: bool) -> None:
+    """Show the secret that signs callbacks of the tasks of KEY; without KEY, of a server that needs no key.
+
+    Each key has its own. It stays the same while the key is there, also when the key is rotated.
+    """
+    import json
+
+    from dynamo_local.cli.async_tasks.owners import owner_of
+    from dynamo_local.core.async_tasks.callbacks import secret_of, secret_text
+    from state.async_tasks.secret import callback_secret
+
+    paths = paths_of_store(namespace, "tasks")
+    text = secret_text(secret_of(callback_secret(paths), owner_of(key, paths)))
+    click.echo(json.dumps({"secret": text}) if as_json else text)
 
 
 def _store(namespace: str) -> TaskStore:

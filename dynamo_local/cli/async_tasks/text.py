@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.cli.output.console import date, facts, table
+from dynamo_local.core.async_tasks.callbacks import target_of
 from dynamo_local.core.async_tasks.records import Task
 from dynamo_local.core.errors import DecodeError, ItemAbsentError
 from state.async_tasks.store import TaskStore
@@ -78,6 +79,11 @@ def _facts(task: Listed) -> Iterator[tuple[str, str]]:
     yield "priority", str(head.priority)
     yield "created", date(head.created_at)
     yield "ended", "" if result is None else date(result.at)
+    if task.found.callback is not None:
+        calls = task.found.calls
+        last = f", the last one: {calls[-1].outcome}, {date(calls[-1].at)}" if calls else ""
+        yield "callback", f"{task.found.callback}: {len(calls)} calls{last}"
+        yield "receiver", target_of(head.callback_url).origin
     yield "answered", "" if result is None else f"status {result.status}, {len(result.body)} bytes"
 
 
@@ -88,6 +94,8 @@ def _plain(task: Listed) -> dict[str, Any]:
     head, result = task.found.head, task.found.result
     known |= {"model": head.model, "path": head.path, "priority": head.priority, "created_at": head.created_at}
     known["ended_at"] = None if result is None else result.at
+    known["callback"] = task.found.callback
+    known["callback_calls"] = len(task.found.calls)
     known["status_code"] = None if result is None else result.status
     return known
 

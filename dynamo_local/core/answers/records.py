@@ -49,6 +49,8 @@ class Kind(enum.IntEnum):
     """Of a task; empty: somebody has begun it."""
     RESULT = 9
     """Of a task: its result."""
+    CALLED = 9
+    """Of a task: its receiver was called."""
 
 
 class Record(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dynamo_local.core.async_tasks.callbacks import CallbackAuth, checked_auth, target_of
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.paths import ROUTES
 
@@ -29,10 +30,13 @@ _SHOWN = 60
 
 
 class TaskOrder(NamedTuple):
-    """What is ordered. `fields`: the body of the request. `paths`: those that it may be for."""
+    """What is ordered. `fields`: the body of the request. `paths`: those that it may be for. `callback_url`,
+    `callback_auth`: as in TaskHead."""
 
     fields: dict[str, Any]
     paths: tuple[str, ...]
+    callback_url: str = ""
+    callback_auth: str | None = None
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,6 +47,8 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     url: Any = None
     cloudpickle: Any = None
     return_pickled: bool = False
+    callback_url: str | None = None
+    callback_auth: CallbackAuth | None = None
 
 
 def order_of(body: bytes, endpoint: str | None) -> TaskOrder:
@@ -61,7 +67,17 @@ def order_of(body: bytes, endpoint: str | None) -> TaskOrder:
     for name in _NOT_FOR_TASKS:
         if asked.args.get(name):
             raise ConfigError(f"args.{name}: it cannot be set in a task")
-    return TaskOrder(_with_model(asked.args, endpoint), _paths(asked))
+    return TaskOrder(_with_model(asked.args, endpoint), _paths(asked), *_callback(asked))
+
+
+def _callback(asked: _Asked) -> tuple[str, str | None]:
+    url, auth = asked.callback_url, asked.callback_auth
+    if url is None:
+        if auth is not None:
+            raise ConfigError("callback_auth: there is no callback_url")
+        return "", None
+    target_of(url)
+    return url, None if auth is None else checked_auth(auth).header()
 
 
 def _with_model(args: dict[str, Any], endpoint: str | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the journal of an asynchronous task tells of it. Pure.
 
-A journal (core/answers/records.py) has the task's head, its body, a note that it was begun, and its result. The first
-result is the result.
+A journal (core/answers/records.py) has the task's head, its body, a note that it was begun, its result, and the calls
+of its receiver. The first result is the result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ order of creation."""
 Status = Literal["PENDING", "STARTED", "SUCCESS", "FAILURE", "UNDEFINED"]
 """As in LLM Engine. `UNDEFINED`: what is kept of the task cannot be read."""
 
+CallbackStatus = Literal["PENDING", "DELIVERED", "FAILED"]
+
 CANCELLED = 499
 """Status of a task that was cancelled."""
 
@@ -30,13 +32,16 @@ _SHOWN = 2000
 
 
 class TaskHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a task when it is created. `created_at`: in seconds since 1970."""
+    """What is known of a task when it is created. `created_at`: in seconds since 1970. `callback_url`: who is to be
+    called with the result; empty: nobody. `callback_auth`: the header Authorization of that call."""
 
     task: str
     model: str
     path: str
     priority: int
     created_at: int
+    callback_url: str = ""
+    callback_auth: str | None = None
 
 
 class TaskResult(msgspec.Struct, frozen=True):
@@ -47,14 +52,38 @@ class TaskResult(msgspec.Struct, frozen=True):
     at: int
 
 
+class Call(msgspec.Struct, frozen=True):
+    """A call of the receiver. `outcome`: in words. `is_last`: no further one is made. `at`: in seconds since 1970."""
+
+    outcome: str
+    is_delivered: bool
+    is_last: bool
+    at: int
+
+
 @dataclass(frozen=True)
 class Task:
-    """A task as far as its journal tells. `body`: of its request."""
+    """A task as far as its journal tells. `body`: of its request. `calls`: of its receiver, that have ended."""
 
     head: TaskHead
     body: bytes
     is_started: bool = False
     result: TaskResult | None = None
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def callback(self) -> CallbackStatus | None:
+        """How far the callback is; None: there is none."""
+        if not self.head.callback_url:
+            return None
+        if not self.calls or not self.calls[-1].is_last:
+            return "PENDING"
+        return "DELIVERED" if self.calls[-1].is_delivered else "FAILED"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self.result is not None and self.callback != "PENDING"
 
     @property
     def status(self) -> Status:
@@ -73,9 +102,17 @@ class Task:
             "status_code": None if result is None else result.status,
         }
 
+    def shown_to_owner(self) -> dict[str, Any]:
+        """Return the same with how far the callback is, if there is one."""
+        if self.callback is None:
+            return self.shown()
+        last = self.calls[-1].outcome if self.calls else None
+        return {**self.shown(), "callback": {"status": self.callback, "calls": len(self.calls), "last": last}}
+
 
 _heads = msgspec.msgpack.Decoder(TaskHead)
 _results = msgspec.msgpack.Decoder(TaskResult)
+_calls = msgspec.msgpack.Decoder(Call)
 
 
 def begun(head: TaskHead, body: bytes) -> bytes:
@@ -91,6 +128,11 @@ def started() -> bytes:
 def ended(result: TaskResult) -> bytes:
     """Return the record of a result."""
     return record(Kind.RESULT, msgspec.msgpack.encode(result))
+
+
+def called(call: Call) -> bytes:
+    """Return the record of a call."""
+    return record(Kind.CALLED, msgspec.msgpack.encode(call))
 
 
 def failure(status: int, why: str, at: float) -> TaskResult:
@@ -118,6 +160,7 @@ def task_in(records: Sequence[Record]) -> Task:
         content[Kind.BODY],
         Kind.STARTED in content,
         None if result is None else _decoded(_results, result),
+        tuple(_decoded(_calls, one.content) for one in records if one.kind is Kind.CALLED),
     )
 
 

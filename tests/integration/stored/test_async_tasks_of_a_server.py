@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.integration.server_process import PATIENCE_S, eventually
@@ -16,6 +20,7 @@ from tests.integration.stored.mocker_server import running, started
 
 pytestmark = pytest.mark.integration
 
+ALLOW = ("--Frontend.callback-allow=127.0.0.1/32",)
 SLOW = {"mocker-step-base-ms": 20}
 TOKENS = 40
 
@@ -54,29 +59,81 @@ class Client:
         return found
 
 
+class Receiver:
+    """Receives callbacks, and refuses them until `takes` is set. `told`: what it has taken, by task."""
+
+    def __init__(self) -> None:
+        self.takes = False
+        self.told: dict[str, dict[str, Any]] = {}
+        self.last: tuple[bytes, dict[str, str]] = b"", {}
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.take(self)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet: a test's output is its own."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def take(self, asked: BaseHTTPRequestHandler) -> None:
+        body = asked.rfile.read(int(asked.headers["content-length"]))
+        if self.takes:
+            data = json.loads(body)["data"]
+            assert self.told.setdefault(data["task_id"], data) == data
+            self.last = body, dict(asked.headers.items())
+        asked.send_response(200 if self.takes else 503)
+        asked.end_headers()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
 def text_of(task: dict[str, Any]) -> str:
     return str(task["result"]["choices"][0]["text"])
 
 
-def test_tasks_survive_kills_of_every_process(tmp_path: Path) -> None:
+def test_tasks_survive_kills_of_every_process(tmp_path: Path, receiver: Receiver) -> None:
     """Frontend, worker and NATS are killed while tasks run, and at last the whole server: each task has the answer of
-    an undisturbed server, and no journal has two results."""
+    an undisturbed server, its receiver is called although it fails at first, and nobody gets two results."""
     prompts = [f"count to {n}" for n in range(12)]
-    with running(tmp_path, args=SLOW) as server:
+    with running(tmp_path, *ALLOW, args=SLOW) as server:
         client = Client(server.url)
         undisturbed = [text_of(each) for each in client.ended([client.order(prompt) for prompt in prompts])]
         tasks: list[str] = []
         for service in ("Frontend", "VllmWorker", "Nats"):
-            tasks += [client.order(prompt) for prompt in prompts[len(tasks) :][:4]]
+            tasks += [client.order(prompt, callback_url=receiver.url) for prompt in prompts[len(tasks) :][:4]]
             os.kill(server.pid_of(service), signal.SIGKILL)
             eventually(server.answers, f"no API after the death of {service}")
         listed = server.run("task", "list", "--all")
         assert {each["task_id"] for each in json.loads(listed.stdout)} >= set(tasks), listed.stderr
-        late = [client.order(prompt) for prompt in prompts]
+        late = [client.order(prompt, callback_url=receiver.url) for prompt in prompts]
         server.signal(signal.SIGKILL)
-    with started(tmp_path, args=SLOW) as server:
+    receiver.takes = True
+    with started(tmp_path, *ALLOW, args=SLOW) as server:
         client = Client(server.url)
         assert [text_of(each) for each in client.ended(tasks)] == undisturbed
         assert [text_of(each) for each in client.ended(late)] == undisturbed
         shown = json.loads(server.run("task", "show", late[0]).stdout)
         assert (shown["status"], shown["path"], shown["status_code"]) == ("SUCCESS", "/v1/completions", 200)
+        eventually(lambda: receiver.told.keys() >= {*tasks, *late}, "receivers are not called", 3 * PATIENCE_S)
+        assert [text_of(receiver.told[task]) for task in late] == undisturbed
+        secret = json.loads(server.run("task", "secret").stdout)["secret"]
+        body, headers = receiver.last
+        openai.OpenAI(api_key="none").webhooks.verify_signature(body, headers, secret=secret)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import TaskKeeper
 from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings
@@ -19,10 +20,12 @@ from components.frontend.http.administration import Administration
 from components.frontend.http.callers import Caller
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.paths import TASKS
+from state.async_tasks.secret import callback_secret
 from state.async_tasks.store import TaskStore
 from state.paths import StatePaths
 from tests.unit.frontend.asgi_driver import call, scope
@@ -68,7 +71,9 @@ class Model:
 class Frontend:
     """What one frontend has of tasks, on a store that others may have as well."""
 
-    def __init__(self, folder: Path, model: Model, disk: FullDisk | None = None, **limits: Any) -> None:
+    def __init__(
+        self, folder: Path, model: Model, disk: FullDisk | None = None, allow: str = "", **limits: Any
+    ) -> None:
         bounds, of_tasks = AdmissionLimits(hold_timeout_s=0), TaskLimits(**limits)
         self.wall_time = 1000.0
         self.unready: str | None = None
@@ -77,7 +82,8 @@ class Frontend:
         chat = ModelEntry(["chat"], lambda: self.unready, bounds, model, GENERATES)
         texts = ModelEntry(["texts"], lambda: None, bounds, model, frozenset({"/v1/embeddings"}))
         self.table = ModelTable([chat, texts])
-        rest = TasksRest(self.store, self.table, AdmissionLimits(max_body_bytes=2000), self.clock)
+        calling = Calling(CallbackLimits(allow, 5.0), lambda: callback_secret(self.paths), self.clock)
+        rest = TasksRest(self.store, self.table, AdmissionLimits(max_body_bytes=3000), calling, self.clock)
         self.gate = HttpGate(
             model,
             limits=bounds,
@@ -88,9 +94,17 @@ class Frontend:
             stores={TASKS: rest},
         )
         self.callers: Callable[[str], Caller | None] = self.gate.caller_for
-        self.keeper = rest.keeper = TaskKeeper(
-            self.store, Surroundings(self.gate.answer_kept, lambda owner: self.callers(owner), of_tasks, self.clock)
+        self.pause_s: Callable[[int], float | None] = lambda calls: 0.0 if calls < 4 else None
+        """Pauses of callbacks."""
+        around = Surroundings(
+            self.gate.answer_kept,
+            lambda owner: self.callers(owner),
+            of_tasks,
+            calling,
+            self.clock,
+            lambda calls: self.pause_s(calls),
         )
+        self.keeper = rest.keeper = TaskKeeper(self.store, around)
 
     def clock(self) -> float:
         return self.wall_time
@@ -188,7 +202,7 @@ async def test_a_path_is_chosen_by_the_arguments(
         ({"args": {"prompt": "x", "priority": "high"}}, "model_endpoint_id=chat", 400, "priority"),
         ({"args": {"prompt": "x"}, "destination_path": "/v1/keys"}, "model_endpoint_id=chat", 400, "destination_path"),
         ({"args": {"prompt": "x"}, "destination_path": "/rerank"}, "model_endpoint_id=chat", 404, "/rerank"),
-        ({"args": {"prompt": "x" * 3000}}, "model_endpoint_id=chat", 413, "2000 bytes"),
+        ({"args": {"prompt": "x" * 4000}}, "model_endpoint_id=chat", 413, "3000 bytes"),
     ],
 )
 async def test_what_is_wrong_is_named(tmp_path: Path, body: Any, query: str, status: int, why: str) -> None:
