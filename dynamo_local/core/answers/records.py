@@ -28,6 +28,7 @@ MAX_PROMPT_TOKENS = 256 * 1024
 _HEAD = struct.Struct("<II")
 
 
+@enum.unique
 class Kind(enum.IntEnum):
     """What a record has."""
 
@@ -49,7 +50,7 @@ class Kind(enum.IntEnum):
     """Of a task; empty: somebody has begun it."""
     RESULT = 9
     """Of a task: its result."""
-    CALLED = 9
+    CALLED = 10
     """Of a task: its receiver was called."""
 
 
