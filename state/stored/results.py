@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import StateError
-from dynamo_local.core.stored.lines import custom_id_of
+from dynamo_local.core.stored.batches import BatchUsage
+from dynamo_local.core.stored.lines import Recorded, recorded_in
 from state.files import DISK, FILE_MODE, Disk, system_errors
 
 _BEGIN = b'{"id":'
@@ -24,18 +25,18 @@ class ResultFile:
         self._descriptor: int | None = None
         self._size = 0
 
-    def open(self) -> list[str]:
-        """Return whose results there are. Raises DiskError, and StateError if the file holds anything else."""
-        done: list[str] = []
+    def open(self) -> list[Recorded]:
+        """Return the results that there are. Raises DiskError, and StateError if the file holds anything else."""
+        done: list[Recorded] = []
         with system_errors(f"cannot open {self.path}"):
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
             with self.path.open("rb") as file:
                 for line in file:
-                    if (custom_id := custom_id_of(line)) is None:
+                    if (recorded := recorded_in(line)) is None:
                         if line.endswith(b"\n") or not line.startswith(_BEGIN[: len(line)]):
                             raise StateError(f"{self.path} holds something else than results of a batch")
                         break
-                    done.append(custom_id)
+                    done.append(recorded)
                     self._size += len(line)
             os.ftruncate(self._descriptor, self._size)
         return done
@@ -76,6 +77,8 @@ class Results:
         self.done: set[str] = set()
         """Custom ids of the lines that have a result."""
         self.completed = self.failed = 0
+        self.usage = BatchUsage()
+        """Of the lines that were answered."""
 
     @property
     def output(self) -> Path:
@@ -91,7 +94,8 @@ class Results:
         """Read what is there. Raises DiskError."""
         completed, failed = self._output.open(), self._errors.open()
         self.completed, self.failed = len(completed), len(failed)
-        self.done = {*completed, *failed}
+        self.done = {each.custom_id for each in (*completed, *failed)}
+        self.usage = sum((each.usage for each in completed), BatchUsage())
         with system_errors(f"cannot write to {self._folder}"):
             self._disk.sync_directory(self._folder)
 
@@ -100,6 +104,8 @@ class Results:
         written do count then, which `done` tells."""
         self._output.append([line for _, line in answered])
         self.completed += len(answered)
+        recorded = (recorded_in(line) for _, line in answered)
+        self.usage = sum((each.usage for each in recorded if each is not None), self.usage)
         self.done.update(custom_id for custom_id, _ in answered)
         self._errors.append([line for _, line in failed])
         self.failed += len(failed)

@@ -18,21 +18,25 @@ from components.frontend.http.callers import caller_of
 from components.frontend.http.generations.exchange import unavailable
 from components.frontend.http.generations.held import watched
 from components.frontend.http.outgoing import stream_headers
-from components.frontend.stored.answers import answer_json, refusal_of
+from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.requests import (
     PREVIOUS,
     continued,
     contradiction,
+    input_items,
     is_answer_id,
     not_found,
 )
-from dynamo_local.core.errors import DecodeError, StateError, StorageFullError
+from dynamo_local.core.errors import ConfigError, DecodeError, StateError, StorageFullError
 from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send, header
-from dynamo_local.core.http.paths import CANCEL, RESPONSES
+from dynamo_local.core.http.paths import INPUT_ITEMS, RESPONSES
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.tasks import finish_in_thread
+
+_ITEMS_LISTED, _MOST_ITEMS = 20, 100
+"""Items of an input that are listed unless more are asked for, and at most."""
 
 _CANCEL_S = 10.0
 """Longest wait for the end of an answer that was cancelled, which another frontend may compute."""
@@ -56,17 +60,33 @@ class AnswersRest:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         """Answer a request about an answer that is kept."""
         owner, path = caller_of(scope).owner, scope["path"].removeprefix(f"{RESPONSES}/")
-        name = path.removesuffix(CANCEL)
+        name, _, action = path.partition("/")
         if not is_answer_id(name):
             return not_found(name)
         try:
-            if path != name:
+            if action == INPUT_ITEMS[1:]:
+                return await self._list_input(owner, name, scope, send)
+            if action:
                 return await self._cancel(owner, name, send)
             if scope["method"] == "DELETE":
                 return await self._delete(owner, name, send)
             return await self._show(owner, name, scope.get("query_string", b""), receive, send)
-        except (StateError, DecodeError) as error:
+        except (StateError, DecodeError, ConfigError) as error:
             return refusal_of(error)
+
+    async def _list_input(self, owner: str, name: str, scope: Scope, send: Send) -> Refusal | None:
+        """Show a page of what an answer was computed from; by default the newest items first, as at OpenAI."""
+        asked = query_of(scope, frozenset({"limit", "after", "order", "include", "include[]"}))
+        order = asked.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise ConfigError(f"order must be asc or desc, got {order[:20]!r}")
+        shown = await self._open(owner, name)
+        if shown is None or shown.head is None:
+            return not_found(name)
+        items = input_items(shown.head)[:: 1 if order == "asc" else -1]
+        asked.setdefault("limit", str(_ITEMS_LISTED))
+        await answer_json(send, page(items, asked, lambda item: str(item["id"]), lambda item: item, _MOST_ITEMS))
+        return None
 
     async def _create(self, scope: Scope, fields: dict[str, Any], receive: Receive, send: Send) -> Refusal | None:
         owner = caller_of(scope).owner

@@ -252,8 +252,9 @@ class BatchRun:
     def _count(self) -> None:
         """Take over how many lines have results."""
         results = self._folder.results
-        counts = {"completed": results.completed, "failed": results.failed}
-        self._state = msgspec.structs.replace(self._state, **counts)
+        self._state = msgspec.structs.replace(
+            self._state, completed=results.completed, failed=results.failed, usage=results.usage
+        )
         self._dirty = True
 
     async def _show(self) -> None:

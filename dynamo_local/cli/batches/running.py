@@ -33,7 +33,7 @@ class BatchFile:
         self._requests = requests
         ids = _checked(requests)
         self._results = ResultFile(output)
-        self._found = set(self._results.open())
+        self._found = {each.custom_id for each in self._results.open()}
         self.total = len(ids)
         self.done = len(ids & self._found)
         self.failed = 0

@@ -75,6 +75,26 @@ def inner_body(head: AnswerHead) -> bytes:
     return msgspec.json.encode({**fields, "stream": True, "store": False, "request_id": head.answer})
 
 
+def input_items(head: AnswerHead) -> list[dict[str, Any]]:
+    """Return the items that an answer was computed from, the conversation before it first, each with an id, as OpenAI's
+    clients know them."""
+    given = [item for item in (*head.earlier, *_own_input(head.fields)) if isinstance(item, dict)]
+    return [
+        _identified(item, f"item_{head.answer.removeprefix('resp_')}_{number}") for number, item in enumerate(given)
+    ]
+
+
+def _identified(item: Mapping[str, Any], name: str) -> dict[str, Any]:
+    whole = {"id": name, "type": "message", **item}
+    if whole["type"] == "message":
+        whole.setdefault("status", "completed")
+        if isinstance(whole.get("content"), str):
+            kind = "output_text" if whole.get("role") == "assistant" else "input_text"
+            text = {"type": kind, "text": whole["content"]}
+            whole["content"] = [{**text, "annotations": []} if kind == "output_text" else text]
+    return whole
+
+
 def first_events(head: AnswerHead) -> list[dict[str, Any]]:
     """Return the events of an answer that nobody computes yet."""
     fields = head.fields

@@ -34,6 +34,7 @@ METRICS = "/metrics"
 """Path of the metrics for Prometheus."""
 
 CANCEL = "/cancel"
+INPUT_ITEMS = "/input_items"
 CONTENT = "/content"
 ROTATE = "/rotate"
 SCALE = "/scale"
@@ -83,6 +84,7 @@ _TASKS = Route(frozenset({"POST"}), stored=True)
 _TASK = Route(frozenset({"GET", "DELETE"}), stored=True)
 _ANSWER = Route(frozenset({"GET", "DELETE"}), stored=True)
 _CANCEL = Route(frozenset({"POST"}), stored=True)
+_ITEMS = Route(frozenset({"GET"}), stored=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -141,7 +143,9 @@ def route_of(path: str) -> Route | None:
     if path.startswith(TASKS):
         return _named_route(path.removeprefix(TASKS), _TASKS, _TASK, {})
     if path.startswith(RESPONSES):
-        return _named_route(path.removeprefix(RESPONSES), ROUTES[RESPONSES], _ANSWER, {CANCEL: _CANCEL})
+        return _named_route(
+            path.removeprefix(RESPONSES), ROUTES[RESPONSES], _ANSWER, {CANCEL: _CANCEL, INPUT_ITEMS: _ITEMS}
+        )
     return None
 
 

@@ -84,6 +84,34 @@ class BatchOrder(msgspec.Struct, frozen=True):
         return by_default if asked is None else asked == "true"
 
 
+class BatchUsage(msgspec.Struct, frozen=True):
+    """Tokens that the answers of lines tell of. `cached` of the `input` tokens were in a KV cache, `reasoning` of the
+    `output` tokens were thought."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def __add__(self, other: BatchUsage) -> BatchUsage:
+        return BatchUsage(
+            self.input + other.input,
+            self.cached + other.cached,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as OpenAI's clients know it."""
+        return {
+            "input_tokens": self.input,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.input + self.output,
+        }
+
+
 class BatchState(msgspec.Struct, frozen=True):
     """How far a batch is. The numbers of lines are exact when it has ended, and lag a little before."""
 
@@ -91,6 +119,7 @@ class BatchState(msgspec.Struct, frozen=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    usage: BatchUsage = BatchUsage()
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -141,6 +170,7 @@ class Batch(msgspec.Struct, frozen=True):
             "output_file_id": state.output_file_id,
             "error_file_id": state.error_file_id,
             "errors": errors,
+            "usage": state.usage.shown(),
             "request_counts": {"total": state.total, "completed": state.completed, "failed": state.failed},
         }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dynamo_local.core.http.admission import Refusal, read_fields
 from dynamo_local.core.http.json_text import as_utf8
-from dynamo_local.core.stored.batches import LineError
+from dynamo_local.core.stored.batches import BatchUsage, LineError
 
 Judge = Callable[[dict[str, Any]], Refusal | None]
 """Returns why a model cannot be asked what a body has in its fields."""
@@ -127,12 +127,49 @@ class _Result(msgspec.Struct):
     error: Mapping[str, str] | None
 
 
-class _Id(msgspec.Struct):
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Of all APIs: the newer ones name input and output what the others call prompt and completion."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+class _Told(msgspec.Struct):
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Recorded(msgspec.Struct):
     id: str
     custom_id: str
+    response: _Told | None = None
 
 
-_id = msgspec.json.Decoder(_Id)
+_recorded = msgspec.json.Decoder(_Recorded)
+
+
+class Recorded(NamedTuple):
+    """A result: whose it is, and the tokens that its answer tells of."""
+
+    custom_id: str
+    usage: BatchUsage
 
 
 def answered_line(result_id: str, custom_id: str, status: int, body: bytes) -> bytes:
@@ -154,11 +191,28 @@ def _encoded(result: _Result) -> bytes:
     return msgspec.json.encode(result) + b"\n"
 
 
-def custom_id_of(text: bytes) -> str | None:
-    """Return whose result a line of an output is; None: it is no whole line."""
+def recorded_in(text: bytes) -> Recorded | None:
+    """Return what a line of an output records; None: it is no whole line."""
     if not text.endswith(b"\n"):
         return None
     try:
-        return _id.decode(text).custom_id
+        found = _recorded.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
+    return Recorded(found.custom_id, BatchUsage() if found.response is None else usage_of(found.response.body))
+
+
+def usage_of(body: bytes | msgspec.Raw) -> BatchUsage:
+    """Return the tokens that an answer tells of; none if it tells of none."""
+    try:
+        told = _answer.decode(body).usage or _Usage()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return BatchUsage()
+    given = told.input_tokens_details or told.prompt_tokens_details or _Details()
+    made = told.output_tokens_details or told.completion_tokens_details or _Details()
+    return BatchUsage(
+        told.input_tokens or told.prompt_tokens or 0,
+        given.cached_tokens or 0,
+        told.output_tokens or told.completion_tokens or 0,
+        made.reasoning_tokens or 0,
+    )

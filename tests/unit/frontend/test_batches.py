@@ -34,6 +34,7 @@ from tests.integration.fleet_of_fakes import until
 from tests.unit.frontend.asgi_driver import call, scope
 
 LIMITS = BatchLimits(max_batch_lines=50, max_batches=3, max_batch_requests=8)
+USAGE = {"prompt_tokens": 2, "completion_tokens": 1}
 WORKER = Presence("test_VllmWorker_0", "VllmWorker", "aggregated", "w", 1, "ready")
 
 
@@ -59,7 +60,7 @@ class Model:
         if prompt == "raises":
             raise RuntimeError("the application is broken")
         status = self.instead[prompt].pop(0) if self.instead.get(prompt) else 200
-        body = json.dumps({"text": prompt}).encode()
+        body = json.dumps({"text": prompt, "usage": USAGE}).encode()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
@@ -203,10 +204,11 @@ async def test_a_life_of_a_batch(frontend: Frontend, model: Model) -> None:
     async with frontend.running():
         batch = await frontend.until(batch_id, "completed")
     assert batch["request_counts"] == {"total": 21, "completed": 18, "failed": 3}
+    assert batch["usage"]["total_tokens"] == 18 * 3
     assert (batch["metadata"], batch["errors"], batch["completed_at"]) == ({"a": "b"}, None, 1000)
     output, errors = await frontend.results(batch["output_file_id"]), await frontend.results(batch["error_file_id"])
     assert output.keys() == {f"id {n}" for n in range(20) if n not in (3, 5)}
-    assert output["id 7"]["response"]["body"] == {"text": "7"}
+    assert output["id 7"]["response"]["body"] == {"text": "7", "usage": USAGE}
     assert output["id 7"]["error"] is None
     assert {name: each["response"]["status_code"] for name, each in errors.items()} == {
         "id 3": 400,

@@ -40,6 +40,7 @@ async def test_a_copy_goes_on_where_it_was_taken(tmp_path: Path) -> None:
             batch = await restored.until(batch_id, "completed")
         assert (await restored.results(batch["output_file_id"])).keys() == {f"id {n}" for n in range(NUMBER)}
         assert batch["request_counts"] == {"total": NUMBER, "completed": NUMBER, "failed": 0}
+        assert batch["usage"]["total_tokens"] == NUMBER * 3
         # The input, which had been stored by a client, is there as well.
         assert (await restored.ask("GET", f"/v1/files/{batch['input_file_id']}"))["purpose"] == "batch"
         assert bool(again.asked) == (place == middle)

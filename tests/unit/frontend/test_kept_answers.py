@@ -246,6 +246,26 @@ async def test_an_answer_that_is_kept_is_told_when_it_is_whole(start: Start) -> 
     assert whole(events_of(await frontend.ask(model="m", input="x", store=True, stream=True)))
 
 
+async def test_what_an_answer_was_computed_from_is_listed_for_its_owner(start: Start) -> None:
+    frontend = await start(Application())
+    first = json.loads((await frontend.ask(model="m", input="one", store=True)).body)["id"]
+    call = {"type": "function_call_output", "call_id": "c", "output": "2"}
+    asked = [call, {"role": "user", "content": "two"}]
+    answer = json.loads((await frontend.ask(model="m", input=asked, previous_response_id=first)).body)["id"]
+    listed = json.loads((await frontend.ask(f"/{answer}/input_items?order=asc", "GET")).body)
+    texts = [item["content"][0]["text"] for item in listed["data"] if item["type"] == "message" and "content" in item]
+    assert texts == ["one", "two"]
+    assert [item.get("text") or item["type"] for item in listed["data"]] == ["message", TEXT, call["type"], "message"]
+    names = [item["id"] for item in listed["data"]]
+    assert len(set(names)) == len(names)
+    newest = json.loads((await frontend.ask(f"/{answer}/input_items?limit=2", "GET")).body)
+    assert ([item["id"] for item in newest["data"]], newest["has_more"]) == (names[:1:-1], True)
+    rest = json.loads((await frontend.ask(f"/{answer}/input_items?after={names[2]}", "GET")).body)
+    assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (names[1::-1], False)
+    assert (await frontend.ask(f"/{answer}/input_items", "GET", key="bob")).status == 404
+    assert (await frontend.ask(f"/{answer}/input_items?order=up", "GET")).status == 400
+
+
 async def test_what_the_application_refuses_is_not_kept(start: Start) -> None:
     frontend = await start(Application())
     refused = await frontend.ask(model="m", input="x", background=True, temperature=3)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from components.frontend.batches.recording import Recorder
-from dynamo_local.core.stored.lines import answered_line, custom_id_of
+from dynamo_local.core.stored.lines import answered_line, recorded_in
 from state.files import Disk
 from state.stored.results import Results
 
@@ -60,7 +60,10 @@ async def test_what_is_being_written_settles_though_nobody_waits_for_it(tmp_path
         disk.may_go_on.set()
         await settled
     lines = results.output.read_bytes().splitlines(keepends=True)
-    assert [custom_id_of(line) for line in lines] == ["first", *(f"other {n}" for n in range(5))]
+    assert [found.custom_id for line in lines if (found := recorded_in(line))] == [
+        "first",
+        *(f"other {n}" for n in range(5)),
+    ]
     assert len(results.done) == 6
     # Those that came meanwhile were written together.
     assert disk.syncs == 2

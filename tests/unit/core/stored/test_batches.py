@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.stored.batches import Batch, BatchOrder, BatchState, order_of
+from dynamo_local.core.stored.batches import Batch, BatchOrder, BatchState, BatchUsage, order_of
 from dynamo_local.core.stored.lines import (
     Line,
     LineChecks,
     LineRefusedError,
+    Recorded,
     answered_line,
-    custom_id_of,
+    recorded_in,
     unasked_line,
+    usage_of,
 )
 from dynamo_local.core.stored.pace import Room, next_window
 
@@ -120,9 +122,9 @@ def test_a_custom_id_is_used_once() -> None:
 def test_results_are_one_line_each_and_tell_whose_they_are(custom_id: str, content: Any) -> None:
     body = json.dumps({"answer": content}, indent=2).encode()
     for line in (answered_line("r", custom_id, 200, body), unasked_line("r", custom_id, "code", "why")):
-        assert (line.count(b"\n"), custom_id_of(line)) == (1, custom_id)
+        assert (line.count(b"\n"), recorded_in(line)) == (1, Recorded(custom_id, BatchUsage()))
         # What a crash has cut off is no result.
-        assert all(custom_id_of(line[:cut]) is None for cut in range(len(line)))
+        assert all(recorded_in(line[:cut]) is None for cut in range(len(line)))
     found = json.loads(answered_line("r", custom_id, 200, body))
     assert found["response"] == {"status_code": 200, "request_id": "r", "body": {"answer": content}}
     assert json.loads(answered_line("r", "a", 500, b"no json"))["response"]["body"] == "no json"
@@ -156,3 +158,18 @@ def test_a_window_that_is_used_grows_to_what_the_engines_run() -> None:
     assert next_window(window, window, room, 256) == 128
     # One that is not used up does not grow.
     assert next_window(8, 2, room, 256) == 8
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}, (3, 1, 2, 0)),
+        ({"prompt_tokens": 3, "total_tokens": 3, "prompt_tokens_details": None}, (3, 0, 0, 0)),
+        ({"input_tokens": 3, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 1}}, (3, 0, 2, 1)),
+        ("none", (0, 0, 0, 0)),
+    ],
+)
+def test_the_tokens_that_an_answer_tells_of_are_those_of_its_result(usage: Any, expected: tuple[int, ...]) -> None:
+    body = json.dumps({"usage": usage}).encode()
+    assert usage_of(body) == BatchUsage(*expected)
+    assert recorded_in(answered_line("r", "a", 200, body)) == Recorded("a", BatchUsage(*expected))
