@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +27,9 @@ class Api:
         self.priorities: set[bytes] = set()
         self.busy = 1
         """So many requests get 503 first."""
+        self.stops_at: str | None = None
+        """The prompt that is not answered until `goes` is set."""
+        self.has_stopped, self.goes = asyncio.Event(), asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -33,9 +38,13 @@ class Api:
                 headers = dict(each.split(b": ", 1) for each in head.split(b"\r\n")[1:] if b": " in each)
                 body = await reader.readexactly(int(headers[b"Content-Length"]))
                 self.priorities.add(headers[b"X-Vllm-Priority"])
-                writer.write(self._answer(json.loads(body)))
+                fields = json.loads(body)
+                if fields["prompt"] == self.stops_at:
+                    self.has_stopped.set()
+                    await self.goes.wait()
+                writer.write(self._answer(fields))
                 await writer.drain()
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
     def _answer(self, fields: dict[str, Any]) -> bytes:
@@ -111,3 +120,31 @@ def test_a_file_of_something_else_is_no_output(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="something else"):
         BatchFile(requests, requests)
     assert requests.read_text().count("\n") == 1
+
+
+async def test_ctrl_c_ends_the_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    api, output = Api(), tmp_path / "out.jsonl"
+    prompts = [str(number) for number in range(30)]
+    api.stops_at = "20"
+    requests = write(tmp_path / "in.jsonl", *prompts)
+    async with served(api) as endpoint, asyncio.timeout(120):
+        command = ("-m", "dynamo_local.cli.main", "batch", "run", str(requests), "-o", str(output), "--concurrency=2")
+
+        async def begun() -> asyncio.subprocess.Process:
+            url = f"--url=http://127.0.0.1:{endpoint.port}"
+            quiet = asyncio.subprocess.DEVNULL
+            return await asyncio.create_subprocess_exec(sys.executable, *command, url, stdout=quiet, stderr=quiet)
+
+        first = await begun()
+        await api.has_stopped.wait()
+        first.send_signal(signal.SIGINT)
+        assert await first.wait() == 130
+        before = len(output.read_text().splitlines())
+        assert 0 < before < len(prompts)
+        api.goes.set()
+        again = await begun()
+        assert await again.wait() == 0
+    found = [json.loads(line)["custom_id"] for line in output.read_text().splitlines()]
+    assert sorted(found) == sorted(prompts)
+    # Those in flight at the interruption, at most, were asked twice.
+    assert sum(api.asked.values()) <= len(prompts) + 2
