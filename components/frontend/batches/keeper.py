@@ -17,7 +17,10 @@ from state.stored.batches import BatchFolder, BatchStore
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Batches that a frontend runs at the same time, the oldest first."""
+"""Batches that a frontend runs at the same time, the oldest first, beside those whose models have no worker."""
+
+MOST = 32
+"""Batches that a frontend has at the same time, those included."""
 
 LOOK_EVERY_S = 1.0
 _SWEEP_EVERY_S = 60.0
@@ -31,6 +34,7 @@ class BatchKeeper:
         self._store = store
         self._around = around
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, BatchRun] = {}
         self._log_once = LogOnce(_log)
         self._stopping = False
         self._sweep_at = 0.0
@@ -61,15 +65,19 @@ class BatchKeeper:
             await asyncio.wait(running)
 
     async def _take_new(self) -> None:
-        if len(self._running) >= AT_ONCE:
+        if not self._has_room():
             return
         for batch_id in await finish_in_thread(self._store.under_way):
-            if len(self._running) >= AT_ONCE or self._stopping:
+            if not self._has_room() or self._stopping:
                 return
             if batch_id not in self._running:
                 folder = await finish_in_thread(partial(self._store.take, batch_id))
                 if folder is not None:
                     self._begin(folder)
+
+    def _has_room(self) -> bool:
+        busy = sum(name not in self._runs or not self._runs[name].is_stalled for name in self._running)
+        return busy < AT_ONCE and len(self._running) < MOST
 
     def _begin(self, folder: BatchFolder) -> None:
         batch_id = folder.order.id
@@ -79,8 +87,9 @@ class BatchKeeper:
 
     async def _run(self, folder: BatchFolder) -> None:
         """Run a batch, and leave it to whoever takes it next if that fails."""
+        run = self._runs[folder.order.id] = BatchRun(folder, self._around)
         try:
-            await BatchRun(folder, self._around).run()
+            await run.run()
         except* StateError as errors:
             _log.warning("%s is broken off, and goes on later: %s", folder.order.id, _first_of(errors))
             await asyncio.sleep(_AGAIN_S)
@@ -89,6 +98,7 @@ class BatchKeeper:
             _log.exception("%s is broken off, and goes on later", folder.order.id)
             await asyncio.sleep(_AGAIN_S)
         finally:
+            del self._runs[folder.order.id]
             await finish_in_thread(folder.release)
 
     async def _sweep(self) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from components.frontend.batches.lines import InputReader, Wanted, check_input, 
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.recording import Recorder
 from components.frontend.http.callers import Caller
-from components.frontend.http.models import ModelTable
+from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
 from dynamo_local.core.http.admission import Refusal, examine, read_fields
 from dynamo_local.core.http.asgi import Receive, Scope, Send
@@ -79,6 +81,13 @@ class BatchRun:
         self._at_once = around.limits.max_batch_requests
         self._recorder = Recorder(folder.results, folder.order.id, self._count)
         self._dirty = False
+        self._asks: Counter[ModelEntry] = Counter()
+        """Lines that are in flight, or wait for their turn, by model."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing of the batch goes on, because the models of its next lines have no worker."""
+        return bool(self._asks) and all(entry.unready() is not None for entry in self._asks)
 
     async def run(self) -> None:
         """Run the batch to its end. Raises StateError; it can be run again then, as after a cancellation."""
@@ -196,10 +205,23 @@ class BatchRun:
             entry = around.models.asked(fields, line.url, caller.allows)
             if isinstance(entry, Refusal):
                 return Answered(entry.status, entry.body())
-            async with around.pacer.turn(entry, wakes=wakes):
-                # The model may have become another one meanwhile, or have lost its workers.
-                if around.models.asked(fields, line.url, caller.allows) is entry and (wakes or not entry.unready()):
-                    return await ask(around.gate.answer_own, caller, line.url, line.body, BATCH_PRIORITY)
+            with self._counted(entry):
+                async with around.pacer.turn(entry, wakes=wakes):
+                    # The model may have become another one meanwhile, or have lost its workers.
+                    now = around.models.asked(fields, line.url, caller.allows)
+                    if now is entry and (wakes or not entry.unready()):
+                        return await ask(around.gate.answer_own, caller, line.url, line.body, BATCH_PRIORITY)
+
+    @contextmanager
+    def _counted(self, entry: ModelEntry) -> Iterator[None]:
+        self._asks[entry] += 1
+        try:
+            yield
+        finally:
+            self._asks[entry] -= 1
+            if not self._asks[entry]:
+                # A model that is gone is not kept.
+                del self._asks[entry]
 
     async def _record_unasked(self, outcome: Status) -> None:
         code, message = _UNASKED[outcome]

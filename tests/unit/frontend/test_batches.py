@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from components.frontend.batches.keeper import BatchKeeper
+from components.frontend.batches.keeper import AT_ONCE, BatchKeeper
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.rest import BatchesRest
 from components.frontend.batches.run import Surroundings
@@ -321,6 +321,21 @@ async def test_a_model_without_workers_does_not_hold_up_lines_for_others(fronten
         batch = await frontend.until(batch_id, "completed")
     assert set(model.asked.values()) == {1}
     assert batch["request_counts"]["completed"] == len(waiting) + len(others)
+
+
+async def test_batches_for_a_model_without_workers_do_not_hold_up_others(tmp_path: Path, model: Model) -> None:
+    frontend = Frontend(tmp_path, model, replace(LIMITS, max_batches=9))
+    frontend.ready = False
+    frontend.table.entries[1].members = lambda: [WORKER]
+    waiting = [await frontend.order(*lines(2)) for _ in range(AT_ONCE + 1)]
+    frontend.now += 1
+    other = await frontend.order(line("o", body={"model": "other", "prompt": "o", "max_tokens": 1}))
+    async with frontend.running():
+        await frontend.until(other, "completed")
+        assert model.asked.total() == 1
+        frontend.ready = True
+        for batch_id in waiting:
+            await frontend.until(batch_id, "completed")
 
 
 async def test_people_go_first(frontend: Frontend, model: Model) -> None:
