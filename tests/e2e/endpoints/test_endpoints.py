@@ -95,6 +95,27 @@ def test_each_model_answers_to_its_name(http: httpx.Client, undisturbed: dict[st
     assert embed(http, "hello") != embed(http, "goodbye")
 
 
+def test_lines_of_a_batch_are_embedded_as_requests_are(http: httpx.Client, endpoints: LlmServer) -> None:
+    texts = ("hello", "goodbye")
+    lines = [
+        {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": {"model": "embed", "input": text}}
+        for text in texts
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with openai.OpenAI(base_url=f"{endpoints.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        eventually(lambda: client.batches.retrieve(batch.id).status == "completed", "a batch does not end", PATIENCE_S)
+        ended = client.batches.retrieve(batch.id)
+        results = [json.loads(line) for line in client.files.content(str(ended.output_file_id)).text.splitlines()]
+    vectors = {each["custom_id"]: each["response"]["body"]["data"][0]["embedding"] for each in results}
+    assert vectors.keys() == set(texts)
+    for text, vector in vectors.items():
+        assert all(math.isclose(one, other, abs_tol=1e-4) for one, other in zip(vector, embed(http, text), strict=True))
+    assert ended.usage is not None
+    assert ended.usage.input_tokens == sum(each["response"]["body"]["usage"]["prompt_tokens"] for each in results)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "names"),
     [

@@ -138,6 +138,8 @@ async def test_conversations_go_on_from_answers_that_are_kept(server: AnswerServ
     assert second.usage is not None
     assert first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
+    listed = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=1)]
+    assert [getattr(item, "role", None) for item in listed] == ["user", "assistant", "user"]
     streamed = await client.responses.create(input="three", previous_response_id=second.id, stream=True, **more)
     last = [event async for event in streamed][-1]
     assert last.response.usage.input_tokens > second.usage.input_tokens

@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 from openai.types import Batch
 
 from tests.integration.server_process import PATIENCE_S, eventually
-from tests.integration.stored.mocker_server import MockerServer, running, started
+from tests.integration.stored.mocker_server import COMMAND, NAMESPACE, MockerServer, running, started
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +70,9 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MockerServer]:
-    with running(tmp_path_factory.mktemp("batches"), args=SLOW) as server:
+    """With two frontends: whichever is asked, one of them runs the batch."""
+    two = "--Frontend.ServiceArgs.workers=2"
+    with running(tmp_path_factory.mktemp("batches"), two, args=SLOW) as server:
         yield server
 
 
@@ -80,7 +85,34 @@ def test_a_life_of_a_batch(server: MockerServer, endpoint: str) -> None:
     assert batch.request_counts.model_dump() == {"total": 10, "completed": 10, "failed": 0}
     found = results(client, batch.output_file_id)
     assert found.keys() == {f"line {n}" for n in range(10)}
+    told = [Counter(found[name]["usage"]) for name in found]
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == sum(each["total_tokens"] for each in told) > 0
     assert client.files.retrieve(str(batch.output_file_id)).purpose == "batch_output"
+
+
+def test_a_file_is_run_by_command_and_goes_on_after_ctrl_c(server: MockerServer, tmp_path: Path) -> None:
+    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_bytes(lines(LINES))
+
+    def begun() -> subprocess.Popen[bytes]:
+        command = ["batch", "run", str(requests), "-o", str(output), "--concurrency=4", f"--namespace={NAMESPACE}"]
+        return subprocess.Popen([sys.executable, *COMMAND, *command], env=dict(server.environ))
+
+    def results_there() -> int:
+        return output.read_bytes().count(b"\n") if output.exists() else 0
+
+    with begun() as first:
+        eventually(lambda: results_there() > 5, "there are no results")
+        first.send_signal(signal.SIGINT)
+        assert first.wait(PATIENCE_S) == 130
+    assert results_there() < LINES
+    with begun() as again:
+        assert again.wait(PATIENCE_S) == 0
+    found = [json.loads(line) for line in output.read_bytes().splitlines()]
+    assert sorted(each["custom_id"] for each in found) == sorted(f"line {n}" for n in range(LINES))
+    tokens = {each["custom_id"]: each["response"]["body"]["usage"]["completion_tokens"] for each in found}
+    assert tokens == {f"line {n}": 5 + n % 5 for n in range(LINES)}
 
 
 def test_a_wrong_line_is_told(server: MockerServer) -> None:
