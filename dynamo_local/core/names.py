@@ -35,6 +35,9 @@ HTTP_HOST_ENV = "DYN_HTTP_HOST"
 HTTP_PORT_ENV = "DYN_HTTP_PORT"
 """Set by the server in the root service's process: port that the API listens on."""
 
+LOCAL_NODE = "local"
+"""The node of a graph whose processes are all on one machine."""
+
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
 

@@ -28,10 +28,11 @@ from state.devices.allocation import DeviceKind
 from state.devices.inventory import CPU_SLOTS_VARIABLE
 from state.paths import STATE_DIR_VARIABLE
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts.
 Version 4 has watchers of endpoints' revisions: a program that ignored the revision in a watcher's name would take an
-endpoint's worker for one of the graph's own service of that name. It also has shares of devices."""
+endpoint's worker for one of the graph's own service of that name. It also has shares of devices. Version 5 has
+reservations: a program that ignored them would take one for a worker that is to run."""
 
 RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
 """Environment variables that are recorded: they tell how a server was started, and none is secret."""
@@ -41,10 +42,10 @@ _SECRET_OPTION = re.compile(
     r"(?:^|\s)--?(?:[\w.]+-)*(?:[\w.]*key|token|password|passwd|secret)(?=[\s=]|$)", re.IGNORECASE
 )
 
-Phase = Literal["starting", "retiring", "restarting"]
-"""The change of an entry that is under way. `starting`: its process was added, and is ended again unless it becomes
-ready. `retiring`: its process is to end for good. `restarting`: its process is to end, and another one to start under
-its name and on its devices."""
+Phase = Literal["reserved", "starting", "retiring", "restarting"]
+"""The change of an entry that is under way. `reserved`: its devices are reserved, and its process is about to be
+claimed. `starting`: its process was added, and is ended again unless it becomes ready. `retiring`: its process is to
+end for good. `restarting`: its process is to end, and another one to start under its name and on its devices."""
 
 Share = Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=1)]
 DeviceId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -87,6 +88,8 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise StateError(f"entry {self.watcher_name} is to replace {self.replaces} and does not start")
         if not self.holds and (self.lease, self.pid, self.phase) != (None, None, None):
             raise StateError(f"entry {self.watcher_name} holds no resources but a lease, a pid or a phase")
+        if self.phase == "reserved" and (self.lease, self.pid) != (None, None):
+            raise StateError(f"entry {self.watcher_name} is only reserved and has a process")
         if not self.holds and self.watcher.index > 0:
             raise StateError(f"entry {self.watcher_name} is suffixed and holds nothing")
         if len(set(self.devices)) != len(self.devices):

@@ -1,5 +1,8 @@
 """The transitions of a state. Each is pure and returns a new state; an illegal one raises StateError.
 
+    (no entry)  --reserve-->      reserved    the devices are reserved: nobody else gets them
+    template    --reserve-->      reserved    (so, too, for a service whose process is gone)
+    reserved    --claim-->        holding     the process may be started, on the devices that are reserved
     (no entry)  --claim-->        holding     the process may be started: its devices are its own
     template    --claim-->        holding     (claimed as "starting", it is undone unless it becomes ready)
     starting    --settle-->       holding     the process that was added has become ready; the one that it replaces, if
@@ -52,6 +55,16 @@ def new_state(
     )
 
 
+def reserve(
+    state: State, watcher: Watcher | str, *, role: str, devices: Iterable[int] = (), share: float = 1.0
+) -> State:
+    """Reserve devices, or a share of one, for a process of the watcher that is about to be claimed. Illegal as `claim`,
+    and if they are reserved already."""
+    held = _unheld(state, watcher)
+    cmd = "" if held is None else held.cmd
+    return claim(state, watcher, role=role, cmd=cmd, devices=devices, share=share, phase="reserved")
+
+
 def claim(
     state: State,
     watcher: Watcher | str,
@@ -63,16 +76,19 @@ def claim(
     phase: Phase | None = None,
     replaces: str | None = None,
 ) -> State:
-    """Give the watcher an entry and devices, or a share of one. Illegal if it holds already, if less of a device is
-    free, or if the watcher is suffixed and its service has no unsuffixed entry."""
+    """Give the watcher an entry and devices, or a share of one: those that are reserved for it, if any are. Illegal if
+    it is claimed already, if less of a device is free, or if the watcher is suffixed and its service has no unsuffixed
+    entry."""
     name = str(watcher)
     parts = _parse(name)
+    ids = tuple(sorted(devices))
     held = state.components.get(name)
-    if held is not None and held.holds:
-        raise StateError(f"{name} is already claimed", "release it first")
+    if held is None or held.phase != "reserved":
+        _unheld(state, watcher)
+    elif (held.devices, held.resources.share) != (ids, share):
+        raise StateError(f"{name} has reserved {list(held.devices)} and claims {list(ids)}")
     if parts.index > 0 and str(replace(parts, index=0)) not in state.components:
         raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
-    ids = tuple(sorted(devices))
     # The default is written as nothing if it is the very same object.
     resources = Resources(ids) if share == 1 else Resources(ids, share)
     return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces))
@@ -81,9 +97,11 @@ def claim(
 def settle(state: State, watcher: Watcher | str) -> State:
     """Record that a started process is ready and is to stay, and that the one that it replaces is to end.
 
-    Illegal for a retiring entry. Settling again changes nothing.
+    Illegal for a retiring entry, and for a reserved one. Settling again changes nothing.
     """
     component = _holding(state, watcher)
+    if component.phase == "reserved":
+        raise StateError(f"{watcher} is only reserved", "claim it first")
     if component.phase == "retiring":
         raise StateError(f"{watcher} is to end", "wait until it has, then add another one")
     replaced = state.components.get(component.replaces) if component.replaces is not None else None
@@ -176,6 +194,11 @@ def shares_taken(state: State) -> dict[int, float]:
     return {device: summed(shares) for device, shares in found.items()}
 
 
+def holding(state: State) -> frozenset[str]:
+    """The watchers that hold something."""
+    return frozenset(name for name, component in state.components.items() if component.holds)
+
+
 def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
     """The watchers in that phase, in the statefile's order."""
     return tuple(name for name, component in state.components.items() if component.phase == phase)
@@ -210,6 +233,14 @@ def _entry(state: State, watcher: Watcher | str) -> Component:
         known = ", ".join(sorted(state.components)) or "none"
         raise StateError(f"there is no entry {watcher}", f"entries are: {known}")
     return component
+
+
+def _unheld(state: State, watcher: Watcher | str) -> Component | None:
+    """The entry of a watcher that holds nothing, if there is one. StateError if it holds."""
+    held = state.components.get(str(watcher))
+    if held is not None and held.holds:
+        raise StateError(f"{watcher} is already claimed", "release it first")
+    return held
 
 
 def _holding(state: State, watcher: Watcher | str) -> Component:

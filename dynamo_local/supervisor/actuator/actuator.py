@@ -4,6 +4,7 @@ The graph's own processes have one, and so have the workers of each endpoint. Th
 `dynamo drain` and `dynamo restart` all go through them. Each step of a change leaves the statefile and circus such that
 `reconcile` can tell what was under way, and finish it:
 
+    reserved, not claimed        the reservation is released
     claimed, no watcher          the start never happened: the claim is released
     starting, with a watcher     awaited, then settled, or undone
     retiring                     told to end again, awaited, released
@@ -36,11 +37,12 @@ from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
+from dynamo_local.supervisor.places.port import Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.statefile.model import Component, Phase, State
 from state.statefile.reconcile import reconcile, unclaimed
-from state.statefile.transitions import in_phase, remove_revision, retire
+from state.statefile.transitions import holding, in_phase, remove_revision, retire
 
 
 class LocalActuator:
@@ -130,7 +132,7 @@ class LocalActuator:
         self._ports.check_changeable()
         state = await self._ports.read()
         # After the state: a claim precedes its watcher.
-        statuses = await self._ports.watchers.statuses()
+        statuses = await self._ports.places.statuses()
         mine = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
         meant = {name: component for name, component in mine.items() if is_meant(component)}
         strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
@@ -219,9 +221,10 @@ class LocalActuator:
         self._ports.check_changeable()
         state = await self._ports.read()
         # After the state: a claim precedes its watcher.
-        statuses = await self._ports.watchers.statuses()
+        statuses = await self._ports.places.statuses()
         strays = [name for name in unclaimed(state, statuses) if self._is_mine(name)]
         notes = await side_by_side(map(self._end_unclaimed, strays))
+        notes += await self._release_reserved()
         state, released = await self._release_dead(statuses)
         notes += released
         notes += await side_by_side(map(self._finish_retiring, self._in_phase(state, "retiring")))
@@ -243,16 +246,27 @@ class LocalActuator:
         await self._removal.end_unclaimed(name)
         return f"{name} had no claim: it has ended"
 
-    async def _release_dead(self, statuses: Mapping[str, str]) -> tuple[State, tuple[str, ...]]:
+    async def _release_reserved(self) -> list[str]:
+        """Release what is reserved and not claimed. Returns a note for each."""
+        places = (await self._ports.places.places()).values()
+        mine = [name for place in places for name in place.reservations if self._is_mine(name)]
+        await side_by_side(map(self._removal.end_unclaimed, mine))
+        return [f"{name} was reserved and not claimed: its devices are free" for name in mine]
+
+    async def _release_dead(self, statuses: Mapping[str, Status]) -> tuple[State, tuple[str, ...]]:
         """Release claims without a watcher. Returns the new state and a note for each."""
         notes: list[str] = []
+        names: set[str] = set()
 
         def released(state: State) -> State:
             after, found = reconcile(state, statuses, self._is_mine)
             notes[:] = found
+            names.update(holding(state) - holding(after))
             return after
 
-        return await self._ports.update(released), tuple(notes)
+        state = await self._ports.update(released)
+        await side_by_side(map(self._ports.places.release, sorted(names)))
+        return state, tuple(notes)
 
     def _in_phase(self, state: State, phase: Phase) -> list[str]:
         return [name for name in in_phase(state, phase) if self._is_mine(name)]

@@ -4,55 +4,65 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError, UsageError
+import msgspec
+
+from dynamo_local.core.errors import DeviceError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.shares import fits, shown_devices, summed
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
-from dynamo_local.supervisor.circus.client import STOPPED
+from dynamo_local.supervisor.places.local import reserve_here
+from dynamo_local.supervisor.places.port import Need, Reservation, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
-from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
-from state.devices.allocation import allocate, held_by, noun
+from state.devices.allocation import noun
 from state.statefile.model import State
-from state.statefile.transitions import claim, in_phase, next_watcher, settle, shares_taken
+from state.statefile.transitions import claim, in_phase, next_watcher, settle
 
 _ENDED = "it ended"
 _POLL_S = 0.2
-_LINES_READ = 15
 
 
 def claim_worker(
     state: State, blueprint: Blueprint, change: AddWorker, limits: DeviceLimits, elsewhere: Mapping[int, str]
 ) -> tuple[State, WatcherPlan]:
-    """Claim the name and the devices of one more worker, which is marked as starting. Pure.
+    """Reserve and claim one more worker on this machine, as `WorkerAddition.claim` does. Pure.
 
     `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is no worker of
     this graph, and DeviceError (a UsageError) if no device is free or the budget is spent.
     """
     template = template_of(blueprint, change)
-    plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
-    cmd = shlex.join(plan.argv)
-    claimed = claim(
-        state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, share=plan.share, phase="starting"
-    )
-    return claimed, plan
-
-
-def plan_new_worker(
-    state: State, blueprint: Blueprint, template: ServiceTemplate, limits: DeviceLimits, elsewhere: Mapping[int, str]
-) -> WatcherPlan:
-    """Choose the name and the devices of one more worker. Pure. Raises as `claim_worker`."""
-    _check_budget(state, template, limits)
-    # Virtual workers compute nothing, and share devices with whoever does.
-    others = {} if template.virtual else elsewhere
-    taken = shares_taken(state)
-    devices = allocate(blueprint.inventory, taken, template.devices, template.service, others, template.share)
+    check_budget(state, template, limits)
     watcher = next_watcher(state, template.service, template.revision)
-    return plan_watcher(template, watcher, blueprint.inventory, devices)
+    state, reservation = reserve_here(state, blueprint.inventory, watcher, _need(template), elsewhere)
+    plan = plan_watcher(template, watcher, blueprint.inventory, reservation.devices)
+    return claim_reserved(state, template, plan, limits), plan
+
+
+def claim_reserved(
+    state: State, template: ServiceTemplate, plan: WatcherPlan, limits: DeviceLimits, replaces: str | None = None
+) -> State:
+    """Claim a planned worker, whose devices are reserved. It is marked as starting. Pure.
+
+    `replaces`: the worker that is to end once this one is ready, and whose role this one gets. Raises DeviceError if
+    the budget is spent by now.
+    """
+    name = plan.name
+    others = {other: component for other, component in state.components.items() if other != name}
+    check_budget(msgspec.structs.replace(state, components=others), template, limits)
+    return claim(
+        state,
+        plan.watcher,
+        role=plan.role if replaces is None else state.components[replaces].role,
+        cmd=shlex.join(plan.argv),
+        devices=plan.devices,
+        share=plan.share,
+        phase="starting",
+        replaces=replaces,
+    )
 
 
 def devices_held(state: State) -> float:
@@ -71,28 +81,31 @@ class WorkerAddition:
 
     async def add(self, change: AddWorker, limits: DeviceLimits) -> Result:
         """Add a worker, or leave everything as it was. Raises UsageError for what cannot be added."""
-        return await self.start(await self.claim(change, limits))
+        try:
+            plan = await self.claim(change, limits)
+        except SupervisorError as error:
+            return Result(False, None, str(error))
+        return await self.start(plan)
 
     async def start(self, plan: WatcherPlan) -> Result:
         """Start a worker that is claimed, and wait until it is ready; undo the claim if it does not become so."""
-        log_start = size(self.ports.log_file(plan.name))
         self.ports.report.step(f"{plan.name}  starting{self._on_devices(plan)}")
+        return await self.start_process(Reservation(plan.watcher, plan.node, plan.devices, plan.share), plan)
+
+    async def start_process(self, reservation: Reservation, plan: WatcherPlan) -> Result:
+        """Start a claimed process, and wait as `await_ready`."""
         try:
-            await self._hold_devices(plan)
-            await self.ports.watchers.add(plan)
-        except (SupervisorError, DeviceError, BusError, DecodeError) as error:
+            await self.ports.places.start(reservation, plan)
+        except SupervisorError as error:
             return await self.undo(plan.name, str(error))
-        return await self.await_ready(plan.name, log_start)
+        return await self.await_ready(plan.name)
 
-    async def await_ready(self, watcher: str, log_start: int = 0) -> Result:
-        """Wait until a started process is ready, settle it, and end the one that it replaces; undo it if it fails.
-
-        `log_start`: where the log of this process begins, in bytes.
-        """
+    async def await_ready(self, watcher: str) -> Result:
+        """Wait until a started process is ready, settle it, and end the one that it replaces; undo it if it fails."""
         failure = await self._failure(watcher)
         if failure is None:
             return await self._settle(watcher)
-        error = last_error(tail(self.ports.log_file(watcher), _LINES_READ, after=log_start))
+        error = await self.ports.places.last_error(watcher)
         unexplained = failure == _ENDED and error is None
         return await self.undo(watcher, failure if error is None else f"{failure}: {error}", unexplained=unexplained)
 
@@ -103,24 +116,27 @@ class WorkerAddition:
         return Result(False, watcher, f"{watcher} did not start: {why}", unexplained)
 
     async def claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
-        """Claim name and devices of a worker, which `start` is then to start. Raises UsageError as `claim_worker`."""
-        planned: list[WatcherPlan] = []
-        elsewhere = await self.ports.devices.elsewhere()
+        """Reserve what a worker needs, and claim it; `start` is then to start it. Raises UsageError as `claim_worker`,
+        SupervisorError if the place does not answer."""
+        return await self.claim_new(template_of(self.blueprint, change), limits)
 
-        def claimed(state: State) -> State:
-            after, plan = claim_worker(state, self.blueprint, change, limits, elsewhere)
-            planned.append(plan)
-            return after
-
-        await self.ports.update(claimed)
-        return planned[-1]
-
-    async def _hold_devices(self, plan: WatcherPlan) -> None:
-        """Have the server hold the worker's devices. Raises DeviceError if another server took one of them first."""
-        refused = await self.ports.devices.hold_claimed()
-        missing = {device_id: who for device_id, who in refused.items() if device_id in plan.devices}
-        if missing:
-            raise DeviceError(f"a device was taken by somebody else{held_by(self.blueprint.inventory.kind, missing)}")
+    async def claim_new(
+        self, template: ServiceTemplate, limits: DeviceLimits, replaces: str | None = None
+    ) -> WatcherPlan:
+        """As `claim`, for a worker of that service, which may replace another one."""
+        state = await self.ports.read()
+        check_budget(state, template, limits)
+        watcher = next_watcher(state, template.service, template.revision)
+        reservation = await self.ports.places.reserve(watcher, _need(template))
+        try:
+            inventory = await self.ports.inventory(reservation.node)
+            plan = plan_watcher(template, watcher, inventory, reservation.devices)
+            plan = replace(plan, node=reservation.node)
+            await self.ports.update(lambda state: claim_reserved(state, template, plan, limits, replaces))
+        except (DeviceError, StateError, SupervisorError):
+            await self.ports.places.release(str(watcher))
+            raise
+        return plan
 
     async def _failure(self, watcher: str) -> str | None:
         """Wait until the worker is ready, and return None, or until it cannot become ready, and return why."""
@@ -129,7 +145,7 @@ class WorkerAddition:
             self.ports.check_changeable()
             # The statefile before circus: a process that dies between the two is then seen as dead.
             state = await self.ports.read()
-            ended = _ended(watcher, await self.ports.watchers.statuses())
+            ended = _ended(watcher, await self.ports.places.statuses())
             lease = state.components[watcher].lease
             if ended is None and lease is not None and self.ports.fleet.is_ready(lease):
                 return None
@@ -164,7 +180,12 @@ def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
     return template
 
 
-def _check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:
+def _need(template: ServiceTemplate) -> Need:
+    return Need(template.role, template.devices, template.share, template.virtual)
+
+
+def check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:
+    """Raise DeviceError if the budget is spent. Pure."""
     held, most = devices_held(state), limits.max_devices
     needed = template.device_count
     if most is not None and not fits(held, needed, most):
@@ -174,8 +195,8 @@ def _check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits)
         )
 
 
-def _ended(watcher: str, statuses: Mapping[str, str]) -> str | None:
-    """The reason why the worker will not become ready, as far as circus knows; None if its process runs."""
+def _ended(watcher: str, statuses: Mapping[str, Status]) -> str | None:
+    """The reason why the worker will not become ready, as far as its place knows; None if its process runs, or may."""
     if watcher not in statuses:
         return "it was never started"
-    return _ENDED if statuses[watcher] == STOPPED else None
+    return _ENDED if statuses[watcher] == "stopped" else None

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
@@ -24,17 +22,16 @@ from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.admin.orders.role import change_role
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
+from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, check_reachable
-from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.upkeep.devices import ask_to_hold
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory
-from state.devices.holding import held_elsewhere
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 
@@ -72,20 +69,20 @@ async def open_actuator(
         state = await asyncio.to_thread(store.read)
         await asyncio.to_thread(check_reachable, paths, state)
         fleet = BusFleet(bus, paths.namespace, everywhere=bool(endpoint))
+        books = Books(store)
         devices = MachineDevices(bus, Subjects(paths.namespace), blueprint.inventory, state.owner.pid)
         specs = WatcherSpecs(paths, blueprint.death_pipe, Path(blueprint.working_dir))
         circusd = CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S, silence=CircusSilence(report))
         async with circusd as circus, fleet.watched():
+            watchers = CircusWatchers(circus, specs, StateRegistry(store).pid_of, report)
             ports = Ports(
                 namespace=paths.namespace,
-                store=store,
-                devices=devices,
-                watchers=CircusWatchers(circus, specs, StateRegistry(store).pid_of, report),
+                books=books,
+                places=LocalPlaces(books, blueprint.inventory, devices, watchers, paths.log_file),
                 fleet=fleet,
                 change_lock=partial(change_lock, paths, lock_wait_s, report, endpoint),
                 check_changeable=partial(check_changeable, paths),
                 change_role=partial(change_role, paths),
-                log_file=paths.log_file,
                 report=report,
                 clock=time.monotonic,
             )
@@ -103,47 +100,6 @@ async def _connected(paths: StatePaths, bus: Bus | None) -> AsyncIterator[Bus]:
         yield part
     finally:
         await part.close()
-
-
-@dataclass(frozen=True)
-class CircusWatchers:
-    """The watchers of a running circusd (ports.Watchers). `registered`: see Drain."""
-
-    circus: CircusClient
-    specs: WatcherSpecs
-    registered: Callable[[str], int | None]
-    report: Report
-
-    async def statuses(self) -> Mapping[str, str]:
-        return await self.circus.statuses()
-
-    async def add(self, plan: WatcherPlan) -> None:
-        await self.circus.add(self.specs.of(plan))
-
-    async def end(self, name: str, deadline_s: float) -> None:
-        drain = Drain(self.circus, self.report, asyncio.Event(), deadline_s, self.registered)
-        if not await drain.end(name):
-            raise SupervisorError(f"{name} cannot be killed", "it may hang in a driver; it keeps its devices")
-
-    async def remove(self, name: str) -> None:
-        await self.circus.remove(name)
-
-
-@dataclass(frozen=True)
-class MachineDevices:
-    """The devices of this machine (ports.Devices). `server_pid`: the process that holds ours."""
-
-    bus: Bus
-    subjects: Subjects
-    inventory: Inventory
-    server_pid: int
-
-    async def elsewhere(self) -> Mapping[int, str]:
-        found = await asyncio.to_thread(held_elsewhere, self.inventory, self.server_pid)
-        return {device_id: str(holder) for device_id, holder in found.items()}
-
-    async def hold_claimed(self) -> Mapping[int, str]:
-        return await ask_to_hold(self.bus, self.subjects)
 
 
 class BusFleet:

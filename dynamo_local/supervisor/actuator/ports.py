@@ -1,41 +1,22 @@
-"""The interfaces that the actuator works through: circus's watchers, the fleet on the bus, devices, the statefile.
+"""The interfaces that the actuator works through: the places where processes live, the fleet on the bus, the statefile.
 
 The interfaces are narrow, so that a test can replace each, and stop the actuator between any two steps.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
+from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.admin import RoleAnswer
-from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.tasks import finish_in_thread
+from state.devices.allocation import Inventory
 from state.statefile.model import State
-
-
-class Watchers(Protocol):
-    """circusd's watchers, by name. All methods raise SupervisorError when circusd does not answer or refuses."""
-
-    async def statuses(self) -> Mapping[str, str]:
-        """Status of every watcher, as `CircusClient.statuses` gives it."""
-
-    async def add(self, plan: WatcherPlan) -> None:
-        """Register and start a watcher. Harmless if there is one already."""
-
-    async def end(self, name: str, deadline_s: float) -> None:
-        """Tell the watcher's process to end, and wait until it and its children are gone; kill them at the deadline.
-
-        Harmless when nothing runs. Raises SupervisorError if a process survives even that.
-        """
-
-    async def remove(self, name: str) -> None:
-        """Forget a watcher. Harmless when there is none."""
 
 
 class Fleet(Protocol):
@@ -52,56 +33,39 @@ class Fleet(Protocol):
         """Wait until a presence changes, or until the time is over."""
 
 
-class Devices(Protocol):
-    """The devices that the servers of this machine hold (supervisor/upkeep/devices.py)."""
-
-    async def elsewhere(self) -> Mapping[int, str]:
-        """Devices that others hold, each with its holder in words."""
-
-    async def hold_claimed(self) -> Mapping[int, str]:
-        """Have our server hold the devices that are claimed, and let go of the rest.
-
-        Returns the devices that it could not take, each with its holder. Raises BusError or DecodeError when the server
-        does not answer.
-        """
-
-
-class Statefile(Protocol):
-    """The statefile (state.statefile.store.StateStore). Calls block for milliseconds."""
-
-    def read(self) -> State: ...
-    def update(self, change: Callable[[State], State]) -> State: ...
-
-
 @dataclass(frozen=True)
 class Ports:
     """The ports of one actuator.
 
     `namespace`: of the server whose processes are changed. `change_lock`: held for the time of a change, by one process
     at a time. `check_changeable`: raises SupervisorError once the server is ending. `change_role(watcher, role)`: asks
-    a worker to take up a role. `log_file`: the log of a watcher. `clock`: seconds.
+    a worker to take up a role. `clock`: seconds.
     """
 
     namespace: str
-    store: Statefile
-    devices: Devices
-    watchers: Watchers
+    books: Books
+    places: Places
     fleet: Fleet
     change_lock: Callable[[], AbstractAsyncContextManager[None]]
     check_changeable: Callable[[], None]
     change_role: Callable[[str, str], Awaitable[RoleAnswer]]
-    log_file: Callable[[str], Path]
     report: Report
     clock: Callable[[], float]
 
     async def read(self) -> State:
         """Read the statefile."""
-        return await asyncio.to_thread(self.store.read)
+        return await self.books.read()
 
     async def update(self, change: Callable[[State], State]) -> State:
-        """Update the statefile. Whoever is cancelled meanwhile waits for the end of the update: it is not to happen
-        after the lock on changes is free."""
-        return await finish_in_thread(lambda: self.store.update(change))
+        """Update the statefile, as `Books.update` does."""
+        return await self.books.update(change)
+
+    async def inventory(self, node: str) -> Inventory:
+        """The devices of a node. Raises SupervisorError if it does not answer."""
+        places = await self.places.places()
+        if node not in places:
+            raise SupervisorError(f"node {node} does not answer", "what runs there is unknown until it does")
+        return places[node].inventory
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ A crash may follow any of the steps: repeated from the first, they complete the 
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError, DecodeError, UsageError
+from dynamo_local.core.errors import BusError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.planning.actions import RemoveWorker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
@@ -50,9 +49,7 @@ class WorkerRemoval:
         """End a worker that is marked as retiring, and release its devices."""
         await self._end(watcher, self.drain_deadline_s if deadline_s is None else deadline_s)
         await self.ports.update(lambda state: release(state, watcher))
-        # Without an answer the server lets go of the devices at its own next look, a moment later.
-        with suppress(BusError, DecodeError):
-            await self.ports.devices.hold_claimed()
+        await self.ports.places.release(watcher)
 
     async def end_process(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting. The entry keeps its name and devices."""
@@ -63,14 +60,13 @@ class WorkerRemoval:
 
     async def end_unclaimed(self, watcher: str) -> None:
         """End and remove a watcher that has no claim in the statefile."""
-        await self.ports.watchers.end(watcher, UNDO_S)
-        await self.ports.watchers.remove(watcher)
+        await self.ports.places.end(watcher, UNDO_S)
+        await self.ports.places.release(watcher)
 
     async def _end(self, watcher: str, deadline_s: float) -> None:
         component = (await self.ports.read()).components[watcher]
         await self._revoke(component)
-        await self.ports.watchers.end(watcher, deadline_s)
-        await self.ports.watchers.remove(watcher)
+        await self.ports.places.end(watcher, deadline_s)
 
     async def _revoke(self, component: Component) -> None:
         """Have the routers send no more requests to the worker."""

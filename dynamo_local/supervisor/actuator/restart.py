@@ -9,20 +9,19 @@ Repeated after a crash, each goes on; a process that was being started again is 
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
-from dynamo_local.supervisor.actuator.add import WorkerAddition, plan_new_worker
+from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
+from dynamo_local.supervisor.places.port import Reservation
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
-from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.supervisor.server.reports.logs import size
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.statefile.model import Component, State
 from state.statefile.transitions import claim, restart
 
@@ -32,31 +31,13 @@ _HEARD_WITHIN_S = 1.5
 _POLL_S = 0.2
 
 
-def claim_replacement(
-    state: State, blueprint: Blueprint, change: Restart, limits: DeviceLimits, elsewhere: Mapping[int, str]
-) -> tuple[State, WatcherPlan | None]:
-    """Claim the name and the devices of a worker that replaces that one, in the role that it has by now. Pure.
-
-    None for what is no worker: such a service has one process only. Raises DeviceError if no device is free, UsageError
-    for what cannot be restarted.
-    """
-    component = _restartable(state, blueprint, change.watcher)
+def template_of_replacement(state: State, blueprint: Blueprint, watcher: str) -> ServiceTemplate | None:
+    """The template of a worker that may replace that one. None for what is no worker: such a service has one process
+    only. Raises UsageError for what cannot be restarted. Pure."""
+    component = _restartable(state, blueprint, watcher)
     if not is_worker(component):
-        return state, None
-    template = blueprint.worker(component.component, component.watcher.revision)
-    plan = plan_new_worker(state, blueprint, template, limits, elsewhere)
-    cmd = shlex.join(plan.argv)
-    claimed = claim(
-        state,
-        plan.watcher,
-        role=component.role,
-        cmd=cmd,
-        devices=plan.devices,
-        share=plan.share,
-        phase="starting",
-        replaces=change.watcher,
-    )
-    return claimed, plan
+        return None
+    return blueprint.worker(component.component, component.watcher.revision)
 
 
 def mark_restart(state: State, blueprint: Blueprint, watcher: str) -> State:
@@ -81,7 +62,10 @@ class WorkerRestart:
 
     async def restart(self, change: Restart, limits: DeviceLimits) -> Result:
         """Put a new process in the place of that one. Raises UsageError for what cannot be restarted."""
-        plan = await self._claim_replacement(change, limits)
+        try:
+            plan = await self._claim_replacement(change, limits)
+        except SupervisorError as error:
+            return Result(False, change.watcher, str(error))
         if plan is not None:
             return await self.addition.start(plan)
         if not change.even_the_last:
@@ -94,30 +78,20 @@ class WorkerRestart:
         await self.removal.end_process(watcher)
         component = (await self.ports.read()).components[watcher]
         template = self.blueprint.restartable(component.component, component.watcher.revision)
-        plan = plan_watcher(template, component.watcher, self.blueprint.inventory, component.devices)
-        log_start = size(self.ports.log_file(watcher))
+        plan = plan_watcher(template, component.watcher, await self.ports.inventory(LOCAL_NODE), component.devices)
         self.ports.report.step(f"{watcher}  starting again")
-        try:
-            await self.ports.watchers.add(plan)
-        except SupervisorError as error:
-            return await self.addition.undo(watcher, str(error))
-        return await self.addition.await_ready(watcher, log_start)
+        reservation = Reservation(component.watcher, LOCAL_NODE, component.devices, component.resources.share)
+        return await self.addition.start_process(reservation, plan)
 
     async def _claim_replacement(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:
         """Claim a worker that replaces this one. None if there is no device for it, or if this is no worker."""
-        planned: list[WatcherPlan | None] = []
-        elsewhere = await self.ports.devices.elsewhere()
-
-        def claimed(state: State) -> State:
-            try:
-                state, plan = claim_replacement(state, self.blueprint, change, limits, elsewhere)
-            except DeviceError:
-                plan = None
-            planned.append(plan)
-            return state
-
-        await self.ports.update(claimed)
-        return planned[-1]
+        template = template_of_replacement(await self.ports.read(), self.blueprint, change.watcher)
+        if template is None:
+            return None
+        try:
+            return await self.addition.claim_new(template, limits, replaces=change.watcher)
+        except DeviceError:
+            return None
 
     async def _check_answered(self, watcher: str) -> None:
         """Raise UsageError if no other worker would answer requests while that one restarts."""

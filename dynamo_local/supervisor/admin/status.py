@@ -40,10 +40,10 @@ _CIRCUS_DEADLINE_S = 5.0
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A watcher as `dynamo ps` shows it.
 
-    `state`: the change under way, if there is one ("starting", "retiring", "restarting"). Otherwise the state that the
-    process announces ("starting", "ready", "parked", "draining", "failed"). Otherwise "ended" (to be started again),
-    "silent" (a process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a template without a
-    process).
+    `state`: the change under way, if there is one ("reserved", "starting", "retiring", "restarting"). Otherwise the
+    state that the process announces ("starting", "ready", "parked", "draining", "failed"). Otherwise "ended" (to be
+    started again), "silent" (a process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a
+    template without a process).
     """
 
     watcher: str

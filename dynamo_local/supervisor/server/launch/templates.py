@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dynamo_local.core.names import Watcher
+from dynamo_local.core.names import LOCAL_NODE, Watcher
 from dynamo_local.core.shares import held
 
 ENDPOINT_WORKERS = "workers of endpoints"
@@ -20,7 +20,7 @@ ENDPOINT_WORKERS = "workers of endpoints"
 @dataclass(frozen=True)
 class WatcherPlan:
     """A process to be started. `environment` is added to that of the server, and overrides it. `share`: the part of its
-    one device that the process gets; 1 for devices that it holds whole."""
+    one device that the process gets; 1 for devices that it holds whole. `node`: where it runs."""
 
     watcher: Watcher
     role: str
@@ -28,6 +28,7 @@ class WatcherPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[int, ...] = ()
     share: float = 1.0
+    node: str = LOCAL_NODE
 
     @property
     def name(self) -> str:

@@ -56,7 +56,7 @@ def test_a_field_of_another_type_raises_only_state_error(state: State, data: st.
 
 def test_deep_nesting_raises_state_error() -> None:
     with pytest.raises(StateError):
-        decode(b'{"schema_version":4,"components":' + b"[" * 200_000)
+        decode(b'{"schema_version":5,"components":' + b"[" * 200_000)
 
 
 def test_the_shape_is_that_of_dynamo() -> None:
@@ -64,7 +64,7 @@ def test_the_shape_is_that_of_dynamo() -> None:
     assert document["namespace"] == "dynamo"
     assert document["circus_endpoint"].startswith("ipc://")
     assert document["environment"] == {}
-    assert document["schema_version"] == 4
+    assert document["schema_version"] == 5
     worker = document["components"]["dynamo_VllmWorker"]
     assert worker["watcher_name"] == "dynamo_VllmWorker"
     assert worker["cmd"] == "python -m host"
@@ -81,8 +81,8 @@ def test_a_template_is_in_no_phase() -> None:
 
 
 def test_another_version_is_named_before_its_unknown_fields() -> None:
-    with pytest.raises(StateError, match="schema version 5, this program reads 4"):
-        decode(b'{"schema_version": 5, "future": true}')
+    with pytest.raises(StateError, match="schema version 6, this program reads 5"):
+        decode(b'{"schema_version": 6, "future": true}')
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class TestLife:
 
 
 class TestUnreadable:
-    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 4}'])
+    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 5}'])
     def test_it_is_reported_with_a_remedy_and_kept(self, store: StateStore, paths: StatePaths, data: bytes) -> None:
         store.create(empty_state())
         paths.statefile.write_bytes(data)

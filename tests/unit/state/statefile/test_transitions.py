@@ -23,6 +23,7 @@ from state.statefile.transitions import (
     release,
     remove,
     remove_revision,
+    reserve,
     restart,
     retire,
     set_lease,
@@ -196,6 +197,10 @@ def test_only_those_that_are_looked_at_let_go() -> None:
     assert len(notes) == 1
 
 
+def reserved(state: State) -> State:
+    return reserve(state, "dynamo_VllmWorker_1", role="decode", devices=[5])
+
+
 ILLEGAL: dict[str, Callable[[State], State]] = {
     "claim of a claimed one": lambda s: claim(s, "dynamo_VllmWorker", role="", cmd=""),
     "claim of a taken device": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[0]),
@@ -210,6 +215,19 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "addition without template": lambda s: claim(s, "dynamo_Router_1", role="", cmd=""),
     "claim in another namespace": lambda s: claim(s, "other_Router", role="", cmd=""),
     "claim of no watcher's name": lambda s: claim(s, "router", role="", cmd=""),
+    "reservation of a taken device": lambda s: reserve(s, "dynamo_VllmWorker_1", role="", devices=[0]),
+    "reservation for a claimed one": lambda s: reserve(s, "dynamo_VllmWorker", role="", devices=[5]),
+    "reservation twice": lambda s: reserve(reserved(s), "dynamo_VllmWorker_1", role="", devices=[6]),
+    "reservation without template": lambda s: reserve(s, "dynamo_Router_1", role=""),
+    "claim of other devices than are reserved": lambda s: claim(
+        reserved(s), "dynamo_VllmWorker_1", role="", cmd="", devices=[6]
+    ),
+    "claim of another share than is reserved": lambda s: claim(
+        reserved(s), "dynamo_VllmWorker_1", role="", cmd="", devices=[5], share=0.5
+    ),
+    "lease for a reserved one": lambda s: set_lease(reserved(s), "dynamo_VllmWorker_1", "l", 1),
+    "settling of a reserved one": lambda s: settle(reserved(s), "dynamo_VllmWorker_1"),
+    "restart of a reserved one": lambda s: restart(reserved(s), "dynamo_VllmWorker_1"),
     "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
     "lease for an emptied one": lambda s: set_lease(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1),
     "role for an unknown one": lambda s: set_role(s, "dynamo_Router", "l", "prefill"),
@@ -262,12 +280,15 @@ class Fleet(RuleBasedStateMachine):
         self.held: dict[str, tuple[int, ...]] = {}
         self.seen: set[str] = set()
 
-    @rule(service=services, count=st.integers(0, 2))
-    def add(self, service: str, count: int) -> None:
+    @rule(service=services, count=st.integers(0, 2), first=st.booleans())
+    def add(self, service: str, count: int, first: bool) -> None:
+        """`first`: whether devices are reserved before they are claimed."""
         if count > 6 - sum(map(len, self.held.values())):
             return
         watcher = next_watcher(self.state, service)
         devices = allocate(self.inventory, shares_taken(self.state), count)
+        if first:
+            self.state = reserve(self.state, watcher, role="worker", devices=devices)
         self.state = claim(self.state, watcher, role="worker", cmd="run", devices=devices, phase="starting")
         assert str(watcher) not in self.held
         self.held[str(watcher)] = devices

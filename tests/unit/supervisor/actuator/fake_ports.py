@@ -16,6 +16,8 @@ from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
+from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.devices.allocation import cpu_slots
@@ -54,7 +56,7 @@ class FakeProcess:
     lease: str | None = None
 
 
-class PortsWithoutThreads(Ports):
+class BooksWithoutThreads(Books):
     """The same steps in the same order each time, also of changes that are made side by side."""
 
     async def read(self) -> State:
@@ -118,16 +120,15 @@ class FakePorts:
                 self.state = set_lease(self.state, name, process.lease, 1000 + self.leases)
 
     def actuator(self, plan: Blueprint, endpoint: str = "") -> LocalActuator:
-        ports = PortsWithoutThreads(
+        books = BooksWithoutThreads(self)
+        ports = Ports(
             namespace="dynamo",
-            store=self,
-            devices=self,
-            watchers=self,
+            books=books,
+            places=LocalPlaces(books, plan.inventory, self, self, lambda name: Path("/nonexistent") / name),
             fleet=self,
             change_lock=_nobody_else,
             check_changeable=self.step,
             change_role=self.change_role,
-            log_file=lambda name: Path("/nonexistent") / name,
             report=self.report,
             clock=lambda: self.now,
         )

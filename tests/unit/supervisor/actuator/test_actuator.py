@@ -102,7 +102,7 @@ async def test_it_is_marked_from_its_claim_until_it_is_ready(fake: FakePorts, ac
         lambda: phases.append(c.phase) if (c := fake.state.components.get("dynamo_VllmWorker_1")) else None
     )
     await actuator.apply(ADD, NO_LIMIT)
-    assert phases[0] == "starting"
+    assert list(dict.fromkeys(phases)) == ["reserved", "starting", None]
     await actuator.apply(RemoveWorker("dynamo_VllmWorker_1", "decode"), NO_LIMIT)
     assert set(phases[phases.index(None) :]) == {None, "retiring"}
 
@@ -209,6 +209,7 @@ async def test_a_worker_ends_only_when_the_one_in_its_place_is_ready(fake: FakeP
     look()
     assert seen == [
         {"dynamo_VllmWorker": ((0,), None)},
+        {"dynamo_VllmWorker": ((0,), None), "dynamo_VllmWorker_1": ((1,), "reserved")},
         {"dynamo_VllmWorker": ((0,), None), "dynamo_VllmWorker_1": ((1,), "starting")},
         # Both in one update: there is no moment at which whoever dies would leave one too many.
         {"dynamo_VllmWorker": ((0,), "retiring"), "dynamo_VllmWorker_1": ((1,), None)},

@@ -1,0 +1,113 @@
+"""This machine as the one place of a graph: reservations in the statefile, processes under circusd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
+from dynamo_local.core.names import LOCAL_NODE, Watcher
+from dynamo_local.supervisor.circus.client import STOPPED
+from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.machine import Devices, Watchers
+from dynamo_local.supervisor.places.port import Need, Place, Reservation, Status
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
+from state.devices.allocation import Inventory, allocate, held_by
+from state.statefile.model import State
+from state.statefile.transitions import in_phase, release, reserve, shares_taken
+
+_LINES_READ = 15
+
+
+def reserve_here(
+    state: State, inventory: Inventory, watcher: Watcher, need: Need, elsewhere: Mapping[int, str]
+) -> tuple[State, Reservation]:
+    """Reserve devices of this machine in its statefile. Pure. `elsewhere`: devices that others hold, each with its
+    holder in words. Raises DeviceError if too few are free, StateError if the watcher has some."""
+    # Virtual workers compute nothing, and share devices with whoever does.
+    others = {} if need.virtual else elsewhere
+    devices = allocate(inventory, shares_taken(state), need.devices, watcher.service, others, need.share)
+    state = reserve(state, watcher, role=need.role, devices=devices, share=need.share)
+    return state, Reservation(watcher, LOCAL_NODE, devices, need.share)
+
+
+@dataclass(frozen=True)
+class LocalPlaces:
+    """This machine (port.Places). `log_file`: the log of a watcher."""
+
+    books: Books
+    inventory: Inventory
+    devices: Devices
+    watchers: Watchers
+    log_file: Callable[[str], Path]
+    _log_starts: dict[str, int] = field(default_factory=dict, init=False)
+    """Where the log of a watcher's process begins, in bytes, for those that were started from here."""
+
+    async def places(self) -> Mapping[str, Place]:
+        state = await self.books.read()
+        reserved = {name: self._reserved(state, name) for name in in_phase(state, "reserved")}
+        return {LOCAL_NODE: Place(LOCAL_NODE, self.inventory, reserved)}
+
+    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+        made: list[Reservation] = []
+        elsewhere = await self.devices.elsewhere()
+
+        def reserved(state: State) -> State:
+            after, reservation = reserve_here(state, self.inventory, watcher, need, elsewhere)
+            made.append(reservation)
+            return after
+
+        await self.books.update(reserved)
+        try:
+            await self._hold(made[-1])
+        except (DeviceError, SupervisorError):
+            await self.release(str(watcher))
+            raise
+        return made[-1]
+
+    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
+        entry = (await self.books.read()).components.get(plan.name)
+        if entry is None or not entry.holds or entry.devices != reservation.devices:
+            raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
+        self._log_starts[plan.name] = size(self.log_file(plan.name))
+        await self.watchers.add(plan)
+
+    async def end(self, watcher: str, deadline_s: float) -> None:
+        await self.watchers.end(watcher, deadline_s)
+        await self.watchers.remove(watcher)
+
+    async def release(self, watcher: str) -> None:
+        if watcher in await self.watchers.statuses():
+            raise SupervisorError(f"{watcher} still runs", "end it first")
+        await self.books.update(lambda state: _without_reservation(state, watcher))
+        # Without an answer the server lets go of the devices at its own next look, a moment later.
+        with suppress(BusError, DecodeError):
+            await self.devices.hold_claimed()
+
+    async def statuses(self) -> Mapping[str, Status]:
+        found = await self.watchers.statuses()
+        return {name: "stopped" if status == STOPPED else "active" for name, status in found.items()}
+
+    async def last_error(self, watcher: str) -> str | None:
+        return last_error(tail(self.log_file(watcher), _LINES_READ, after=self._log_starts.get(watcher, 0)))
+
+    async def _hold(self, reservation: Reservation) -> None:
+        """Have the server hold the devices. Raises DeviceError if another server took one of them first."""
+        try:
+            refused = await self.devices.hold_claimed()
+        except (BusError, DecodeError) as error:
+            raise SupervisorError(error.cause, error.remedy) from error
+        missing = {device_id: who for device_id, who in refused.items() if device_id in reservation.devices}
+        if missing:
+            raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")
+
+    def _reserved(self, state: State, name: str) -> Reservation:
+        entry = state.components[name]
+        return Reservation(entry.watcher, LOCAL_NODE, entry.devices, entry.resources.share)
+
+
+def _without_reservation(state: State, watcher: str) -> State:
+    return release(state, watcher) if watcher in in_phase(state, "reserved") else state

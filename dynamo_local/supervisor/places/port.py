@@ -1,0 +1,92 @@
+"""The port between those who decide what runs and the places where it runs.
+
+A process is born and ends in this order. Whatever is killed between two steps, what is left tells how far it came:
+
+    reserve    the devices are nobody else's; named after the watcher, so that a reservation tells whose it is
+    (claim)    the graph's statefile has the process, on these devices
+    start      the process runs
+    end        the process is gone, with all its children
+    (release of the claim)
+    release    the devices are free
+
+A place implements `Places`, and passes tests/contracts/places.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dynamo_local.core.names import Watcher
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from state.devices.allocation import Inventory
+
+Status = Literal["active", "stopped", "unknown"]
+"""Of a watcher's process. `active`: it runs, or is about to. `stopped`: it has ended. `unknown`: its place does not
+answer. An unknown process may run: it keeps its devices, and its requests."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
+    computes nothing, and shares its devices with processes of others."""
+
+    role: str
+    devices: int
+    share: float = 1.0
+    virtual: bool = False
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Devices, or a share of one, that are reserved for a watcher's process. `devices`: ids on that node."""
+
+    watcher: Watcher
+    node: str
+    devices: tuple[int, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher."""
+
+    node: str
+    inventory: Inventory
+    reservations: Mapping[str, Reservation]
+
+
+class Places(Protocol):
+    """The places of one graph. All methods raise SupervisorError when a place does not answer or refuses."""
+
+    async def places(self) -> Mapping[str, Place]:
+        """The places that answer, by node."""
+
+    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+        """Reserve what a process needs, on one node. The devices that are reserved are those of no other process.
+
+        Raises DeviceError if no place has them free; nothing is reserved then.
+        """
+
+    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
+        """Start the planned process on what is reserved. Harmless if it runs.
+
+        Raises SupervisorError without the reservation: a process never runs on devices that may be another one's.
+        """
+
+    async def end(self, watcher: str, deadline_s: float) -> None:
+        """Tell a watcher's process to end, wait until it and its children are gone, and forget it. Kills them at the
+        deadline. Harmless when nothing runs. Raises SupervisorError if a process survives even that."""
+
+    async def release(self, watcher: str) -> None:
+        """Free what is reserved for a watcher whose process has ended. Harmless without a reservation.
+
+        Raises SupervisorError while its process runs, or may run.
+        """
+
+    async def statuses(self) -> Mapping[str, Status]:
+        """Status of every watcher. A watcher that is missing has no process, and is about to have none."""
+
+    async def last_error(self, watcher: str) -> str | None:
+        """The error in which the watcher's last process ended, as its log says; None if it names none."""
