@@ -38,6 +38,8 @@ HTTP_PORT_ENV = "DYN_HTTP_PORT"
 LOCAL_NODE = "local"
 """The node of a graph whose processes are all on one machine."""
 
+_NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
 
@@ -57,6 +59,15 @@ def check_namespace(namespace: str) -> str:
             "use letters, digits and inner hyphens, at most 40 characters",
         )
     return namespace
+
+
+def check_node(node: str) -> str:
+    """Return the node's name, or raise ConfigError. Letters, digits and inner hyphens, dots and underscores, at most
+    128."""
+    if not _NODE.fullmatch(node):
+        rule = "use letters, digits and inner hyphens, dots and underscores, at most 128 characters"
+        raise ConfigError(f"node {node!r} is not valid", rule)
+    return node
 
 
 def check_service(service: str) -> str:

@@ -73,7 +73,7 @@ def _facts(paths: StatePaths, running: Collection[Process]) -> ServerFacts:
 def _dead(state: State) -> tuple[str, ...]:
     return tuple(
         name
-        for name, component in state.components.items()
+        for name, component in state.here.items()
         if component.holds and component.phase is None and component.pid and start_time(component.pid) is None
     )
 

@@ -5,7 +5,10 @@ resources.allocated_gpus, lease}`, `environment`) with additions of our own. A s
 can be neither built nor read: both raise StateError. Ranges of numbers are checked when a state is written or read.
 
 - A component's key is its watcher's name; its namespace is the state's, its service is `component`.
-- A device is held whole by one component, or in shares that add up to at most 1.
+- A device is one of a node: its key is (node, id). It is held whole by one component, or in shares that add up to at
+  most 1.
+- A process is one of a node: a pid tells nothing without the node of its entry. `owner` and `circus_endpoint` are of
+  the state's own node, which alone writes the file.
 - An entry whose process is gone holds nothing: no device list, no lease, no pid, no phase. Only an unsuffixed entry
   may be such a template; a suffixed one exists only while it holds.
 - Only an entry in the phase "starting" replaces another one.
@@ -22,7 +25,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
-from dynamo_local.core.names import LOG_ENV, NAMESPACE_ENV, Watcher, check_namespace, parse_watcher
+from dynamo_local.core.names import (
+    LOCAL_NODE,
+    LOG_ENV,
+    NAMESPACE_ENV,
+    Watcher,
+    check_namespace,
+    check_node,
+    parse_watcher,
+)
 from dynamo_local.core.shares import LEAST_SHARE, fits, held, summed
 from state.devices.allocation import DeviceKind
 from state.devices.inventory import CPU_SLOTS_VARIABLE
@@ -32,7 +43,8 @@ SCHEMA_VERSION = 5
 """Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts.
 Version 4 has watchers of endpoints' revisions: a program that ignored the revision in a watcher's name would take an
 endpoint's worker for one of the graph's own service of that name. It also has shares of devices. Version 5 has
-reservations: a program that ignored them would take one for a worker that is to run."""
+reservations: a program that ignored them would take one for a worker that is to run. It also has nodes: a program that
+ignored them would kill by pids, and free devices, of another machine."""
 
 RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
 """Environment variables that are recorded: they tell how a server was started, and none is secret."""
@@ -70,7 +82,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `component`: the service's name. `lease`: the id of one process; a restarted process has a new one. `lease` and
     `pid` are None until the process has registered. `phase`: the change under way, if there is one. `replaces`: the
-    watcher that is to end once this one is ready.
+    watcher that is to end once this one is ready. `node`: where the process runs, and whose its devices and pid are.
     """
 
     watcher_name: str
@@ -82,6 +94,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: Pid | None = None
     phase: Phase | None = None
     replaces: str | None = None
+    node: str = LOCAL_NODE
 
     def __post_init__(self) -> None:
         if self.replaces is not None and self.phase != "starting":
@@ -135,6 +148,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     schema_version: int = SCHEMA_VERSION
     namespace: str
+    node: str = LOCAL_NODE
     circus_endpoint: str
     device_kind: DeviceKind
     owner: Owner
@@ -145,6 +159,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         _check_version(self.schema_version)
         try:
             check_namespace(self.namespace)
+            for node in {self.node, *(component.node for component in self.components.values())}:
+                check_node(node)
         except ConfigError as error:
             raise StateError(error.cause, error.remedy) from error
         for key, component in self.components.items():
@@ -161,13 +177,19 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise StateError(f"entry {key} is not one of {component.component} in namespace {self.namespace}")
 
     def _check_devices(self) -> None:
-        holders: dict[int, list[Component]] = {}
+        holders: dict[tuple[str, int], list[Component]] = {}
         for name, component in self.components.items():
             for device in component.devices:
-                others = holders.setdefault(device, [])
+                others = holders.setdefault((component.node, device), [])
                 if not fits(summed(other.resources.share for other in others), component.resources.share):
                     raise StateError(f"device {device} is held by both {_named(others)} and {name}")
                 others.append(component)
+
+    @property
+    def here(self) -> dict[str, Component]:
+        """The entries of processes on the state's own node, by watcher. Only their pids and devices may be acted on
+        here: those of others are numbers of other machines."""
+        return {name: component for name, component in self.components.items() if component.node == self.node}
 
 
 class _Version(msgspec.Struct):

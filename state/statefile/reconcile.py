@@ -66,12 +66,14 @@ def clear_leftovers(lock: ServerLock, processes: Processes | None = None) -> tup
     each; none after a clean end.
 
     The caller holds the server lock, so nothing of it belongs to a living server. Raises StateError if a process cannot
-    be ended: its devices are in use then, and nothing is removed.
+    be ended (its devices are in use then), or if the statefile is that of another node. Nothing is removed then.
     """
     if not lock.held:
         raise StateError("leftovers are only cleared under the server lock")
+    store = StateStore(lock.paths)
+    store.check_own()
     notes = _end_processes(lock.paths, processes or ProcFs())
-    return (*notes, *_remove_files(StateStore(lock.paths)))
+    return (*notes, *_remove_files(store))
 
 
 def _belongs(paths: StatePaths, process: Process) -> bool:

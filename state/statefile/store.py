@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
+from dynamo_local.core.names import LOCAL_NODE
 from state.files import DISK, Disk, DiskError, make_private_directory, replace_file, system_errors
 from state.locks import Clock, FileLock, ServerLock, server_pid
 from state.paths import StatePaths
@@ -37,17 +38,24 @@ class UnreadableError(DiskError):
 
 
 class StateStore:
-    """Create, read, update and remove the statefile of one namespace. Safe from any thread and process."""
+    """Create, read, update and remove the statefile of one namespace on one node. Safe from any thread and process of
+    the node.
+
+    A statefile of another node, which may lie here on a file system that machines share, can be read, and is neither
+    written nor removed: what it says of pids and devices is not true here.
+    """
 
     def __init__(
         self,
         paths: StatePaths,
         *,
+        node: str = LOCAL_NODE,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         disk: Disk = DISK,
         clock: Clock | None = None,
     ) -> None:
         self.paths = paths
+        self._node = node
         self._lock_timeout_s = lock_timeout_s
         self._disk = disk
         self._clock = clock
@@ -57,6 +65,7 @@ class StateStore:
     def create(self, state: State) -> None:
         """Write the first version. Raises StateError if a statefile exists."""
         self._check_namespace(state)
+        self._check_node(state)
         make_private_directory(self.paths.root)
         with self._locked():
             if self._exists():
@@ -111,10 +120,16 @@ class StateStore:
         if not self.paths.root.exists():
             return
         with self._locked(), system_errors(f"cannot remove {self.paths.statefile}"):
+            self.check_own()
             # The copy first: without the statefile it would be read in its place.
             for path in (self.paths.state_copy, self.paths.statefile):
                 path.unlink(missing_ok=True)
                 path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
+
+    def check_own(self) -> None:
+        """Raise StateError if the statefile is that of another node. One that cannot be read is nobody's."""
+        with suppress(NotRunningError, UnreadableError):
+            self._check_node(self.read_file())
 
     def set_aside(self) -> None:
         """Rename a statefile that cannot be read, so that it can be examined later."""
@@ -138,8 +153,10 @@ class StateStore:
             raise self._not_running()
         with self._locked():
             before, damage = self._version()
+            self._check_node(before)
             after = change(before)
             self._check_namespace(after)
+            self._check_node(after)
             if after != before:
                 data = encode(after)
                 self._write_copy(data)
@@ -197,6 +214,13 @@ class StateStore:
     def _check_namespace(self, state: State) -> None:
         if state.namespace != self.paths.namespace:
             raise StateError(f"the state is of namespace {state.namespace}, not {self.paths.namespace}")
+
+    def _check_node(self, state: State) -> None:
+        if state.node != self._node:
+            raise StateError(
+                f"{self.paths.statefile} is written by node {state.node}, and this is node {self._node}",
+                "give each node a state directory of its own",
+            )
 
     def _not_running(self) -> NotRunningError:
         namespace = self.paths.namespace

@@ -30,7 +30,7 @@ from dataclasses import replace
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
-from dynamo_local.core.names import Watcher, parse_watcher
+from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
 from dynamo_local.core.shares import summed
 from state.devices.allocation import DeviceKind
 from state.statefile.model import Component, Owner, Phase, Resources, State
@@ -44,10 +44,12 @@ def new_state(
     device_kind: DeviceKind,
     owner: Owner,
     environment: Mapping[str, str] | None = None,
+    node: str = LOCAL_NODE,
 ) -> State:
-    """The state of a server that has started nothing yet."""
+    """The state of a server, on that node, that has started nothing yet."""
     return State(
         namespace=namespace,
+        node=node,
         circus_endpoint=circus_endpoint,
         device_kind=device_kind,
         owner=owner,
@@ -56,13 +58,19 @@ def new_state(
 
 
 def reserve(
-    state: State, watcher: Watcher | str, *, role: str, devices: Iterable[int] = (), share: float = 1.0
+    state: State,
+    watcher: Watcher | str,
+    *,
+    role: str,
+    devices: Iterable[int] = (),
+    share: float = 1.0,
+    node: str | None = None,
 ) -> State:
     """Reserve devices, or a share of one, for a process of the watcher that is about to be claimed. Illegal as `claim`,
     and if they are reserved already."""
     held = _unheld(state, watcher)
     cmd = "" if held is None else held.cmd
-    return claim(state, watcher, role=role, cmd=cmd, devices=devices, share=share, phase="reserved")
+    return claim(state, watcher, role=role, cmd=cmd, devices=devices, share=share, phase="reserved", node=node)
 
 
 def claim(
@@ -75,23 +83,28 @@ def claim(
     share: float = 1.0,
     phase: Phase | None = None,
     replaces: str | None = None,
+    node: str | None = None,
 ) -> State:
-    """Give the watcher an entry and devices, or a share of one: those that are reserved for it, if any are. Illegal if
-    it is claimed already, if less of a device is free, or if the watcher is suffixed and its service has no unsuffixed
-    entry."""
+    """Give the watcher an entry and devices of a node, or a share of one: those that are reserved for it, if any are.
+    Without a `node`, those of the state's own.
+
+    Illegal if it is claimed already, if less of a device is free, or if the watcher is suffixed and its service has no
+    unsuffixed entry.
+    """
     name = str(watcher)
+    node = state.node if node is None else node
     parts = _parse(name)
     ids = tuple(sorted(devices))
     held = state.components.get(name)
     if held is None or held.phase != "reserved":
         _unheld(state, watcher)
-    elif (held.devices, held.resources.share) != (ids, share):
+    elif (held.node, held.devices, held.resources.share) != (node, ids, share):
         raise StateError(f"{name} has reserved {list(held.devices)} and claims {list(ids)}")
     if parts.index > 0 and str(replace(parts, index=0)) not in state.components:
         raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
     # The default is written as nothing if it is the very same object.
     resources = Resources(ids) if share == 1 else Resources(ids, share)
-    return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces))
+    return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces, node=node))
 
 
 def settle(state: State, watcher: Watcher | str) -> State:
@@ -124,8 +137,11 @@ def restart(state: State, watcher: Watcher | str) -> State:
 
 
 def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
-    """Record the lease and pid of the watcher's process, in place of those of an earlier one."""
+    """Record the lease and pid of the watcher's process, which runs on the state's own node, in place of those of an
+    earlier one. Illegal for an entry of another node."""
     component = _holding(state, watcher)
+    if component.node != state.node:
+        raise StateError(f"{watcher} is to run on node {component.node}, not on {state.node}")
     return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
 
 
@@ -181,14 +197,14 @@ def remove_revision(state: State, revision: str) -> State:
 
 
 def taken(state: State) -> frozenset[int]:
-    """The ids of all devices that entries hold."""
-    return frozenset(device for component in state.components.values() for device in component.devices)
+    """The ids of the devices of the state's own node that entries hold."""
+    return frozenset(device for component in state.here.values() for device in component.devices)
 
 
 def shares_taken(state: State) -> dict[int, float]:
-    """How much of each device entries hold, by id; devices that nobody holds are left out."""
+    """How much of each device of the state's own node entries hold, by id; devices that nobody holds are left out."""
     found: dict[int, list[float]] = {}
-    for component in state.components.values():
+    for component in state.here.values():
         for device in component.devices:
             found.setdefault(device, []).append(component.resources.share)
     return {device: summed(shares) for device, shares in found.items()}

@@ -40,7 +40,7 @@ from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.places.port import Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from state.statefile.model import Component, Phase, State
+from state.statefile.model import Component, State
 from state.statefile.reconcile import reconcile, unclaimed
 from state.statefile.transitions import holding, in_phase, remove_revision, retire
 
@@ -227,9 +227,9 @@ class LocalActuator:
         notes += await self._release_reserved()
         state, released = await self._release_dead(statuses)
         notes += released
-        notes += await side_by_side(map(self._finish_retiring, self._in_phase(state, "retiring")))
-        notes += await side_by_side(map(self._finish_restarting, self._in_phase(state, "restarting")))
-        notes += await side_by_side(map(self._finish_starting, self._in_phase(state, "starting")))
+        notes += await side_by_side(map(self._finish_retiring, filter(self._is_mine, in_phase(state, "retiring"))))
+        notes += await side_by_side(map(self._finish_restarting, filter(self._is_mine, in_phase(state, "restarting"))))
+        notes += await side_by_side(map(self._finish_starting, filter(self._is_mine, in_phase(state, "starting"))))
         return tuple(notes)
 
     async def _finish_retiring(self, name: str) -> str:
@@ -257,9 +257,12 @@ class LocalActuator:
         """Release claims without a watcher. Returns the new state and a note for each."""
         notes: list[str] = []
         names: set[str] = set()
+        # Of a node that does not answer nothing is known, and nothing freed.
+        answering = await self._ports.places.places()
 
         def released(state: State) -> State:
-            after, found = reconcile(state, statuses, self._is_mine)
+            mine = {n for n, c in state.components.items() if c.node in answering and self._is_mine(n)}
+            after, found = reconcile(state, statuses, mine.__contains__)
             notes[:] = found
             names.update(holding(state) - holding(after))
             return after
@@ -267,9 +270,6 @@ class LocalActuator:
         state = await self._ports.update(released)
         await side_by_side(map(self._ports.places.release, sorted(names)))
         return state, tuple(notes)
-
-    def _in_phase(self, state: State, phase: Phase) -> list[str]:
-        return [name for name in in_phase(state, phase) if self._is_mine(name)]
 
     def _is_mine(self, name: str) -> bool:
         """Whether the watcher has a name that this server gives to the processes that are changed here. A user may have

@@ -62,6 +62,7 @@ def claim_reserved(
         share=plan.share,
         phase="starting",
         replaces=replaces,
+        node=plan.node,
     )
 
 

@@ -9,11 +9,10 @@ Repeated after a crash, each goes on; a process that was being started again is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
-from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
@@ -78,9 +77,10 @@ class WorkerRestart:
         await self.removal.end_process(watcher)
         component = (await self.ports.read()).components[watcher]
         template = self.blueprint.restartable(component.component, component.watcher.revision)
-        plan = plan_watcher(template, component.watcher, await self.ports.inventory(LOCAL_NODE), component.devices)
+        inventory = await self.ports.inventory(component.node)
+        plan = replace(plan_watcher(template, component.watcher, inventory, component.devices), node=component.node)
         self.ports.report.step(f"{watcher}  starting again")
-        reservation = Reservation(component.watcher, LOCAL_NODE, component.devices, component.resources.share)
+        reservation = Reservation(component.watcher, component.node, component.devices, component.resources.share)
         return await self.addition.start_process(reservation, plan)
 
     async def _claim_replacement(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:

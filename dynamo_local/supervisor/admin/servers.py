@@ -23,6 +23,7 @@ from state.paths import StatePaths
 from state.record import ServerRecord, read_record
 from state.statefile.model import State
 from state.statefile.store import StateStore
+from state.statefile.transitions import taken
 
 CRASHED = "crashed"
 _BOOT_TIME = "btime "
@@ -90,7 +91,7 @@ def server_row(
         url=record.url if record is not None else None,
         models=served_models(record, board),
         workers=None if state is None else sum(component.role in ENGINE_ROLES for component in held),
-        devices=None if state is None else tuple(sorted({device for each in held for device in each.devices})),
+        devices=None if state is None else tuple(sorted(taken(state))),
         device_kind=None if state is None else state.device_kind,
         since=age.since if age is not None else None,
         age_s=age.age_s if age is not None else None,

@@ -46,7 +46,8 @@ class StateRegistry:
         return component.pid if component is not None else None
 
     def _component(self, watcher: str) -> Component | None:
-        return self.store.read().components.get(watcher)
+        """The watcher's entry, if its process is one of this node: the pid of another one is that of a stranger."""
+        return self.store.read().here.get(watcher)
 
     def _record_end(self, watcher: str, pid: int | None, registered: RegisteredProcess | None) -> None:
         for group in {pid, registered.pid if registered is not None else None}:

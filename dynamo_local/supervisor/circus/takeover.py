@@ -34,9 +34,10 @@ class TakeoverPlan:
 def plan_takeover(state: State, running: Mapping[str, Process]) -> TakeoverPlan:
     """Decide what becomes of each watcher, by the statefile and the processes that run. Pure.
 
-    A watcher without a process is left out while a change of it is under way: whoever makes the change adds it again.
+    Watchers of other nodes are theirs. A watcher without a process is left out while a change of it is under way:
+    whoever makes the change adds it again.
     """
-    holding = {name: component for name, component in state.components.items() if component.holds}
+    holding = {name: component for name, component in state.here.items() if component.holds}
     return TakeoverPlan(
         {name: running[name] for name in holding if name in running},
         tuple(name for name, component in holding.items() if name not in running and component.phase is None),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
-from dynamo_local.core.names import LOCAL_NODE, Watcher
+from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.machine import Devices, Watchers
@@ -16,8 +16,8 @@ from dynamo_local.supervisor.places.port import Need, Place, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
 from state.devices.allocation import Inventory, allocate, held_by
-from state.statefile.model import State
-from state.statefile.transitions import in_phase, release, reserve, shares_taken
+from state.statefile.model import Component, State
+from state.statefile.transitions import release, reserve, shares_taken
 
 _LINES_READ = 15
 
@@ -31,7 +31,7 @@ def reserve_here(
     others = {} if need.virtual else elsewhere
     devices = allocate(inventory, shares_taken(state), need.devices, watcher.service, others, need.share)
     state = reserve(state, watcher, role=need.role, devices=devices, share=need.share)
-    return state, Reservation(watcher, LOCAL_NODE, devices, need.share)
+    return state, Reservation(watcher, state.node, devices, need.share)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class LocalPlaces:
 
     async def places(self) -> Mapping[str, Place]:
         state = await self.books.read()
-        reserved = {name: self._reserved(state, name) for name in in_phase(state, "reserved")}
-        return {LOCAL_NODE: Place(LOCAL_NODE, self.inventory, reserved)}
+        reserved = {name: _reservation(entry) for name, entry in state.here.items() if entry.phase == "reserved"}
+        return {state.node: Place(state.node, self.inventory, reserved)}
 
     async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
         made: list[Reservation] = []
@@ -69,17 +69,19 @@ class LocalPlaces:
         return made[-1]
 
     async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
-        entry = (await self.books.read()).components.get(plan.name)
+        entry = (await self.books.read()).here.get(plan.name)
         if entry is None or not entry.holds or entry.devices != reservation.devices:
             raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
         self._log_starts[plan.name] = size(self.log_file(plan.name))
         await self.watchers.add(plan)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
+        await self._check_here(watcher)
         await self.watchers.end(watcher, deadline_s)
         await self.watchers.remove(watcher)
 
     async def release(self, watcher: str) -> None:
+        await self._check_here(watcher)
         if watcher in await self.watchers.statuses():
             raise SupervisorError(f"{watcher} still runs", "end it first")
         await self.books.update(lambda state: _without_reservation(state, watcher))
@@ -94,6 +96,13 @@ class LocalPlaces:
     async def last_error(self, watcher: str) -> str | None:
         return last_error(tail(self.log_file(watcher), _LINES_READ, after=self._log_starts.get(watcher, 0)))
 
+    async def _check_here(self, watcher: str) -> None:
+        """Raise SupervisorError for a process of another node. That none of its name runs here says nothing of it."""
+        state = await self.books.read()
+        entry = state.components.get(watcher)
+        if entry is not None and entry.node != state.node:
+            raise SupervisorError(f"{watcher} runs on node {entry.node}, and this is {state.node}")
+
     async def _hold(self, reservation: Reservation) -> None:
         """Have the server hold the devices. Raises DeviceError if another server took one of them first."""
         try:
@@ -104,10 +113,11 @@ class LocalPlaces:
         if missing:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")
 
-    def _reserved(self, state: State, name: str) -> Reservation:
-        entry = state.components[name]
-        return Reservation(entry.watcher, LOCAL_NODE, entry.devices, entry.resources.share)
+
+def _reservation(entry: Component) -> Reservation:
+    return Reservation(entry.watcher, entry.node, entry.devices, entry.resources.share)
 
 
 def _without_reservation(state: State, watcher: str) -> State:
-    return release(state, watcher) if watcher in in_phase(state, "reserved") else state
+    entry = state.here.get(watcher)
+    return release(state, watcher) if entry is not None and entry.phase == "reserved" else state

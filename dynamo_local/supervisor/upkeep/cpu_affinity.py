@@ -90,7 +90,7 @@ class CpuAffinity:
         cores = cores_beside(self.inventory, self.everywhere, devices)
         # Processes that this server did not start may have presences, too. They are left alone.
         own = {self.bus_watcher, *(presence.watcher for presence in members if presence.state in ("ready", "parked"))}
-        self._pids = tuple(one.pid for name, one in state.components.items() if name in own and one.pid is not None)
+        self._pids = tuple(one.pid for name, one in state.here.items() if name in own and one.pid is not None)
         if cores != self._binding.home:
             self._binding = Binding(cores, cores, anywhere=True)
         bind(self._pids, self._binding.cores)
@@ -120,5 +120,5 @@ def bind(pids: Iterable[int], cores: Collection[int]) -> None:
 
 
 def _devices(state: State, watcher: str) -> tuple[int, ...]:
-    component = state.components.get(watcher)
+    component = state.here.get(watcher)
     return () if component is None else component.devices

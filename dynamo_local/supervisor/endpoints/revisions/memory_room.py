@@ -51,7 +51,7 @@ class MemoryRoom:
         """What each endpoint holds. Blocks for some milliseconds for each process."""
         state = self.read_state()
         pids: dict[str, set[int]] = {}
-        for component in state.components.values():
+        for component in state.here.values():
             if component.pid is not None and component.watcher.revision:
                 pids.setdefault(endpoint_of(component.watcher.revision), set()).update(descendants(component.pid))
         weights: dict[str, int] = {}

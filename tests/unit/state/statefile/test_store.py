@@ -103,6 +103,19 @@ class TestLife:
         with pytest.raises(StateError, match="namespace other"):
             store.update(lambda _: empty_state("other"))
 
+    def test_a_statefile_of_another_node_is_read_and_left_as_it_is(self, store: StateStore, paths: StatePaths) -> None:
+        far = StateStore(paths, node="far")
+        far.create(msgspec.structs.replace(disaggregated(), node="far"))
+        before = paths.statefile.read_bytes()
+        assert store.read().node == "far"
+        for refused in (lambda: store.update(lambda state: log_level(state, "debug")), store.remove, store.check_own):
+            with pytest.raises(StateError, match="written by node far, and this is node local"):
+                refused()
+        with pytest.raises(StateError, match="written by node local, and this is node far"):
+            far.update(lambda _: disaggregated())
+        assert paths.statefile.read_bytes() == before
+        far.remove()
+
 
 class TestUnreadable:
     @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"schema_version": 5}'])

@@ -197,6 +197,11 @@ def test_only_those_that_are_looked_at_let_go() -> None:
     assert len(notes) == 1
 
 
+def far(state: State) -> State:
+    """With a worker on device 0 of another node."""
+    return claim(state, "dynamo_VllmWorker_1", role="decode", cmd="run", devices=[0], node="far")
+
+
 def reserved(state: State) -> State:
     return reserve(state, "dynamo_VllmWorker_1", role="decode", devices=[5])
 
@@ -228,6 +233,14 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "lease for a reserved one": lambda s: set_lease(reserved(s), "dynamo_VllmWorker_1", "l", 1),
     "settling of a reserved one": lambda s: settle(reserved(s), "dynamo_VllmWorker_1"),
     "restart of a reserved one": lambda s: restart(reserved(s), "dynamo_VllmWorker_1"),
+    "claim of a device of another node than is reserved": lambda s: claim(
+        reserved(s), "dynamo_VllmWorker_1", role="", cmd="", devices=[5], node="far"
+    ),
+    "claim of a taken device of another node": lambda s: claim(
+        far(s), "dynamo_VllmWorker_2", role="", cmd="", devices=[0], node="far"
+    ),
+    "claim on what is no node": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", node="a/b"),
+    "lease of a process here for one of another node": lambda s: set_lease(far(s), "dynamo_VllmWorker_1", "l", 1),
     "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
     "lease for an emptied one": lambda s: set_lease(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1),
     "role for an unknown one": lambda s: set_role(s, "dynamo_Router", "l", "prefill"),
@@ -261,6 +274,16 @@ def test_an_illegal_move_raises_and_changes_nothing(move: Callable[[State], Stat
     with pytest.raises(StateError):
         move(state)
     assert encode(state) == before
+
+
+def test_a_device_is_one_of_a_node() -> None:
+    state = far(disaggregated())
+    assert decode(encode(state)) == state
+    assert [c.devices for c in entries(state, "VllmWorker")] == [(0,), (0,)]
+    assert "dynamo_VllmWorker_1" not in state.here
+    # The other one's devices are not ours to give out, or to free.
+    assert taken(state) == taken(disaggregated()) == shares_taken(state).keys()
+    assert taken(release(state, "dynamo_VllmWorker")) == {1}
 
 
 def test_removal_rolls_a_claim_back() -> None:

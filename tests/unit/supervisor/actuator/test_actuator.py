@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.remove import UNDO_S
@@ -181,6 +182,21 @@ async def test_what_was_left_is_finished_before_the_next_change(fake: FakePorts,
     outcome = await actuator.apply(ADD, DeviceLimits(1))
     assert (outcome.done, outcome.watcher) == (True, "dynamo_VllmWorker")
     assert "dynamo_VllmWorker was left retiring: it has ended" in fake.report.lines
+
+
+async def test_what_runs_on_a_node_that_does_not_answer_keeps_its_claim(
+    fake: FakePorts, actuator: LocalActuator
+) -> None:
+    fake.state = claim(fake.state, "dynamo_VllmWorker_1", role="decode", cmd="run", devices=[0], node="far")
+    before = fake.state
+    assert await actuator.reconcile() == ()
+    assert fake.state == before
+    # Its device has the number of one here, and is another one.
+    assert (await actuator.apply(ADD, NO_LIMIT)).done
+    assert fake.state.components["dynamo_VllmWorker_2"].devices == (1,)
+    with pytest.raises(SupervisorError, match="runs on node far, and this is local"):
+        await actuator.apply(RemoveWorker("dynamo_VllmWorker_1", "decode"), NO_LIMIT)
+    assert fake.state.components["dynamo_VllmWorker_1"].devices == (0,)
 
 
 async def test_strange_watchers_are_ended_if_they_have_a_name_of_ours(fake: FakePorts, actuator: LocalActuator) -> None:

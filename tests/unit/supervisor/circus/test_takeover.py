@@ -59,6 +59,13 @@ def test_every_process_is_adopted_or_ended_and_no_watcher_has_two(
     assert set(found.idle) == {name for name, phase in phases.items() if phase is None} - run
 
 
+def test_watchers_of_other_nodes_are_not_started_here() -> None:
+    state = claim(state_of({"ns_A": None}), "ns_B", role="worker", cmd="x", node="far")
+    assert plan_takeover(state, {}).idle == ("ns_A",)
+    # A process of that name is none of theirs.
+    assert plan_takeover(state, {"ns_B": process(10, "ns_B")}).strays == (process(10, "ns_B"),)
+
+
 def test_the_process_of_a_watcher_leads_a_group_and_no_session() -> None:
     launcher, fork = orphan(20, started=5), orphan(10, started=6)
     tracker, engine = orphan(30, group=10, started=1), orphan(40, session=40, started=1)
