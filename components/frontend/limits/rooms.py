@@ -1,6 +1,7 @@
 """What all frontends of a server have under way, in the file that they share (places.py): limits hold for all together.
 
-    the server     connections, requests under way, connections for which there was no room: each by place
+    the server     connections, requests under way, connections for which there was no room, 1 if connections are
+                   accepted: each by place
     room of a model, in any row       number of the model, then by class and place: sequences in flight or held,
                                       requests that are held
 
@@ -29,8 +30,8 @@ _LOCK = 1022
 _WORD = 4
 _SERVER = END // _WORD
 """Where the server's counts begin. Like all that follows in words, of four bytes."""
-_CONNECTIONS, _UNDER_WAY, _CROWDED = (_SERVER + kind * PLACES for kind in range(3))
-_ROWS = _SERVER + 3 * PLACES
+_CONNECTIONS, _UNDER_WAY, _CROWDED, _ACCEPTS = (_SERVER + kind * PLACES for kind in range(4))
+_ROWS = _SERVER + 4 * PLACES
 _CLASSES = len(PriorityClass)
 _NUMBER = MODEL_BYTES // _WORD
 """Words of a row's number."""
@@ -89,7 +90,7 @@ class Rooms:
         self._rows: dict[bytes, int] = {}
         self._own: dict[bytes, Counter[int]] = {}
         self.keys = KeyCounts(places)
-        for at in (_CONNECTIONS, _UNDER_WAY, _CROWDED):
+        for at in (_CONNECTIONS, _UNDER_WAY, _CROWDED, _ACCEPTS):
             self._counts[at + places.own] = 0
         for row in range(MOST_MODELS):
             self._drop(self._row_at(row), places.own)
@@ -136,6 +137,25 @@ class Rooms:
         """Note how many of them this frontend has."""
         self._counts[_CONNECTIONS + self._places.own] = number
 
+    @property
+    def own_connections(self) -> int:
+        """How many this frontend has."""
+        return self._counts[_CONNECTIONS + self._places.own]
+
+    def connections_elsewhere(self) -> list[int]:
+        """The connections of each other frontend that accepts."""
+        if self._places.alone:
+            return []
+        return [self._counts[_CONNECTIONS + place] for place in self._living(_ACCEPTS)]
+
+    def note_accepting(self, accepts: bool) -> None:
+        """Note whether this frontend accepts connections."""
+        self._counts[_ACCEPTS + self._places.own] = accepts
+
+    def note_accepted(self) -> None:
+        """Count a connection that has been accepted, until `note_connections`."""
+        self.note_connections(self.own_connections + 1)
+
     def note_crowded(self) -> None:
         """Have the others end a connection that waits for its client: here there was no room, and none to end."""
         own = _CROWDED + self._places.own
@@ -169,13 +189,17 @@ class Rooms:
 
     def _others(self, at: int) -> int:
         """The sum of a count over the places of all other living frontends."""
+        return sum(self._counts[at + place] for place in self._living(at))
+
+    def _living(self, at: int) -> list[int]:
+        """The places of all other living frontends where this count is not zero. Those of dead ones become zero."""
         places = [place for place, count in enumerate(self._counts[at : at + PLACES].tolist()) if count]
 
         def drop(place: int) -> None:
             self._counts[at + place] = 0
 
         self._places.drop_dead(places, drop)
-        return sum(self._counts[at + place] for place in places if place != self._places.own)
+        return [place for place in places if place != self._places.own and self._counts[at + place]]
 
     def _found(self, number: bytes) -> int | None:
         """Where a model's row is."""

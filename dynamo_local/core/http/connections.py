@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 _C = TypeVar("_C")
 
 GRACE_S = 1.0
 """Time for which a waiting connection need not make room for another one: its client may be about to send."""
+
+
+def is_due(own: int, elsewhere: Collection[int]) -> bool:
+    """Whether a process that has `own` connections may take the next one at once, since it has no more than its part of
+    all. `elsewhere`: those of each other process. Of all processes, some are due."""
+    return own * (len(elsewhere) + 1) <= own + sum(elsewhere)
 
 
 class ConnectionSlots(Generic[_C]):

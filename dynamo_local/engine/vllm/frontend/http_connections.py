@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -36,6 +37,19 @@ class Others(Protocol):
     def other_connections(self) -> int:
         """Their number."""
 
+    @property
+    def own_connections(self) -> int:
+        """The number of this process's."""
+
+    def connections_elsewhere(self) -> Sequence[int]:
+        """The number of connections of each other process that accepts."""
+
+    def note_accepting(self, accepts: bool) -> None:
+        """Tell them whether this process accepts."""
+
+    def note_accepted(self) -> None:
+        """Count a connection of this process that has been accepted, until its number is noted."""
+
     def exclusively(self) -> AbstractContextManager[None]:
         """Let no other process add one meanwhile."""
 
@@ -52,7 +66,16 @@ class Others(Protocol):
 class NoOthers:
     """There is no other process."""
 
-    other_connections = 0
+    other_connections = own_connections = 0
+
+    def connections_elsewhere(self) -> Sequence[int]:
+        return ()
+
+    def note_accepting(self, accepts: bool) -> None:
+        return
+
+    def note_accepted(self) -> None:
+        return
 
     def exclusively(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -73,7 +96,7 @@ class Connections:
     def __init__(self, limits: AdmissionLimits, others: Others | None = None) -> None:
         """`others`: None: there is no other process."""
         self.limits = limits
-        self._others = others or NoOthers()
+        self.others = self._others = others or NoOthers()
         self._looks = self._owes_room = False
         self.room: ConnectionSlots[BoundedProtocol] = ConnectionSlots(_affordable(limits.max_connections))
         self.reserve: ConnectionSlots[BoundedProtocol] = ConnectionSlots(RESERVE)

@@ -31,6 +31,7 @@ from dynamo_local.engine.vllm.patches.check import require
 from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
 
 if TYPE_CHECKING:
+    from dynamo_local.engine.vllm.frontend.accepting import Acceptor
     from dynamo_local.engine.vllm.frontend.http_connections import Others
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class _Serving:
     server: Any
     stop: UvicornStop
     task: asyncio.Task[None]
+    acceptor: Acceptor
 
 
 class HttpServer:
@@ -122,15 +124,17 @@ class HttpServer:
         import uvicorn
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
+        from dynamo_local.engine.vllm.frontend.accepting import acceptor_of
         from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
+        connections = Connections(self._limits, self._others)
         around: Callable[[App], App] = take_outer(app)
         config = uvicorn.Config(
             # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
             around(self._gate(app)),
             # uvicorn would guess wrongly: these layers are no coroutine functions.
             interface="asgi3",
-            http=Connections(self._limits, self._others).protocol,
+            http=connections.protocol,
             ws="none",
             # vLLM's own start and end of an application are of its engine, which this one has not.
             lifespan="off",
@@ -144,8 +148,9 @@ class HttpServer:
         )
         server = NoSignalServer(config)
         stop = UvicornStop(server)
-        task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]), name="http")
-        return _Serving(server, stop, task)
+        # It accepts nothing itself: the acceptor does, which it closes.
+        task = asyncio.get_running_loop().create_task(server.serve(sockets=[]), name="http")
+        return _Serving(server, stop, task, acceptor_of(server, listener, connections.others))
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:
@@ -153,6 +158,8 @@ class HttpServer:
                 await serving.task
                 raise EngineError("the HTTP server ended while it was starting")
             await asyncio.sleep(0.01)
+        serving.server.servers.append(serving.acceptor)
+        serving.acceptor.start()
 
 
 class _AllModels:

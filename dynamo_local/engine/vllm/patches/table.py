@@ -251,7 +251,8 @@ _FRONTEND: Mapping[str, Patch] = {
     ),
     "HTTP connections": Patch(
         file="frontend/http_connections.py",
-        why="uvicorn bounds neither the number of connections nor the time and size of a request's head",
+        why="uvicorn bounds neither the number of connections nor the time and size of a request's head, and of "
+        "several processes on one socket one accepts most",
         test="tests/unit/vllm/frontend/test_http_connections.py::test_a_head_that_does_not_come_ends_the_connection",
         on="CPU and GPU",
         uses=(
@@ -267,6 +268,10 @@ _FRONTEND: Mapping[str, Patch] = {
             f"{_HTTP}:HttpToolsProtocol._unset_keepalive_if_required(self)",
             f"{_HTTP}:HttpToolsProtocol._unsupported_upgrade_warning(self)",
             f"{_HTTP}:STATUS_LINE",
+            "uvicorn.server~self.servers",
+            "uvicorn.server~server_state=self.server_state",
+            "uvicorn.server~app_state=self.lifespan.state",
+            "uvicorn.server~for sock in sockets:",
         ),
         of="uvicorn",
     ),

@@ -99,24 +99,29 @@ class Server:
 
 @asynccontextmanager
 async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[Server]:
+    from dynamo_local.engine.vllm.frontend.accepting import acceptor_of
     from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
     server = Server(limits)
     models = ModelTable([ModelEntry(["m"], lambda: None, limits, server.application)])
     gate = HttpGate(server.application, limits=limits, models=models, is_draining=lambda: False)
+    connections = Connections(limits, others)
     config = uvicorn.Config(
         gate,
         log_level="critical",
         lifespan="off",
-        http=Connections(limits, others).protocol,
+        http=connections.protocol,
         ws="none",
         timeout_keep_alive=60,
     )
     http = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server.port = listener.getsockname()[1]
-        task = asyncio.create_task(http.serve(sockets=[listener]))
+        task = asyncio.create_task(http.serve(sockets=[]))
         await server.until(lambda: http.started)
+        acceptor = acceptor_of(http, listener, connections.others)
+        http.servers.append(acceptor)
+        acceptor.start()
         try:
             yield server
         finally:
