@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import faults
+from benchmarks.async_tasks import burst
 from benchmarks.batches import batch
 from benchmarks.batches import kills as batch_kills
 from benchmarks.disaggregation import disagg, prefill_queue, prefix_pull
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "prefix-pull": Benchmark(prefix_pull.SUMMARY, prefix_pull.add_arguments, prefix_pull.run),
     "migration": Benchmark(migration.SUMMARY, migration.add_arguments, migration.run),
     "rebalance": Benchmark(rebalance.SUMMARY, rebalance.add_arguments, rebalance.run),
+    "task-burst": Benchmark(burst.SUMMARY, burst.add_arguments, burst.run),
     "batch": Benchmark(batch.SUMMARY, batch.add_arguments, batch.run),
     "batch-kills": Benchmark(batch_kills.SUMMARY, batch_kills.add_arguments, batch_kills.run),
     "neighbour": Benchmark(neighbour.SUMMARY, neighbour.add_arguments, neighbour.run),

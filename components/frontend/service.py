@@ -36,6 +36,7 @@ from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Places
 from components.frontend.limits.rooms import Rooms
 from components.frontend.metrics import FrontendMetrics
+from components.frontend.queued import QueuedWork
 from components.frontend.settings import FrontendSettings, limits_of
 from components.frontend.stored.stores import Stores
 from components.frontend.usage import FrontendUsage
@@ -244,6 +245,7 @@ class Frontend(Service):
         around = TaskSurroundings(gate.answer_kept, gate.caller_for, self._settings, calling)
         tasks.keeper = self._tasks = TaskKeeper(self._task_store, around)
         context.tasks.spawn("asynchronous tasks", self._tasks.run())
+        context.tasks.spawn("queued work", QueuedWork(self.served.table, self._tasks.waiting).run())
         return gate
 
     async def _note_secret(self, what: str, why: str) -> None:

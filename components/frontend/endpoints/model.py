@@ -218,7 +218,13 @@ class ServedModel:
         self.scope.announcer.note(counts=self._counts())
 
     def _counts(self) -> Counts:
-        return Counts(migrations=self._migrations, in_flight=self.entry.demand, held=self.entry.line.sequences.total)
+        entry = self.entry
+        return Counts(
+            migrations=self._migrations,
+            in_flight=entry.demand,
+            held=entry.line.sequences.total,
+            queued=entry.queued,
+        )
 
     def _record(self, event: Event) -> None:
         scope = self.scope

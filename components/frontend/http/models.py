@@ -78,6 +78,8 @@ class ModelEntry:
     """Requests that generate, in flight."""
     calls: int = 0
     """Other requests in flight."""
+    queued: int = 0
+    """Asynchronous tasks for the model that no frontend has in hand."""
     conversations: Conversations = field(default_factory=Conversations)
     """What the model has answered, and whether its workers still have it cached."""
     waking: Waking | None = None

@@ -132,6 +132,8 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     included. Unlike the others it falls again."""
     held: int | None = None
     """Sequences among `in_flight` that are held because no worker is ready. Falls again as well."""
+    queued: int | None = None
+    """Asynchronous tasks that no frontend has in hand. All frontends of a revision tell of the same ones."""
 
 
 class Exclusive(msgspec.Struct, frozen=True):

@@ -43,6 +43,11 @@ class FrontendsWatch:
         known = [each.held for each in counts if each is not None and each.held is not None]
         return sum(known) if counts and len(known) == len(counts) else None
 
+    def queued(self, revision: str) -> int:
+        """Asynchronous tasks that no frontend has in hand: they are in one store, which all frontends tell of."""
+        counts = [presence.counts for presence in self._living(revision)]
+        return max((each.queued or 0 for each in counts if each is not None), default=0)
+
     def forget_others(self, revisions: set[str]) -> None:
         """Forget the revisions that are not among these."""
         for revision in self._heard.keys() - revisions:

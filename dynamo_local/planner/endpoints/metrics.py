@@ -99,7 +99,9 @@ class EndpointMetrics:
         if state is None or revision is None:
             return EndpointSeen(view, found, None)
         frontends = self._sources.frontends
-        return EndpointSeen(view, found, frontends.in_flight(revision), frontends.held(revision))
+        return EndpointSeen(
+            view, found, frontends.in_flight(revision), frontends.held(revision), frontends.queued(revision)
+        )
 
     async def _queues(self, serving: dict[str, str]) -> dict[str, QueueReading]:
         """Return the lengths of the prefill queues that can be read, by endpoint."""

@@ -24,8 +24,11 @@ from dynamo_local.core.planning.options import PlannerOptions
 LEFT_ALONE: frozenset[EndpointState] = frozenset({"updating", "failed", "deleting"})
 """States of endpoints in which the server itself changes the workers, or there is no use in more."""
 
-RESTING: frozenset[EndpointState] = frozenset({"parked", "asleep", "waking"})
+RESTING: frozenset[EndpointState] = frozenset({"parked", "asleep"})
 """States of endpoints whose number of workers nobody asks the planner for. They take the devices that they hold."""
+
+WAKING: EndpointState = "waking"
+"""Whether there is a worker is the server's to decide, as many as are needed may start beside it."""
 
 Memories = Mapping[str, Memory]
 """What is remembered of each endpoint, by its name."""
@@ -93,6 +96,8 @@ def _consider(
 ) -> _Considered:
     ordered = {role: _ordered(seen, role, memory, observation.board) for role in roles_of(seen.spec)}
     wants, memory = wants_of(seen, memory, ordered, options)
+    if seen.status.state == WAKING:
+        wants = {role: _never_fewer(want, ordered[role]) for role, want in wants.items()}
     left_alone = seen.status.state in LEFT_ALONE or rests(seen)
     if left_alone:
         memory = memory.without_proposals()
@@ -103,8 +108,14 @@ def _consider(
     return _Considered(seen, wants, pools, memory)
 
 
+def _never_fewer(want: Want, ordered: int) -> Want:
+    if want.workers >= ordered:
+        return want
+    return replace(want, workers=ordered, reason=f"{want.reason}; it is being woken")
+
+
 def rests(seen: EndpointSeen) -> bool:
-    """Whether the endpoint is at rest, or is being woken, which the server alone decides."""
+    """Whether the endpoint is at rest, which the server alone decides."""
     waits = seen.status.state == "waiting" and seen.spec.min_workers == 0
     return waits or seen.status.state in RESTING
 
@@ -114,11 +125,16 @@ def _ordered(seen: EndpointSeen, role: str, memory: Memory, board: int) -> int:
     if seen.status.state in ("failed", "deleting"):
         return 0
     if rests(seen):
+        return _held(seen, role)
+    if seen.status.state == WAKING:
         # A start that is ordered takes its devices at once.
-        held = sum(worker.standing != "retiring" for worker in seen.workers(role))
-        return max(held, seen.ordered(role)) if seen.status.state == "waking" else held
+        return max(_held(seen, role), memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
     # One that still waits for devices may show 0, and gets its minimum without an order.
     return max(memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
+
+
+def _held(seen: EndpointSeen, role: str) -> int:
+    return sum(worker.standing != "retiring" for worker in seen.workers(role))
 
 
 def _pool(seen: EndpointSeen, role: str, want: Want, ordered: int, fixed: bool) -> Pool:

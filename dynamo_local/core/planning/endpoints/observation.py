@@ -16,13 +16,14 @@ class EndpointSeen:
 
     `fleet`: the workers of all its revisions and its prefill queue, observed like those of a graph with the endpoint's
     roles. `in_flight`: requests that frontends have admitted and not finished, waiting ones included. `held`: those of
-    them that wait for a worker.
+    them that wait for a worker. `queued`: asynchronous tasks beside them.
     """
 
     view: EndpointView
     fleet: Observation
     in_flight: int | None
     held: int | None = None
+    queued: int = 0
 
     @property
     def spec(self) -> EndpointSpec:
@@ -51,10 +52,10 @@ class EndpointSeen:
         return self.status.wanted_prefill if role == PREFILL_ROLE else self.status.wanted
 
     def demand(self, role: str) -> int | None:
-        """What the workers of a role have to do now: requests in flight; for prefill workers the jobs in their queue
-        and in their hands. None if that cannot be read."""
+        """What the workers of a role have to do now: requests in flight, and queued tasks; for prefill workers the jobs
+        in their queue and in their hands. None if that cannot be read."""
         if role != PREFILL_ROLE:
-            return self.in_flight
+            return None if self.in_flight is None else self.in_flight + self.queued
         queue = self.fleet.queue
         return None if queue is None else queue.waiting + queue.in_hand
 

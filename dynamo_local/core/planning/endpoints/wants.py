@@ -58,8 +58,10 @@ def _by_concurrency(seen: EndpointSeen, role: str, memory: Memory, ordered: int,
         return Want(ordered, f"hold: {what} cannot be read", figures)
     per_worker = options.prefill_requests_per_worker if prefill else seen.spec.requests_per_worker
     needed = math.ceil(demand.most / per_worker - _ROUNDING)
-    what = "jobs" if prefill else "requests"
-    reason = f"at most {demand.most:g} {what} in flight in {window_s:g} s, {per_worker:g} per worker"
+    what = "jobs in flight" if prefill else "requests in flight"
+    if seen.queued and not prefill:
+        what = "requests in flight and tasks queued"
+    reason = f"at most {demand.most:g} {what} in {window_s:g} s, {per_worker:g} per worker"
     if needed < ordered and demand.watched_s < window_s:
         return Want(ordered, f"{reason}, but they have been watched for {demand.watched_s:.0f} s only", figures)
     return Want(needed, reason, figures)

@@ -28,8 +28,10 @@ class HeardBus:
     async def publish(self, subject: str, data: bytes) -> None:
         assert (subject, data) == (Subjects("ns").probe_of_all, b"")
 
-    async def hear(self, revision: str, watcher: str, in_flight: int | None, role: str = "frontend") -> None:
-        counts = Counts(in_flight=in_flight)
+    async def hear(
+        self, revision: str, watcher: str, in_flight: int | None, role: str = "frontend", queued: int | None = None
+    ) -> None:
+        counts = Counts(in_flight=in_flight, queued=queued)
         presence = Presence(watcher, "Service", role, f"{revision} {watcher}", 1, "ready", counts=counts)
         subject = Subjects("ns", revision).presence(watcher)
         for handler in self.handlers:
@@ -84,3 +86,9 @@ async def test_a_frontend_that_falls_silent_is_unknown(bus: HeardBus, watch: Fro
     await bus.hear("chat@1", "ns_Frontend", 3)
     clock.now = TTL_S + 0.1
     assert watch.in_flight("chat@1") is None
+
+
+async def test_tasks_that_all_frontends_tell_of_are_counted_once(bus: HeardBus, watch: FrontendsWatch) -> None:
+    await bus.hear("chat@1", "f1", 1, queued=30)
+    await bus.hear("chat@1", "f2", 2, queued=29)
+    assert (watch.in_flight("chat@1"), watch.queued("chat@1"), watch.queued("code@1")) == (3, 30, 0)

@@ -42,6 +42,7 @@ def seen(
     running: Iterable[WorkerSeen] | None = None,
     *,
     in_flight: int | None = 0,
+    queued: int = 0,
     queue: QueueReading | None = None,
     wanted: int | None = None,
     wanted_prefill: int = 0,
@@ -54,7 +55,7 @@ def seen(
     told = sum(worker.role != "prefill" for worker in present) if wanted is None else wanted
     status = EndpointStatus(state, wanted=told, wanted_prefill=wanted_prefill)
     fleet = Observation(at, present, queue, dict.fromkeys(roles_of(ordered), "VllmWorker"))
-    return EndpointSeen(EndpointView(ordered, status, created_at, created_at), fleet, in_flight)
+    return EndpointSeen(EndpointView(ordered, status, created_at, created_at), fleet, in_flight, queued=queued)
 
 
 def pull(*endpoints: EndpointSeen, at: float = 0.0, own: int | None = 0, inventory: int = 8) -> EndpointsObservation:
@@ -79,6 +80,7 @@ class LivingEndpoints:
     own: int = 0
     now: float = 0.0
     demands: dict[str, int | None] = field(default_factory=dict)
+    queued: dict[str, int] = field(default_factory=dict)
     states: dict[str, EndpointState] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     memories: Memories = field(default_factory=dict)
@@ -91,6 +93,7 @@ class LivingEndpoints:
                 each,
                 workers(each.name, self.running.setdefault(each.name, each.min_workers)),
                 in_flight=self.demands.get(each.name, 0),
+                queued=self.queued.get(each.name, 0),
                 state=self.states.get(each.name, "ready"),
                 created_at=float(number),
             )

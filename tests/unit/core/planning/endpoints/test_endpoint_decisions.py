@@ -241,11 +241,39 @@ def test_whether_there_is_any_worker_is_never_the_planners_to_decide(
     other = seen(spec("chat"), in_flight=others, created_at=1.0)
     decisions = decided(pull(zero, other))
     order = decisions["zero"].order if "zero" in decisions else None
-    if state in ("parked", "asleep", "waking") or (state == "waiting" and least == 0):
+    if state in ("parked", "asleep") or (state == "waiting" and least == 0):
         assert order is None
         assert f"left alone: it is {state}" in decisions["zero"].reasons
         chat = decisions["chat"].order
         assert chat is None or (chat.workers or 0) <= 8 - held, "it takes the devices that it holds"
     elif order is not None:
         assert order.workers is not None
-        assert order.workers >= 1
+        assert order.workers >= (max(held, 1) if state == "waking" and held <= 8 else 1)
+
+
+@given(in_flight=st.integers(0, 300), queued=st.integers(0, 10_000), per_worker=st.integers(1, 32))
+def test_an_endpoint_that_wakes_gets_the_workers_that_its_queue_needs_at_once(
+    in_flight: int, queued: int, per_worker: int
+) -> None:
+    chat = seen(
+        spec(min_workers=0, max_workers=40, requests_per_worker=per_worker),
+        workers("chat", 1),
+        in_flight=in_flight,
+        queued=queued,
+        state="waking",
+    )
+    order = decided(pull(chat, inventory=64), WIDE)["chat"].order
+    needed = min(40, max(1, -(-(in_flight + queued) // per_worker)))
+    assert order == (None if needed == 1 else ScaleEndpoint("chat", needed))
+
+
+def test_the_highest_queue_of_ten_minutes_counts() -> None:
+    server = LivingEndpoints([spec()], demands={"chat": 0}, queued={"chat": 100})
+    server.pull()
+    assert server.running["chat"] == 7
+    server.queued["chat"] = 0
+    for _ in range(600):
+        server.pull()
+    assert server.running["chat"] == 7
+    server.pull()
+    assert server.running["chat"] == 1
