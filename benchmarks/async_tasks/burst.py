@@ -88,7 +88,8 @@ async def _turn(tasks: int, workers: int, *, from_zero: bool) -> Turn:
             store = _Tasks(server)
             single_s = await store.burst(1)
             if from_zero:
-                await server.dynamo("endpoint", "scale", NAME, "0")
+                if await server.dynamo("scale", f"{NAME}=0") is None:
+                    raise ServerError(f"the endpoint cannot be scaled to 0:\n{server.last_lines()}")
                 await _until(server, "asleep")
             began = time.monotonic()
             drained_s = await store.burst(tasks)
