@@ -22,7 +22,8 @@ VERSION = 1
 _OWNER = "of-"
 """Before the name of an owner, which may be empty."""
 
-_WHOLE = (".running", ".ended")
+_RUNNING, _CANCEL = ".running", ".cancel"
+_WHOLE = (_RUNNING, ".ended")
 
 _ABANDONED_AFTER_S = 60.0
 """Age of a journal that nobody creates any more."""
@@ -53,8 +54,8 @@ class JournalFolder:
         self.path = path
         self._disk = disk
         self._store = StoreFolder(path, what, version, disk)
-        self._seen: dict[str, tuple[int, bool, list[Path]]] = {}
-        """For each owner's folder when it had changed, whether that is settled, and what was to be done there."""
+        self._seen: dict[str, tuple[int, bool, list[str]]] = {}
+        """For each owner's folder when it had changed, whether that is settled, and the names of what is to be done."""
 
     def check(self) -> None:
         """Check the folder, if there is one. Raises StateError if a later release has written it."""
@@ -108,11 +109,12 @@ class JournalFolder:
         running: list[tuple[str, str]] = []
         cancelled: set[str] = set()
         for name in self._store.items():
-            for path in self._unfinished(self.path / name):
-                if path.suffix == ".cancel":
-                    cancelled.add(path.stem)
+            owner = name.removeprefix(_OWNER)
+            for found in self._unfinished(self.path / name):
+                if found.endswith(_CANCEL):
+                    cancelled.add(found.removesuffix(_CANCEL))
                 else:
-                    running.append((name.removeprefix(_OWNER), path.stem))
+                    running.append((owner, found.removesuffix(_RUNNING)))
         return Look(running, cancelled)
 
     def take(self, owner: str, answer: str) -> AnswerJournal | None:
@@ -171,14 +173,16 @@ class JournalFolder:
                     removed += 1
         return removed
 
-    def _unfinished(self, folder: Path) -> list[Path]:
+    def _unfinished(self, folder: Path) -> list[str]:
         before, is_settled, found = self._seen.get(folder.name, (0, False, []))
         with system_errors(f"cannot read {folder}"):
             changed = folder.stat().st_mtime_ns
         if changed == before and is_settled:
             return found
         # What comes right after a look may leave the time as it is: only what was found twice is settled.
-        found = [path for path in _listed(folder) if path.suffix in (".running", ".cancel")]
+        with system_errors(f"cannot list {folder}"), os.scandir(folder) as entries:
+            # By name: there may be thousands, of which most have ended.
+            found = sorted(each.name for each in entries if each.name.endswith((_RUNNING, _CANCEL)))
         self._seen[folder.name] = changed, changed == before, found
         return found
 

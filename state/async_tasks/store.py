@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.async_tasks.records import (
@@ -85,6 +87,7 @@ class TaskStore:
         self._folder = JournalFolder(paths.tasks_dir, "asynchronous tasks", VERSION, disk)
         self._limits = limits or TaskLimits()
         self._clock = clock
+        self._counting = threading.Lock()
         self._counted: dict[str, tuple[float, Kept]] = {}
 
     def check(self) -> None:
@@ -93,11 +96,10 @@ class TaskStore:
 
     def create(self, owner: str, head: TaskHead, body: bytes) -> None:
         """Store a task, which any frontend may take then. Raises StorageFullError: the owner has too many."""
-        self._check_room(owner)
         data = begun(head, body)
+        with self._counting:
+            self._count(owner, len(data))
         self._folder.create(owner, head.task, data).close()
-        at, kept = self._counted[owner]
-        self._counted[owner] = at, Kept(kept.answers + 1, kept.size + len(data))
 
     def find(self, owner: str, task: str) -> Task:
         """Return a task of this owner. Raises ItemAbsentError, DecodeError."""
@@ -128,16 +130,19 @@ class TaskStore:
 
     def cancel(self, owner: str, task: str) -> None:
         """Have whoever has the task end it. Does nothing to one that has ended. Raises ItemAbsentError."""
-        if self._folder.is_running(owner, task):
+        if TASK_ID.fullmatch(task) and self._folder.is_running(owner, task):
             self._folder.ask_to_cancel(owner, task)
-        else:
-            self._check_there(owner, task)
+            return
+        # One that is there and cannot be read has ended.
+        with suppress(DecodeError):
+            self.find(owner, task)
 
     def remove(self, owner: str, task: str) -> None:
         """Remove a task that has ended. Raises ItemAbsentError."""
         if not self._folder.remove(owner, task):
             raise ItemAbsentError(f"no such task: {task[:64]}")
-        self._counted.pop(owner, None)
+        with self._counting:
+            self._counted.pop(owner, None)
 
     def remove_expired(self, now: float) -> int:
         """Remove tasks that ended long ago. Returns how many. `now`: in seconds since 1970."""
@@ -150,23 +155,18 @@ class TaskStore:
                 return owner
         raise ItemAbsentError(f"no such task: {task[:64]}")
 
-    def _check_there(self, owner: str, task: str) -> None:
-        try:
-            self.find(owner, task)
-        except DecodeError:
-            # It is there, and cannot be read.
-            return
-
-    def _check_room(self, owner: str) -> None:
+    def _count(self, owner: str, size: int) -> None:
+        """Count one more task. Raises StorageFullError."""
         found = self._counted.get(owner)
         if found is None or self._clock() - found[0] > _COUNTED_FOR_S:
             found = self._clock(), self._folder.kept(owner)
-            self._counted[owner] = found
         kept, limits = found[1], self._limits
         if kept.answers >= limits.max_tasks:
             why = f"{kept.answers} tasks are kept for this key already (setting max-tasks)"
         elif kept.size >= limits.max_task_bytes:
             why = f"tasks of {kept.size} bytes are kept for this key already (setting max-task-bytes)"
         else:
+            self._counted[owner] = found[0], Kept(kept.answers + 1, kept.size + size)
             return
+        self._counted[owner] = found
         raise StorageFullError(why, "delete some, or wait until they expire")

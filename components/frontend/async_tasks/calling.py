@@ -6,7 +6,9 @@ import asyncio
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from dynamo_local.tasks import finish_in_thread
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 _MAX_LINE_BYTES = 8192
+_LOOK_UPS_AT_ONCE = 4
 _MAX_INTERIM_LINES = 200
 """Of answers that precede the one that counts (status 1xx)."""
 
@@ -44,6 +47,44 @@ class Attempt(NamedTuple):
     is_last: bool
 
 
+class LookUps:
+    """Looks hosts up in threads of its own: one that takes long holds up other look-ups alone, and no exit."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
+
+    async def find(self, target: Target) -> list[str]:
+        """Return the addresses of a host. To be called with a deadline. Raises CallError."""
+        await self._room.acquire()
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def done(addresses: list[str], error: Exception | None) -> None:
+            self._room.release()
+            if found.done():
+                return
+            if error is None:
+                found.set_result(addresses)
+            else:
+                found.set_exception(CallError(f"{target.host[:60]} cannot be found: {error}"))
+
+        def look() -> None:
+            addresses: list[str] = []
+            failure: Exception | None = None
+            try:
+                answers = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+                # Without the zone of an address that holds on one link alone.
+                addresses = [str(each[4][0]).partition("%")[0] for each in answers]
+            except (OSError, UnicodeError) as error:
+                failure = error
+            # The loop may have ended meanwhile.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(done, addresses, failure)
+
+        threading.Thread(target=look, name=f"look-up of {target.host[:60]}", daemon=True).start()
+        return await found
+
+
 class Calling:
     """Calls receivers. `secret`: of the server; blocks. `wall_clock`: what attempts are dated by."""
 
@@ -53,6 +94,7 @@ class Calling:
         self._timeout_s = limits.callback_timeout_s
         self._secret = secret
         self._wall_clock = wall_clock
+        self._look_ups = LookUps()
 
     async def check(self, url: str) -> None:
         """Check that a callback may go there. Raises ConfigError, which says why not."""
@@ -82,13 +124,7 @@ class Calling:
 
     async def _resolve(self, target: Target) -> str:
         """Return the address to call. Raises ConfigError, CallError."""
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise CallError(f"{target.host[:60]} cannot be found: {error}") from error
-        # Without the zone of an address that holds on one link alone.
-        return chosen(target.host, [str(each[4][0]).partition("%")[0] for each in found], self._allowed)
+        return chosen(target.host, await self._look_ups.find(target), self._allowed)
 
 
 async def post(target: Target, address: str, headers: Mapping[str, str], body: bytes) -> int:

@@ -133,5 +133,5 @@ class TasksRest:
 def _priority(order: TaskOrder, headers: HeaderMap, caller: Caller) -> int | Refusal:
     given = headers.get(HEADER_KEY, b"")
     if not given and order.fields.get(FIELD) is None:
-        return TASK_PRIORITY
+        return max(TASK_PRIORITY, caller.priorities.default)
     return priority_asked(order.fields, given, caller.priorities)
