@@ -73,7 +73,8 @@ class TasksRest:
         if scope["method"] == "DELETE":
             return await self._delete(caller.owner, task, keeper)
         try:
-            return (await finish_in_thread(lambda: self._store.find(caller.owner, task))).shown_to_owner()
+            # Results may be large: they are read as JSON in the thread as well.
+            return await finish_in_thread(lambda: self._store.find(caller.owner, task).shown_to_owner())
         except DecodeError:
             return undefined(task)
 
