@@ -86,11 +86,12 @@ async def _turn(tasks: int, workers: int, *, from_zero: bool) -> Turn:
             if not from_zero:
                 await all_ready(server, [spec])
             store = _Tasks(server)
+            await store.are_taken()
+            if from_zero:
+                await _sleep(server)
             single_s = await store.burst(1)
             if from_zero:
-                if await server.dynamo("scale", f"{NAME}=0") is None:
-                    raise ServerError(f"the endpoint cannot be scaled to 0:\n{server.last_lines()}")
-                await _until(server, "asleep")
+                await _sleep(server)
             began = time.monotonic()
             drained_s = await store.burst(tasks)
             return Turn(from_zero, single_s, drained_s, store.failed(), _orders(server, began))
@@ -104,6 +105,22 @@ class _Tasks:
         self._port = server.port
         self._paths = StatePaths(server.state_root, NAMESPACE)
         self._store = TaskStore(self._paths)
+
+    async def are_taken(self) -> None:
+        """Wait until tasks are taken: an endpoint may sleep before the API answers."""
+        deadline = time.monotonic() + _WITHIN_S
+        while True:
+            try:
+                await self._order(1)
+                break
+            except (OSError, asyncio.IncompleteReadError, ServerError):
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
+        while not self._ended():
+            if time.monotonic() > deadline:
+                raise ServerError(f"the first task has not ended after {_WITHIN_S:g} s")
+            await asyncio.sleep(_LOOK_S)
 
     async def burst(self, number: int) -> float:
         """Order so many tasks at once. Returns the seconds until all have ended."""
@@ -136,6 +153,12 @@ class _Tasks:
                 text = await reader.readexactly(length)
                 if b" 200 " not in answer.splitlines()[0]:
                     raise ServerError(f"a task was not taken: {text.decode(errors='replace')}")
+
+
+async def _sleep(server: Server) -> None:
+    if await server.dynamo("scale", f"{NAME}=0") is None:
+        raise ServerError(f"the endpoint cannot be scaled to 0:\n{server.last_lines()}")
+    await _until(server, "asleep")
 
 
 async def _until(server: Server, state: str) -> None:
