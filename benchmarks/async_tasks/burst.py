@@ -183,7 +183,7 @@ def _orders(server: Server, began: float) -> tuple[tuple[float, int], ...]:
     return tuple(
         (round(each["at"] - began, 1), each["order"]["workers"])
         for each in decisions
-        if each.get("endpoint") == NAME and each["order"] is not None and each["at"] >= began
+        if each.get("endpoint") == NAME and each.get("order") is not None and each["at"] >= began
     )
 
 
