@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -94,19 +95,19 @@ class Turn:
 
 
 class EngineTimes:
-    """When the engines of a server had the tokens of its requests, by the times that their workers tell."""
+    """When the engines of a server had the tokens of its requests, by when they came from there."""
 
     def __init__(self) -> None:
         self._seen: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         """By request: when how many tokens left its engine."""
 
     async def follow(self, log: PresenceLog) -> None:
-        await log.watch_tokens(self.take)
+        await log.watch_tokens(lambda batch: self.take(batch, time.monotonic()))
 
-    def take(self, batch: TokenBatch) -> None:
+    def take(self, batch: TokenBatch, at: float) -> None:
         for delta in batch.deltas:
             if delta.token_ids:
-                self._seen[delta.request_id].append((batch.timestamp, len(delta.token_ids)))
+                self._seen[delta.request_id].append((at, len(delta.token_ids)))
 
     def view(self, seconds: float) -> EngineView:
         """The first `seconds` of what was seen since the last call."""

@@ -149,7 +149,7 @@ async def _pull(
     prefix = reader.engine.prefix(prompt, None, None)
     if prefix is None:
         raise ServerError("the reader pulls nothing")
-    question = PinQuestion(f"{draw.getrandbits(64):x}", prefix.fingerprint, prefix.hashes, time.monotonic() + _PIN_S)
+    question = PinQuestion(f"{draw.getrandbits(64):x}", prefix.fingerprint, prefix.hashes, _PIN_S)
     answer, _ = await asyncio.gather(source.engine.pin(question), reader.engine.cached(prefix))
     asked_s = time.monotonic() - begin
     begun_at = time.monotonic()

@@ -133,7 +133,7 @@ class BusDispatcher:
         for delta in accepted:
             self.table.record(delta)
         if accepted:
-            self.table.outputs.put_nowait(Outputs(batch.timestamp, tuple(accepted)))
+            self.table.outputs.put_nowait(Outputs(now, tuple(accepted)))
         for delta in accepted:
             if delta.finish is not None:
                 await self.table.remove([delta.request_id])

@@ -86,11 +86,11 @@ class ModelRouting:
             return Routed(Assignment(None, needs_blocks=needs_blocks))
         worker, cached = choice.worker, choice.cached
         uncached = None if cached is None else max(request.tokens - cached, 0)
-        self.ledger.charge(
+        order = self.ledger.charge(
             request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
         self._caches.assigned(worker, blocks)
-        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks, at=now)
+        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks, order=order)
         return Routed(assignment, choice.costs)
 
     def _source(self, choice: RoutingChoice) -> str | None:
@@ -131,14 +131,15 @@ class ModelRouting:
         worker, blocks = charged.charge.worker, charged.blocks if self.policy.needs_blocks else b""
         # Charges of workers that are gone would never be released.
         if self._fleet.view.get(worker) is not None:
-            self.ledger.take_over(charged.frontend, charged.charge, blocks)
+            self.ledger.take_over(charged.frontend, charged.charge, time.monotonic(), blocks)
             self._caches.assigned(worker, blocks)
 
     def settle(self, message: Charges) -> None:
         """Take a frontend's own account for its charges."""
         # Charges of workers that are gone would never be released.
         charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]
-        self.ledger.settle(message.frontend, charges, time.monotonic() - UNDER_WAY_S)
+        now = time.monotonic()
+        self.ledger.settle(message.frontend, charges, now - UNDER_WAY_S, now)
 
     def empty_for_s(self) -> float:
         """For how long it has had no process, by the calls of this method."""

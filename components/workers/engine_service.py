@@ -267,7 +267,7 @@ class EngineService:
                 deltas.append(error_delta(request, "the worker does not know the request", refused=True))
             else:
                 deltas += kept.since(request, progress.position)
-        await self._publish(question.frontend, time.monotonic(), tuple(deltas))
+        await self._publish(question.frontend, tuple(deltas))
 
     async def _drop(self, requests: list[RequestEpoch]) -> None:
         left = self._forget(requests)
@@ -340,7 +340,7 @@ class EngineService:
             if delta.finish is not None:
                 self._epoch_events.computed(request)
         for frontend, theirs in by_frontend.items():
-            await self._publish(frontend, step.timestamp, tuple(theirs))
+            await self._publish(frontend, tuple(theirs))
         # A request computes its first token only when the blocks that it pulls have been read.
         await self._kv_puller.done(begun)
         await self._migration_target.begun(begun)
@@ -350,10 +350,10 @@ class EngineService:
     async def _send_error(
         self, request: RequestEpoch, frontend: str, why: str, *, refused: bool = False, fault: Fault | None = None
     ) -> None:
-        await self._publish(frontend, time.monotonic(), (error_delta(request, why, refused=refused, fault=fault),))
+        await self._publish(frontend, (error_delta(request, why, refused=refused, fault=fault),))
 
-    async def _publish(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> None:
-        too_large = await self._sender.send(frontend, timestamp, deltas)
+    async def _publish(self, frontend: str, deltas: tuple[TokenDelta, ...]) -> None:
+        too_large = await self._sender.send(frontend, deltas)
         if too_large:
             await self._drop(too_large)
 

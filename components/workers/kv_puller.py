@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 from uuid import uuid4
 
@@ -16,6 +15,7 @@ from dynamo_local.core.messages.kv import PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Engine, Prefix, PulledPrefix
 from dynamo_local.process.context import ServiceContext
+from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
 
@@ -59,15 +59,18 @@ class KvPuller:
         hashes = prefix.hashes[:_MAX_BLOCKS]
         pin = uuid4().hex
         pulled: PulledPrefix | None = None
-        question = PinQuestion(pin, prefix.fingerprint, hashes, time.monotonic() + PIN_S, prefix.rest)
+        question = PinQuestion(pin, prefix.fingerprint, hashes, PIN_S, prefix.rest, machine_id())
         try:
             # Concurrently: each of the two engines answers only when its step under way has ended.
             answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
-            if answer.refused is not None:
+            refused = answer.refused
+            if answer.blocks > 0 and answer.machine != question.machine:
+                refused = "it is of another machine, whose clock says nothing here"
+            if refused is not None:
                 _log.warning(
-                    "worker %s lends no KV to request %s, whose prefix is computed: %s", source, request, answer.refused
+                    "worker %s lends no KV to request %s, whose prefix is computed: %s", source, request, refused
                 )
-            if answer.blocks > cached:
+            elif answer.blocks > cached:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
         finally:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion
 from dynamo_local.core.ports import Engine
 from dynamo_local.process.context import ServiceContext
+from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,9 @@ class KvSource:
         if self._is_parked():
             await answer.send(PinAnswer(0, refused="nothing is cached there: the worker is parked"))
             return
+        if (refused := _refused(question.machine)) is not None:
+            await answer.send(PinAnswer(0, refused=refused))
+            return
         # Not awaited: a pin waits for the engine steps under way, and other readers are not to wait for it.
         self._context.tasks.spawn(f"pin {question.pin}", self._pin(question, answer))
 
@@ -56,8 +62,16 @@ class KvSource:
             # The boundary of a pin request: an error in one must not end the process.
             _log.exception("blocks could not be pinned for %s", question.pin)
             pinned = PinAnswer(0, refused="the engine could not pin the blocks")
-        await answer.send(pinned)
+        await answer.send(msgspec.structs.replace(pinned, machine=question.machine))
 
     def _block_size(self) -> int:
         engine = self._context.announcer.presence.engine
         return 0 if engine is None else engine.block_size
+
+
+def _refused(reader: str) -> str | None:
+    """Why nothing is pinned for a reader of this machine. Both ends of a read go by one clock: with another, the reader
+    would take blocks for its own that the source has reused."""
+    if not machine_id():
+        return "which machine it is on cannot be told: /proc/sys/kernel/random/boot_id cannot be read"
+    return None if reader == machine_id() else "it is on another machine, and KV is read on one machine alone"

@@ -123,7 +123,7 @@ class MigrationTarget:
             request.request_id,
             request.frontend,
             blocks=-(-(request.tokens + 1) // engine.block_size),
-            until=min(request.until, time.monotonic() + MAX_RESERVATION_S),
+            until=time.monotonic() + min(request.keep_s, MAX_RESERVATION_S),
             free_slots=engine.max_num_seqs - running,
             free_blocks=int(engine.kv_blocks * (1 - used)),
         )
@@ -149,6 +149,7 @@ class MigrationTarget:
         await answer.send(outcome)
 
     async def _warm(self, request: Warm) -> MigrationAnswer:
+        until = time.monotonic() + request.within_s
         if not self._reservations.expects(request.request_id):
             return MigrationAnswer("there is no reservation for the request")
         if self._warming > MAX_WARMING:
@@ -169,7 +170,7 @@ class MigrationTarget:
             hold_s=max(self._reservations.until(request.request_id) - time.monotonic(), 0.0),
         )
         warm = RequestEpoch(work.request_id, work.epoch)
-        outcome = await self._warm_requests.run(work, request.until, lambda: self._submit(request, work))
+        outcome = await self._warm_requests.run(work, until, lambda: self._submit(request, work))
         if outcome.refused is not None:
             await self._cancel([warm])
         else:

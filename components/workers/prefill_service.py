@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 
 from components.workers.engine_service import EngineService
@@ -112,17 +111,16 @@ class PrefillService:
 
     async def _begin(self, job: TakenJob) -> EpochListener | None:
         """Submit the job's request to the engine, if its frontend grants the claim."""
-        if time.monotonic() > job.job.deadline:
-            await job.end("its deadline has passed")
-            return None
         claim = PrefillClaim(job.job.job, job.job.request_id, self._context.lease, job.delivery)
         subject = self._context.subjects.claims(job.job.frontend)
         try:
             work = (await self._context.bus.ask(subject, claim, PrefillGrant, timeout_s=_CLAIM_S)).work
         except (BusError, DecodeError) as error:
-            # The queue delivers the job again after ACK_WAIT_S, until its deadline has passed. Given back, it would be
-            # delivered again at once.
+            # The queue delivers the job again after ACK_WAIT_S, until it is void. Given back, it would be delivered
+            # again at once.
             _log.warning("the prefill of request %s cannot be claimed: %s", job.job.request_id, error)
+            if job.least_age_s >= job.job.valid_s:
+                await job.end("nobody answers for it, and it is void")
             return None
         if work is None:
             await job.end("its frontend does not need it any more")

@@ -70,6 +70,12 @@ class TakenJob:
         self._reply = reply
         self._settled = False
 
+    @property
+    def least_age_s(self) -> float:
+        """The job has been published for at least so long, by the number of its deliveries: no clock that this process
+        shares with its frontend says how long."""
+        return (self.delivery - 1) * ACK_WAIT_S
+
     async def keep_alive(self) -> None:
         """Tell the queue that the job is being worked on. To be called every `KEEP_ALIVE_S`."""
         if self._settled:

@@ -23,7 +23,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.fleet.view import TTL_S, Change, FleetView
-from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence
+from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence, as_received, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 
@@ -49,7 +49,8 @@ class Announcer:
         self._probes = {subjects.probe, subjects.probe_of_all}
         self._presence = presence
         self._changed = asyncio.Event()
-        self._changed_at = time.monotonic()
+        self._changed_at = self._told_at = time.monotonic()
+        self._told = presence
 
     @property
     def presence(self) -> Presence:
@@ -77,10 +78,14 @@ class Announcer:
             if was.quiet:
                 self._changed.set()
 
-    async def announce(self) -> None:
-        """Publish now. A failure is logged, not raised: the next beat publishes again."""
+    async def announce(self, *, anew: bool = False) -> None:
+        """Publish now. A failure is logged, not raised: the next beat publishes again. `anew`: a process that has not
+        heard the last announcement listens."""
+        now = time.monotonic()
+        if anew or self._presence != self._told:
+            self._told, self._told_at = self._presence, now
         try:
-            await self._bus.send(self._subject, self._presence)
+            await self._bus.send(self._subject, as_sent(self._presence, now, self._told_at))
         except BusError as error:
             _log.warning("this process could not announce itself on NATS, and will try again: %s", error)
 
@@ -88,7 +93,7 @@ class Announcer:
         """Publish at every beat and change until cancelled."""
 
         async def on_probe(_: Message) -> None:
-            await self.announce()
+            await self.announce(anew=True)
 
         for probe in self._probes:
             await self._bus.subscribe(probe, on_probe)
@@ -213,7 +218,8 @@ class FleetWatch:
         if last is not None and last[0] == message.data and self.view.heard_again(last[1], now):
             return
         try:
-            presence = codec.decode(message.data, Presence)
+            # `clock` is for silence alone: who looks at a load goes by CLOCK_MONOTONIC.
+            presence = as_received(codec.decode(message.data, Presence), time.monotonic())
         except DecodeError as error:
             _log.warning("the announcement of a process on %s cannot be read: %s", message.subject, error)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Set
 from contextlib import suppress
@@ -18,7 +19,7 @@ import msgspec
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Presence, as_received
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 
@@ -122,7 +123,7 @@ async def _next_presence(reader: StreamReader, writer: StreamWriter) -> Presence
     _, _, subscription, *_, size = line.split()
     data = await reader.readexactly(int(size) + len(b"\r\n"))
     try:
-        presence = codec.decode(data[:-2], Presence)
+        presence = as_received(codec.decode(data[:-2], Presence), time.monotonic())
         # A frontend announces itself in each revision that it serves, beside its presence as a process of the graph.
         is_repeated = subscription == _OF_ENDPOINTS.encode() and not parse_watcher(presence.watcher).revision
     except (ConfigError, DecodeError) as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
+from state.machine.identity import machine_id
 from state.machine.processes import start_time
 from state.machine.threads import times_of_all
 
@@ -38,8 +39,9 @@ class Starvation:
         self._seen: dict[str, _Seen] = {}
 
     def look(self, silent: Iterable[Presence]) -> frozenset[str]:
-        """Return the leases of those that are starved. Costs nothing while no process is silent."""
-        looks = ((presence, self._look(presence)) for presence in silent)
+        """Return the leases of those that are starved. Costs nothing while no process is silent. A pid of another
+        machine says nothing here."""
+        looks = ((presence, self._look(presence)) for presence in silent if presence.machine in ("", machine_id()))
         self._seen = {presence.lease: seen for presence, seen in looks if seen is not None}
         return frozenset(lease for lease, seen in self._seen.items() if seen.at <= seen.starved_until)
 

@@ -140,7 +140,6 @@ class PlannerPublisher:
             watcher=self._watcher,
             policy=self._options.policy,
             acts=not self._options.no_operation,
-            at=latest.at,
             roles=() if observation is None else _roles(observation),
             devices=latest.devices,
             max_devices=max_devices,

@@ -36,6 +36,7 @@ from dynamo_local.tasks import TaskGuard
 from state.devices.holding import Bound, occupy
 from state.files import DiskError
 from state.locks import LockTimeoutError
+from state.machine.identity import machine_id
 from state.machine.processes import this_process
 from state.paths import Sockets
 from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
@@ -228,6 +229,7 @@ class ServiceProcess:
             pid=os.getpid(),
             state="starting",
             started_at=time.monotonic(),
+            machine=machine_id(),
         )
 
 

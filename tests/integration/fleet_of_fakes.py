@@ -138,7 +138,7 @@ class FakeWorker:
 
     async def send_all(self, frontend: str, *deltas: TokenDelta) -> None:
         self._seq += 1
-        batch = TokenBatch(self.lease, self._seq, 1.0, deltas)
+        batch = TokenBatch(self.lease, self._seq, deltas)
         await self._bus.send(self._subjects.tokens(frontend), batch)
 
     async def _on_cached(self, _: CachedQuestion, answer: Answer) -> None:

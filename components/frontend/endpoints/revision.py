@@ -26,6 +26,7 @@ from dynamo_local.core.names import Watcher, endpoint_of
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.tasks import TaskGuard
+from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class FrontendIdentity:
             "starting",
             counts=Counts(in_flight=0, held=0),
             started_at=time.monotonic(),
+            machine=machine_id(),
         )
         return ModelScope(bus, subjects, self.lease, TaskGuard(), Announcer(bus, subjects, presence), self.private_dir)
 

@@ -41,14 +41,17 @@ class MigrationExecutor:
         migration = Migration(self._seen(live, state), state.destination, limits)
         step_s = live.pace.step_s
         refused: str | None = None
-        while not isinstance(action := migration.advance(self._seen(live, state), time.monotonic(), refused), Finished):
+        while not isinstance(
+            action := migration.advance(self._seen(live, state), now := time.monotonic(), refused), Finished
+        ):
             refused = None
             match action:
                 case protocol.Reserve():
-                    question = Reserve(live.request_id, self._link.frontend, action.tokens, action.until, state.floor)
+                    keep_s = action.until - now
+                    question = Reserve(live.request_id, self._link.frontend, action.tokens, keep_s, state.floor)
                     refused = await self._ask(live, state, migration, question, self.limits.reserve_s)
                 case protocol.Warm():
-                    refused = await self._ask(live, state, migration, self._warm(live, action), self.limits.warm_s)
+                    refused = await self._ask(live, state, migration, self._warm(live, action, now), self.limits.warm_s)
                 case protocol.Await():
                     await _changed(state, action.until)
                 case protocol.Cut():
@@ -63,7 +66,7 @@ class MigrationExecutor:
         is_there = self._table.placer.is_routable(state.destination)
         return LogSeen(log.epoch, log.worker, live.tokens, is_live, is_there)
 
-    def _warm(self, live: LiveRequest, action: protocol.Warm) -> Warm:
+    def _warm(self, live: LiveRequest, action: protocol.Warm, now: float) -> Warm:
         assert live.log.worker is not None, "only a request that a worker has is migrated"
         context = [*live.request.prompt_token_ids, *live.log.tokens][: action.tokens]
         request = live.request
@@ -71,7 +74,7 @@ class MigrationExecutor:
             live.request_id,
             live.log.worker,
             context,
-            action.until,
+            action.until - now,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             priority=request.priority,

@@ -124,8 +124,8 @@ class RouterAssigner:
             # The router's view of the fleet is older than this one: it has just started, or has hung.
             return await self._fallback.assign(request)
         uncached = None if assignment.cached is None else max(request.tokens - assignment.cached, 0)
-        charge = Charge(request.request_id, worker, request.tokens, uncached, assignment.at)
-        self._fallback.ledger.take_over(self._frontend, charge)
+        charge = Charge(request.request_id, worker, request.tokens, uncached, order=assignment.order)
+        self._fallback.ledger.take_over(self._frontend, charge, time.monotonic())
         if assignment.tell:
             await self._tell(Charged(self._frontend, charge, request.blocks))
         return assignment
@@ -172,7 +172,7 @@ class RouterAssigner:
             await self._report_charges()
 
     async def _report_charges(self) -> None:
-        charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend))
+        charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend, time.monotonic()))
         try:
             await self._bus.send(self._subjects.charges, charges)
         except BusError as error:

@@ -158,8 +158,9 @@ class PrefillJobs:
 
     async def publish(self, request: Request, job: Job) -> None:
         """Put the job into the prefill queue. Raises BusError."""
+        valid_s = job.deadline - time.monotonic()
         await self._queue.publish(
-            PrefillJob(job.id, request.request_id, self._lease, job.tokens, job.deadline, request.priority)
+            PrefillJob(job.id, request.request_id, self._lease, job.tokens, valid_s, request.priority)
         )
 
     def take_turns(self, request: Request, job: Job) -> None:

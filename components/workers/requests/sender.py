@@ -21,11 +21,11 @@ class TokenSender:
         self._context = context
         self._sequence: Counter[str] = Counter()
 
-    async def send(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
+    async def send(self, frontend: str, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
         """Publish deltas. Returns requests that were failed, because one delta of theirs is too large for the bus."""
-        data = codec.encode(TokenBatch(self._context.lease, self._sequence[frontend] + 1, timestamp, deltas))
+        data = codec.encode(TokenBatch(self._context.lease, self._sequence[frontend] + 1, deltas))
         if len(data) > self._context.bus.max_payload:
-            return await self._send_parts(frontend, timestamp, deltas)
+            return await self._send_parts(frontend, deltas)
         self._sequence[frontend] += 1
         try:
             await self._context.bus.publish(self._context.subjects.tokens(frontend), data)
@@ -34,14 +34,14 @@ class TokenSender:
             _log.warning("tokens for frontend %s could not be sent: %s", frontend, error)
         return []
 
-    async def _send_parts(self, frontend: str, timestamp: float, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
+    async def _send_parts(self, frontend: str, deltas: tuple[TokenDelta, ...]) -> list[RequestEpoch]:
         if len(deltas) > 1:
             middle = len(deltas) // 2
-            too_large = await self.send(frontend, timestamp, deltas[:middle])
-            return too_large + await self.send(frontend, timestamp, deltas[middle:])
+            too_large = await self.send(frontend, deltas[:middle])
+            return too_large + await self.send(frontend, deltas[middle:])
         request = RequestEpoch(deltas[0].request_id, deltas[0].epoch)
         why = _too_large(deltas[0], self._context.bus.max_payload)
-        await self.send(frontend, timestamp, (error_delta(request, why, fault="request"),))
+        await self.send(frontend, (error_delta(request, why, fault="request"),))
         return [request]
 
     def forget(self, frontend: str) -> None:

@@ -20,13 +20,13 @@ _MAX_RESENT = 64
 
 
 class Unacknowledged:
-    """Looks after the outbox of one worker. `drop` forgets requests; `publish(frontend, now, deltas)` sends deltas."""
+    """Looks after the outbox of one worker. `drop` forgets requests; `publish(frontend, deltas)` sends deltas."""
 
     def __init__(
         self,
         outbox: Outbox,
         drop: Callable[[list[RequestEpoch]], Awaitable[None]],
-        publish: Callable[[str, float, tuple[TokenDelta, ...]], Awaitable[None]],
+        publish: Callable[[str, tuple[TokenDelta, ...]], Awaitable[None]],
         resend_after_s: float,
     ) -> None:
         self._outbox = outbox
@@ -38,4 +38,4 @@ class Unacknowledged:
         """Send again, or drop, the deltas whose time has come."""
         await self._drop(self._outbox.finished_before(now - UNACKNOWLEDGED_S))
         for frontend, end in self._outbox.resend_ends(now, now - self._resend_after_s, _MAX_RESENT):
-            await self._publish(frontend, now, (end,))
+            await self._publish(frontend, (end,))

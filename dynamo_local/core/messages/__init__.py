@@ -22,6 +22,8 @@
     frontend           -> server         WakeEndpoint      requests wait for an endpoint (answer: EndpointsAnswer)
     planner            -> all            PlannerReport     what the planner observes and decides
 
-Times are seconds. `timestamp`s are CLOCK_MONOTONIC, which all processes of a machine share. Positions are 0-based
-indices into a request's output. Lengths and loads are in tokens unless the name says otherwise.
+Times are seconds. Each process has a clock of its own (CLOCK_MONOTONIC), so messages tell durations and ages, never a
+moment of that clock; the receiver counts from the arrival. The one exception is between processes that have made sure
+that they share a clock (PinAnswer.until). Unix time is only shown. Positions are 0-based indices into a request's
+output. Lengths and loads are in tokens unless the name says otherwise.
 """

@@ -30,24 +30,28 @@ MOST_REST = 4096
 
 
 class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Order to keep those leading blocks with these hashes that are cached until `until` (CLOCK_MONOTONIC, s).
+    """Order to keep those leading blocks with these hashes that are cached, for `keep_s` seconds.
 
     `fingerprint` is the reader's. KV is read only between engines with the same one, which covers all that gives KV its
-    meaning.
+    meaning. `machine` is the reader's (state/machine/identity.py). KV is read only on one machine: both ends go by
+    `PinAnswer.until`.
     """
 
     pin: str
     """Name of the pin, new for each question."""
     fingerprint: str
     hashes: tuple[bytes, ...]
-    until: float
+    keep_s: float
     rest: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_REST)] = ()
     """Tokens behind these blocks. Their KV is pinned as well if a request that runs at the source has it."""
+    machine: str = ""
+    """Empty: not known, and the same as no other."""
     v: int = VERSION
 
 
 class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Confirms that `blocks` leading blocks are written, and are not reused before `until` unless they are unpinned.
+    `until` is a moment of the clock of `machine`, which both processes share (CLOCK_MONOTONIC, s).
 
     With blocks == 0 nothing is pinned, and `refused` says why. `rest` > 0: one more block is pinned, with the KV of so
     many tokens; a running request goes on writing to it. `handle` tells the reader's engine where to read, in a format
@@ -59,6 +63,7 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     handle: msgspec.Raw = msgspec.Raw(b"\xc0")
     refused: str | None = None
     rest: int = 0
+    machine: str = ""
     v: int = VERSION
 
 

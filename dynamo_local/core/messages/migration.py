@@ -8,7 +8,7 @@ from dynamo_local.core.codec import VERSION
 
 
 class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
-    """Order to reserve a run slot and blocks for `tokens` tokens until `until` (CLOCK_MONOTONIC, s).
+    """Order to reserve a run slot and blocks for `tokens` tokens, for `keep_s` seconds.
 
     The reservation ends earlier when the request is submitted, when it is cancelled, and when `frontend`, whose request
     it is, is gone. A second one for the same request replaces the first.
@@ -20,7 +20,7 @@ class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
     request_id: str
     frontend: str
     tokens: int
-    until: float
+    keep_s: float
     floor: float | None = None
     v: int = VERSION
 
@@ -29,13 +29,13 @@ class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
     """Order to get the KV of `token_ids`: pull the full blocks from `source`, compute the rest. There must be a
     reservation for the request, for as long as which the KV is held. Answered when the KV is there.
 
-    After `until` (CLOCK_MONOTONIC, s) the frontend does not wait for the answer any more.
+    The frontend waits for the answer for `within_s` seconds.
     """
 
     request_id: str
     source: str
     token_ids: list[int]
-    until: float
+    within_s: float
     cache_salt: str | None = None
     adapter: str | None = None
     priority: int = 0

@@ -68,8 +68,6 @@ class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str
     acts: bool
     """Whether the planner applies its decisions, or only observes."""
-    at: float
-    """CLOCK_MONOTONIC, in seconds."""
     roles: tuple[RoleReport, ...]
     devices: float | None
     max_devices: int

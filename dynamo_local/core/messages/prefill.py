@@ -11,15 +11,15 @@ from dynamo_local.core.messages.work import Submit
 class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request of `frontend` whose prompt is to be prefilled. The worker that takes the job claims the request there.
 
-    `job` is new for every publication. After `deadline` (CLOCK_MONOTONIC, s) the job is void. `priority` is that of
-    the request.
+    `job` is new for every publication. The job is void once it is older than `valid_s` seconds, which its frontend
+    knows, and is asked. `priority` is that of the request.
     """
 
     job: str
     request_id: str
     frontend: str
     tokens: int
-    deadline: float
+    valid_s: float
     priority: int = 0
     v: int = VERSION
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,6 +11,10 @@ from dynamo_local.core.codec import VERSION
 
 ProcessState = Literal["starting", "ready", "parked", "draining", "failed"]
 """`parked`: a worker whose engine is paused and has given its KV cache back; it takes requests once it is woken."""
+
+
+OwnClock = Annotated[float | None, msgspec.Meta(description="of this process's clock")]
+"""A moment of this process's own clock (CLOCK_MONOTONIC, s). Never in a message: see `as_sent` and `as_received`."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,14 +56,14 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     """Share of KV blocks that requests use, 0 to 1, without blocks that are only pinned for readers."""
     kv_pinned: float | None = None
     """Share of KV blocks that are kept only by pins, or for finished prefills, 0 to 1."""
-    at: float | None = None
-    """Time of measurement (CLOCK_MONOTONIC, s). The load of an engine that hangs is repeated, and stale by this."""
+    at: OwnClock = None
+    """Time of measurement. The load of an engine that hangs is repeated, and stale by this."""
     head_tokens: int | None = None
     """KV cache that the first waiting request needs to begin, in tokens; 0: no request waits."""
     head_priority: int | None = None
     """Priority of that request; None: none waits, or it is not known which."""
-    head_since: float | None = None
-    """Since when it is the first (CLOCK_MONOTONIC, s)."""
+    head_since: OwnClock = None
+    """Since when it is the first."""
     by_class: tuple[ClassUsage, ...] | None = None
     """Running requests by class; classes of which none runs are left out."""
     preempted_tokens: int | None = None
@@ -66,6 +71,10 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     in tokens."""
     recomputed_tokens: int | None = None
     """Sum over all preemptions since the worker started of the contexts whose KV was given up, in tokens."""
+    age_s: float | None = None
+    """In messages, instead of `at`: time since the measurement, when the message was sent."""
+    head_age_s: float | None = None
+    """In messages, instead of `head_since`: for how long it had been the first."""
 
 
 class EndedMigrations(msgspec.Struct, frozen=True, array_like=True):
@@ -165,10 +174,45 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: Counts | None = None
     exclusive: Exclusive | None = None
     """Set by workers only."""
-    started_at: float | None = None
-    """CLOCK_MONOTONIC when the process started, in seconds."""
+    started_at: OwnClock = None
+    """When the process started."""
     quiet: bool = False
+    machine: str = ""
+    """Machine of the process (state/machine/identity.py); empty: not known."""
+    up_s: float | None = None
+    """In messages, instead of `started_at`: for how long the process had been running."""
     v: int = VERSION
+
+
+def as_sent(presence: Presence, now: float, up_at: float) -> Presence:
+    """A presence as a message that is sent at `now`, with ages instead of moments of this process's clock.
+
+    `up_s` is as of `up_at`: a presence that says nothing new is sent with the same bytes, by which it is known.
+    """
+    load = presence.load
+    if load is not None:
+        load = msgspec.structs.replace(
+            load, at=None, head_since=None, age_s=_age(load.at, now), head_age_s=_age(load.head_since, now)
+        )
+    return msgspec.structs.replace(presence, load=load, started_at=None, up_s=_age(presence.started_at, up_at))
+
+
+def as_received(presence: Presence, now: float) -> Presence:
+    """Inverse of `as_sent` for a message that arrived at `now`: moments of the receiver's clock instead of ages."""
+    load = presence.load
+    if load is not None:
+        load = msgspec.structs.replace(
+            load, at=_moment(load.age_s, now), head_since=_moment(load.head_age_s, now), age_s=None, head_age_s=None
+        )
+    return msgspec.structs.replace(presence, load=load, started_at=_moment(presence.up_s, now), up_s=None)
+
+
+def _age(moment: float | None, now: float) -> float | None:
+    return None if moment is None else max(now - moment, 0.0)
+
+
+def _moment(age_s: float | None, now: float) -> float | None:
+    return None if age_s is None or not math.isfinite(age_s) else now - max(age_s, 0.0)
 
 
 class LeaseRevoked(msgspec.Struct, frozen=True):

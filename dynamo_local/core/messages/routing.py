@@ -38,8 +38,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the router's policy looks at `AssignRequest.blocks`."""
     route: RouteRow | None = None
     """What was weighed. None: not asked for."""
-    at: float = 0.0
-    """When it was made (CLOCK_MONOTONIC, s)."""
+    order: int = 0
+    """See Charge."""
     tell: bool = False
     """Whether there are further routers, which are to be told (Charged)."""
     v: int = VERSION
@@ -56,8 +56,10 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     tokens: int
     uncached: int | None = None
-    at: float = 0.0
-    """When it was assigned (CLOCK_MONOTONIC, s)."""
+    age_s: float = 0.0
+    """Time since the assignment, when the message was sent."""
+    order: int = 0
+    """Number of the assignment: higher than those of all assignments that its router had heard of."""
 
 
 class Charged(msgspec.Struct, frozen=True, omit_defaults=True):

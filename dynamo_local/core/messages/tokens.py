@@ -82,7 +82,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     cached_tokens: int | None = None
     """Prompt tokens found in the worker's cache; set once, with the first token."""
     events: tuple[tuple[int, float], ...] = ()
-    """Scheduling events (kind, timestamp): 1 queued, 2 scheduled, 3 preempted."""
+    """Scheduling events (kind, age): 1 queued, 2 scheduled, 3 preempted; so many seconds before the end of the engine
+    step that the delta came with."""
     created_tokens: int = 0
     """Prompt tokens that the worker has added to its cache; set with `cached_tokens`."""
     pooled: Array | None = None
@@ -95,6 +96,5 @@ class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
 
     worker: str
     seq: int
-    timestamp: float
     deltas: tuple[TokenDelta, ...]
     v: int = VERSION

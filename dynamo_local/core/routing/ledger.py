@@ -7,19 +7,16 @@ always a little old: a burst of requests between two reports is spread as well.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.routing import Charge
 from dynamo_local.core.routing.block_keys import unpack
 from dynamo_local.core.routing.index import PrefixIndex
 
-Moment = tuple[float, int]
-"""A time (CLOCK_MONOTONIC, s), and the order of what happened at the same time."""
-
-NEVER: Moment = (-math.inf, 0)
+NEVER = 0
+"""Number of no assignment."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,8 @@ class _Charge:
     tokens: int
     uncached: int
     at: float
+    """When it was assigned, by this process's clock (s)."""
+    order: int
     blocks: bytes
 
 
@@ -41,8 +40,9 @@ class Ledger:
         self._outstanding: Counter[str] = Counter()
         self._uncached: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
-        self._last_assigned: dict[str, Moment] = {}
-        self._assignments = 0
+        self._last_assigned: dict[str, int] = {}
+        self._order = NEVER
+        """Highest number of an assignment that was heard of."""
 
     def charge(
         self,
@@ -54,31 +54,35 @@ class Ledger:
         *,
         uncached: int | None = None,
         blocks: bytes = b"",
-    ) -> None:
+        order: int | None = None,
+    ) -> int:
         """Enter an assignment that was made at `now`, perhaps by another router, of which this one hears later. An
-        earlier one of the same request is replaced: a request has one owner.
+        earlier one of the same request is replaced: a request has one owner. Returns its number.
 
         `uncached`: tokens that the worker has to compute; None: all. `blocks`: keys of the context's full blocks,
-        packed. Raises DecodeError if they are none.
+        packed. `order`: number of the assignment, if it has one (Charge); otherwise it gets the next. Raises
+        DecodeError if the blocks are none.
         """
         keys = unpack(blocks)
         self.release(frontend, request_id)
-        charge = _Charge(worker, tokens, tokens if uncached is None else uncached, now, blocks)
+        order = self._order + 1 if order is None else order
+        charge = _Charge(worker, tokens, tokens if uncached is None else uncached, now, order, blocks)
         self._charges[frontend, request_id] = charge
         self._outstanding[worker] += tokens
         self._uncached[worker] += charge.uncached
         self._requests[worker] += 1
-        self._assignments += 1
-        self._last_assigned[worker] = max(self.last_assigned(worker), (now, self._assignments))
+        self._order = max(self._order, order)
+        self._last_assigned[worker] = max(self.last_assigned(worker), order)
         if keys:
             self.index.expect(worker, keys)
+        return order
 
     def prefilled(self, frontend: str, request_id: str) -> None:
         """Note that a request's first token has come. Unknown requests are ignored."""
         charge = self._charges.get((frontend, request_id))
         if charge is not None:
             self._uncached[charge.worker] -= charge.uncached
-            self._charges[frontend, request_id] = _Charge(charge.worker, charge.tokens, 0, charge.at, charge.blocks)
+            self._charges[frontend, request_id] = replace(charge, uncached=0)
 
     def release(self, frontend: str, request_id: str) -> None:
         """Remove a request that has finished or left its worker. Unknown requests are ignored."""
@@ -96,26 +100,32 @@ class Ledger:
         """Number of charged requests, by frontend."""
         return Counter(frontend for frontend, _ in self._charges)
 
-    def of_frontend(self, frontend: str) -> tuple[Charge, ...]:
-        """All charges of a frontend's requests."""
+    def of_frontend(self, frontend: str, now: float = 0.0) -> tuple[Charge, ...]:
+        """All charges of a frontend's requests, as they are at `now`."""
         return tuple(
-            Charge(request_id, charge.worker, charge.tokens, charge.uncached, charge.at)
+            Charge(
+                *(request_id, charge.worker, charge.tokens, charge.uncached),
+                age_s=max(now - charge.at, 0.0),
+                order=charge.order,
+            )
             for (owner, request_id), charge in self._charges.items()
             if owner == frontend
         )
 
-    def take_over(self, frontend: str, charge: Charge, blocks: bytes = b"") -> None:
-        """Enter an assignment that another router has made. Raises DecodeError if `blocks` are no keys."""
+    def take_over(self, frontend: str, charge: Charge, now: float = 0.0, blocks: bytes = b"") -> None:
+        """Enter an assignment that another router has made, and that is heard of at `now`. Raises DecodeError if
+        `blocks` are no keys."""
         known = self._charges.get((frontend, charge.request_id))
-        if known is None or (known.worker, known.tokens, known.at) != (charge.worker, charge.tokens, charge.at):
+        if known is None or (known.worker, known.tokens, known.order) != (charge.worker, charge.tokens, charge.order):
             self.charge(
-                *(frontend, charge.request_id, charge.worker, charge.tokens, charge.at),
+                *(frontend, charge.request_id, charge.worker, charge.tokens, now - charge.age_s),
                 uncached=charge.uncached,
                 blocks=blocks,
+                order=charge.order,
             )
 
-    def settle(self, frontend: str, charges: Sequence[Charge], since: float) -> None:
-        """Replace the charges of a frontend by its own account, which may lack those entered after `since`."""
+    def settle(self, frontend: str, charges: Sequence[Charge], since: float, now: float = 0.0) -> None:
+        """Replace the charges of a frontend by its own account, which may lack those made after `since`."""
         told = {charge.request_id for charge in charges}
         for key in [key for key, charge in self._charges.items() if key[0] == frontend and charge.at < since]:
             if key[1] not in told:
@@ -123,7 +133,7 @@ class Ledger:
         for charge in charges:
             known = self._charges.get((frontend, charge.request_id))
             if known is None or (known.worker, known.tokens) != (charge.worker, charge.tokens):
-                self.take_over(frontend, charge)
+                self.take_over(frontend, charge, now)
             elif charge.uncached == 0:
                 self.prefilled(frontend, charge.request_id)
 
@@ -156,7 +166,7 @@ class Ledger:
         young = [each.tokens for each in self._charges.values() if each.worker == worker and each.at > at]
         return sum(young), len(young)
 
-    def last_assigned(self, worker: str) -> Moment:
-        """When the worker was last charged; `NEVER` if it was not. It does not matter when this ledger heard of it: all
-        that hear the same agree."""
+    def last_assigned(self, worker: str) -> int:
+        """Number of the worker's last assignment; `NEVER` if it had none. It does not matter when this ledger heard of
+        it: all that hear the same agree."""
         return self._last_assigned.get(worker, NEVER)

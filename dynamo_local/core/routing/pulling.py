@@ -11,7 +11,9 @@ was faster everywhere it was measured: docs/internals/results/disaggregation.md 
 
 
 def is_worth_pulling(tokens: int, source: Presence | None, reader: Presence | None) -> bool:
-    """Whether `reader` is to pull so many tokens, which it lacks, from `source`."""
+    """Whether `reader` is to pull so many tokens, which it lacks, from `source`. KV is read on one machine alone."""
+    if source is None or reader is None or source.machine != reader.machine:
+        return False
     return tokens >= _LEAST_TOKENS and transfers(source) and transfers(reader)
 
 

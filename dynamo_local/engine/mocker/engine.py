@@ -327,11 +327,12 @@ class MockerEngine:
 
     def _told(self, emitted: tuple[sequence.Sequence, ...]) -> Step:
         self._load_untold = False
-        deltas = [self._delta(live) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None]
+        now = self._clock()
+        deltas = [self._delta(live, now) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None]
         cache = self._scheduler.pool.log.take() if self._settings.mocker_prefix_caching else None
-        return Step(self._clock(), tuple(deltas), self._scheduler.load, cache)
+        return Step(now, tuple(deltas), self._scheduler.load, cache)
 
-    def _delta(self, live: _Live) -> TokenDelta:
+    def _delta(self, live: _Live, now: float) -> TokenDelta:
         drawn = live.sequence
         token_id, candidates = drawn.tokens[-1], drawn.sampling.logprobs
         vocab_size = self._settings.mocker_vocab_size
@@ -344,7 +345,7 @@ class MockerEngine:
             stop_reason=drawn.stop_reason,
             logprobs=None if candidates is None else logprobs_of(token_id, candidates, vocab_size),
             cached_tokens=drawn.cached_tokens if drawn.drawn == 1 else None,
-            events=tuple(live.events),
+            events=tuple((kind, now - at) for kind, at in live.events),
         )
         live.position += 1
         live.events.clear()

@@ -268,7 +268,8 @@ class VllmEngine:
             outputs = await self._core.get_output_async()
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
-        deltas = tuple(delta for delta in map(self._stamp, outputs.outputs) if delta is not None)
+        stamped = (self._stamp(output, outputs.timestamp) for output in outputs.outputs)
+        deltas = tuple(delta for delta in stamped if delta is not None)
         stats = outputs.scheduler_stats
         return Step(outputs.timestamp, deltas, self._load(stats), changes_of(stats))
 
@@ -307,13 +308,13 @@ class VllmEngine:
 
         return load_of(stats, keeps=self._pull is not None, warm=len(self._warm))
 
-    def _stamp(self, output: Any) -> TokenDelta | None:
+    def _stamp(self, output: Any, ended_at: float) -> TokenDelta | None:
         from dynamo_local.engine.vllm.requests.outputs import delta_of
 
         live = self._live.get(output.request_id)
         if live is None:
             return None
-        delta = delta_of(output, live.current, live.position)
+        delta = delta_of(output, live.current, live.position, ended_at)
         live.position += len(delta.token_ids)
         live.pulling = False
         if delta.finish is not None:

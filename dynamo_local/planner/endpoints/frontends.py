@@ -11,7 +11,7 @@ from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, in_flight_of, ttl_s
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Presence, as_received
 from dynamo_local.core.subjects import Subjects, revision_in
 
 _log = logging.getLogger(__name__)
@@ -58,11 +58,12 @@ class FrontendsWatch:
         return [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
 
     async def _on_presence(self, message: Message) -> None:
+        now = self._clock()
         try:
-            presence = codec.decode(message.data, Presence)
+            presence = as_received(codec.decode(message.data, Presence), now)
         except DecodeError as error:
             _log.debug("a presence on %s cannot be read: %s", message.subject, error)
             return
         if presence.role == FRONTEND_ROLE:
             known = self._heard.setdefault(revision_in(message.subject), {})
-            known[presence.watcher] = presence, self._clock()
+            known[presence.watcher] = presence, now

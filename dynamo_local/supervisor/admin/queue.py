@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -72,12 +71,11 @@ async def purge_queue(paths: StatePaths, endpoint: str | None = None) -> int:
 
 async def _rows(queue: PrefillQueue, limit: int, revision: str) -> list[JobRow]:
     jobs = await queue.jobs(limit)
-    now = time.monotonic()
-    return [row(queued, now, revision) for queued in jobs]
+    return [row(queued, revision) for queued in jobs]
 
 
-def row(queued: QueuedJob, now: float, revision: str = "") -> JobRow:
-    """Make the row of a job in the queue of this revision. `now` is CLOCK_MONOTONIC, as are the deadlines of jobs."""
+def row(queued: QueuedJob, revision: str = "") -> JobRow:
+    """Make the row of a job in the queue of this revision."""
     state = "in hand" if queued.taken else "waiting"
     job = queued.job
     if job is None:
@@ -92,7 +90,7 @@ def row(queued: QueuedJob, now: float, revision: str = "") -> JobRow:
         frontend=job.frontend,
         tokens=job.tokens,
         priority=job.priority,
-        expires_in_s=round(job.deadline - now, 3),
+        expires_in_s=round(job.valid_s - queued.age_s, 3),
     )
 
 

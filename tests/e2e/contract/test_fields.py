@@ -394,10 +394,10 @@ TOLD: dict[str, Any] = {
 
 
 def back(output: EngineCoreOutput) -> EngineCoreOutput:
-    delta = outputs.delta_of(output, RequestEpoch("r", 1), 0)
-    batch = TokenBatch(worker="w", seq=1, timestamp=1.0, deltas=(delta,))
+    delta = outputs.delta_of(output, RequestEpoch("r", 1), 0, 20.0)
+    batch = TokenBatch(worker="w", seq=1, deltas=(delta,))
     (there,) = codec.decode(codec.encode(batch), TokenBatch).deltas
-    return outputs.core_output_of(there, 10, {"traceparent": "00"})
+    return outputs.core_output_of(there, 20.0, 10, {"traceparent": "00"})
 
 
 def plain(value: Any) -> Any:

@@ -135,9 +135,9 @@ def test_outputs_survive_the_bus_exactly() -> None:
         events=[EngineCoreEvent(EngineCoreEventType.SCHEDULED, 12.25)],
         prefill_stats=stats,
     )
-    delta = outputs.delta_of(output, RequestEpoch("r", 1), 7)
-    batch = TokenBatch(worker="w", seq=1, timestamp=1.0, deltas=(delta,))
-    back = outputs.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 10)
+    delta = outputs.delta_of(output, RequestEpoch("r", 1), 7, 20.0)
+    batch = TokenBatch(worker="w", seq=1, deltas=(delta,))
+    back = outputs.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 20.0, 10)
     assert (back.request_id, back.new_token_ids, back.finish_reason, back.stop_reason) == (
         "r",
         [5, 6],

@@ -276,10 +276,9 @@ class PullEngine:
         cached = await self.engine.cached(prefix)
         hashes = prefix.hashes[cached:]
         self._pins += 1
-        until = time.monotonic() + lasts_s
         # A source finds what is behind blocks only if it is told of all of them.
         rest = () if cached else prefix.rest
-        question = PinQuestion(f"{self.name}-{self._pins}", prefix.fingerprint, hashes, until, rest)
+        question = PinQuestion(f"{self.name}-{self._pins}", prefix.fingerprint, hashes, lasts_s, rest)
         return PulledPrefix(question.pin, hashes, await source.engine.pin(question), rest=len(rest))
 
     async def _take_steps(self) -> None:

@@ -329,9 +329,8 @@ async def test_who_means_something_else_pins_nothing(source: PullEngine, reader:
     assert prefix is not None
     salted = reader.engine.prefix(prompt, "salt", None)
     assert salted is not None
-    until = time.monotonic() + LONG_S
-    foreign = await source.engine.pin(PinQuestion("a", "another", prefix.hashes, until))
-    private = await source.engine.pin(PinQuestion("b", prefix.fingerprint, salted.hashes, until))
+    foreign = await source.engine.pin(PinQuestion("a", "another", prefix.hashes, LONG_S))
+    private = await source.engine.pin(PinQuestion("b", prefix.fingerprint, salted.hashes, LONG_S))
     assert (foreign.blocks, private.blocks) == (0, 0)
     assert foreign.refused
     assert private.refused

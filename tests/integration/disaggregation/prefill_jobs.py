@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
@@ -19,7 +18,7 @@ _numbers = itertools.count(1)
 
 def some_job(priority: int = 0) -> PrefillJob:
     number = next(_numbers)
-    return PrefillJob(f"job-{number}", f"request-{number}", "frontend", 100, time.monotonic() + 60, priority)
+    return PrefillJob(f"job-{number}", f"request-{number}", "frontend", 100, 60.0, priority)
 
 
 async def published(queue: PrefillQueue, count: int, priority: int = 0) -> list[PrefillJob]:

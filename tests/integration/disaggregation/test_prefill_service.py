@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -52,10 +51,9 @@ class Frontend:
         presence = Presence(f"{self._subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
         await self._bus.send(self._subjects.presence(presence.watcher), presence)
 
-    async def publish(self, *numbers: int, frontend: str = "f1", deadline_s: float = 3600.0) -> None:
+    async def publish(self, *numbers: int, frontend: str = "f1", valid_s: float = 3600.0) -> None:
         for number in numbers:
-            deadline = time.monotonic() + deadline_s
-            await self.queue.publish(PrefillJob(f"j{number}", f"r{number}", frontend, 3, deadline))
+            await self.queue.publish(PrefillJob(f"j{number}", f"r{number}", frontend, 3, valid_s))
 
     async def claimed(self) -> PrefillClaim:
         return await asyncio.wait_for(self.claims.get(), DEADLINE_S)
@@ -164,11 +162,11 @@ async def test_a_job_that_is_not_wanted_is_ended_and_makes_room(
     await frontend.length(0, 1)
 
 
-async def test_a_job_whose_time_is_over_is_ended_unasked(
+async def test_a_job_that_is_void_is_ended_when_nobody_answers_for_it(
     frontend: Frontend, worker: PrefillPart, engine: ScriptedEngine
 ) -> None:
-    await frontend.publish(0, deadline_s=-1.0)
-    await frontend.publish(1)
+    await frontend.publish(0, frontend="nobody", valid_s=-1.0)
+    await frontend.publish(1, valid_s=-1.0)
     assert (await frontend.claimed()).request_id == "r1"
     await frontend.length(0, 1)
 

@@ -21,6 +21,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.core.subjects import Subjects
+from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
 from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, Worker, context_of
@@ -28,7 +29,7 @@ from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, Scripted
 pytestmark = pytest.mark.integration
 
 PREFIX = Prefix("same", (b"a", b"b", b"c"))
-LENT = PinAnswer(3, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"))
+LENT = PinAnswer(3, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"), machine=machine_id())
 REQUEST = RequestEpoch("r1", 2)
 
 
@@ -106,11 +107,11 @@ async def taken(engine: ScriptedEngine) -> Submit:
 async def test_what_is_kept_is_read_with_the_submission_and_then_unpinned(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine
 ) -> None:
-    asked_at = time.monotonic()
     await tell(bus, subjects, submission())
     question, reply = await source.asks()
     assert (question.fingerprint, question.hashes) == (PREFIX.fingerprint, PREFIX.hashes)
-    assert question.until > asked_at
+    assert question.keep_s > 0
+    assert question.machine == machine_id()
     assert engine.submitted.empty()
     await source.answer(reply, LENT)
     assert await taken(engine) == submission()
@@ -146,11 +147,13 @@ async def test_other_requests_do_not_wait_for_a_source(
     "answer",
     [
         PinAnswer(0, refused="none of the blocks is here"),
-        PinAnswer(1, until=1e9),
+        PinAnswer(1, until=1e9, machine=machine_id()),
+        msgspec.structs.replace(LENT, machine="another"),
+        msgspec.structs.replace(LENT, machine=""),
         b"garbage",
         b"",
     ],
-    ids=["refused", "nothing new", "garbage", "empty"],
+    ids=["refused", "nothing new", "another machine's", "an unknown machine's", "garbage", "empty"],
 )
 async def test_without_a_useful_answer_it_is_computed(
     bus: Bus, subjects: Subjects, source: Source, worker: Worker, engine: ScriptedEngine, answer: PinAnswer | bytes
@@ -294,11 +297,22 @@ async def test_what_is_cached_is_told_in_tokens(
 async def test_blocks_are_lent_and_taken_back(
     bus: Bus, subjects: Subjects, worker: Worker, engine: ScriptedEngine
 ) -> None:
-    question = PinQuestion("pin", "same", (b"a", b"b"), 1e9)
+    question = PinQuestion("pin", "same", (b"a", b"b"), 1e9, machine=machine_id())
     assert codec.decode(await ask(bus, subjects.pin("w"), question), PinAnswer) == LENT
     assert engine.asked_to_pin.get_nowait() == question
     await tell(bus, subjects, Unpin(("pin", "another")))
     assert [await asyncio.wait_for(engine.unpinned.get(), DEADLINE_S) for _ in range(2)] == ["pin", "another"]
+
+
+@pytest.mark.parametrize("machine", ["", "another"])
+async def test_no_blocks_are_lent_to_another_machine(
+    bus: Bus, subjects: Subjects, worker: Worker, engine: ScriptedEngine, machine: str
+) -> None:
+    question = PinQuestion("pin", "same", (b"a", b"b"), 1e9, machine=machine)
+    answer = codec.decode(await ask(bus, subjects.pin("w"), question), PinAnswer)
+    assert answer.blocks == 0
+    assert answer.refused
+    assert engine.asked_to_pin.empty()
 
 
 @pytest.mark.parametrize("error", [EngineError("dead"), ValueError("unforeseen")])
@@ -306,7 +320,9 @@ async def test_an_engine_that_cannot_lend_says_so(
     bus: Bus, subjects: Subjects, worker: Worker, engine: ScriptedEngine, error: Exception
 ) -> None:
     engine.pin_raises = error
-    answer = codec.decode(await ask(bus, subjects.pin("w"), PinQuestion("p", "f", (b"a",), 1e9)), PinAnswer)
+    answer = codec.decode(
+        await ask(bus, subjects.pin("w"), PinQuestion("p", "f", (b"a",), 1e9, machine=machine_id())), PinAnswer
+    )
     assert answer.blocks == 0
     assert answer.refused
 

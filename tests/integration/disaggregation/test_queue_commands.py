@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +97,8 @@ def on_bus(nats_address: BusAddress, server: None) -> On:
 def queued(on_bus: On, subjects: Subjects) -> tuple[PrefillJob, PrefillJob]:
     """A queue with two jobs; the first, which has expired, is in hand."""
     jobs = (
-        PrefillJob("job-1", "request-1", "front", 1234, time.monotonic() - 1),
-        PrefillJob("job-2", "request-2", "front", 5678, time.monotonic() + 600),
+        PrefillJob("job-1", "request-1", "front", 1234, -1.0),
+        PrefillJob("job-2", "request-2", "front", 5678, 600.0),
     )
 
     async def fill(bus: Bus) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -374,7 +373,7 @@ async def test_who_does_not_answer_is_not_asked_to_take_others_in(
         await frontend.output()
     # It looks freer than the other one, as the dead do.
     b, c = FakeMigrationTarget(bus, subjects, "b", deaf=True), FakeMigrationTarget(bus, subjects, "c")
-    b.load, c.load = Load(0, 0, 0.0, at=time.monotonic()), Load(1, 0, 0.5, at=time.monotonic())
+    b.load, c.load = Load(0, 0, 0.0, age_s=0.0), Load(1, 0, 0.5, age_s=0.0)
     await b.start()
     await c.start()
     await frontend.knows(a, b, c)
@@ -408,10 +407,10 @@ async def test_migrations_from_one_source_are_few_at_a_time(
 
 
 async def test_the_destination_is_the_freest(stage: Stage, bus: Bus, subjects: Subjects) -> None:
-    stage.b.load = Load(1, 0, 0.5, at=time.monotonic())
+    stage.b.load = Load(1, 0, 0.5, age_s=0.0)
     await stage.b.announce("ready")
     c = FakeMigrationTarget(bus, subjects, "c")
-    c.load = Load(1, 0, 0.2, at=time.monotonic())
+    c.load = Load(1, 0, 0.2, age_s=0.0)
     await c.start()
     await stage.front.knows(stage.a, stage.b, c)
     migrating = stage.front.dispatcher.migrations.order(stage.live, None)

@@ -19,6 +19,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.core.subjects import Subjects
+from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
 from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, Worker, context_of
@@ -26,8 +27,8 @@ from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, Scripted
 pytestmark = pytest.mark.integration
 
 PREFIX = Prefix("same", tuple(map(bytes, range(6))))
-LENT = PinAnswer(6, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"))
-LATER = 1e9
+LENT = PinAnswer(6, until=1e9, handle=msgspec.Raw(b"\x93\x01\x02\x03"), machine=machine_id())
+LONG_S = 1e9
 
 
 class Asker:
@@ -47,12 +48,12 @@ class Asker:
         return await self._bus.ask(self._subjects.migrations("w"), word, MigrationAnswer, timeout_s=DEADLINE_S)
 
     async def reserve(
-        self, request_id: str = "r1", tokens: int = 20, until: float = LATER, floor: float | None = None
+        self, request_id: str = "r1", tokens: int = 20, keep_s: float = LONG_S, floor: float | None = None
     ) -> str | None:
-        return (await self.ask(Reserve(request_id, "f1", tokens, until, floor))).refused
+        return (await self.ask(Reserve(request_id, "f1", tokens, keep_s, floor))).refused
 
-    def warm(self, request_id: str = "r1", until: float = LATER, tokens: int = 25) -> asyncio.Task[MigrationAnswer]:
-        question = Warm(request_id, "source", list(range(tokens)), until, "salt", adapter="pirate", priority=2)
+    def warm(self, request_id: str = "r1", within_s: float = LONG_S, tokens: int = 25) -> asyncio.Task[MigrationAnswer]:
+        question = Warm(request_id, "source", list(range(tokens)), within_s, "salt", adapter="pirate", priority=2)
         return asyncio.create_task(self.ask(question))
 
     async def say(self, word: MigrationRequest) -> None:
@@ -158,13 +159,12 @@ async def test_a_second_warm_request_takes_the_place_of_the_first(
 
 
 async def test_who_does_not_come_leaves_nothing_behind(asker: Asker, worker: Worker, engine: ScriptedEngine) -> None:
-    soon = time.monotonic() + DEADLINE_S
-    assert await asker.reserve(until=soon) is None
+    assert await asker.reserve(keep_s=DEADLINE_S) is None
     asking = asker.warm()
     work = await taken(engine)
     engine.steps.put_nowait(ends(work))
     assert (await asking).refused is None
-    await worker.service._migration_target.expire(soon)
+    await worker.service._migration_target.expire(time.monotonic() + DEADLINE_S)
     assert await dropped(engine) == RequestEpoch(work.request_id, work.epoch)
 
 
@@ -219,7 +219,7 @@ async def test_nothing_is_warmed_without_room(asker: Asker, worker: Worker, engi
     ("lends", "prefix", "refused"),
     [
         (PinAnswer(0, refused="busy"), PREFIX, "too little of its KV can be pulled from the source"),
-        (PinAnswer(2, until=1e9), PREFIX, "too little of its KV can be pulled from the source"),
+        (PinAnswer(2, until=1e9, machine=machine_id()), PREFIX, "too little of its KV can be pulled from the source"),
         (LENT, None, "the engine cannot pull KV"),
     ],
 )
@@ -246,7 +246,7 @@ async def test_a_warm_request_that_takes_too_long_is_dropped(
     asker: Asker, worker: Worker, engine: ScriptedEngine
 ) -> None:
     await asker.reserve()
-    asking = asker.warm(until=time.monotonic() + 1.0)
+    asking = asker.warm(within_s=1.0)
     work = await taken(engine)
     assert (await asking).refused == "the worker is too busy"
     assert await dropped(engine) == RequestEpoch(work.request_id, work.epoch)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ class Stage:
         """Whether no room is reserved: all of it can be."""
         assert worker.engine is not None
         subject, tokens = SUBJECTS.migrations(worker.lease), worker.engine.kv_blocks * worker.engine.block_size - 1
-        question = Reserve("probe", "nobody", tokens, time.monotonic() + DEADLINE_S)
+        question = Reserve("probe", "nobody", tokens, DEADLINE_S)
         answer = await self.bus.ask(subject, question, MigrationAnswer, timeout_s=DEADLINE_S)
         await self.bus.send(subject, CancelReservation("probe"))
         return answer.refused is None

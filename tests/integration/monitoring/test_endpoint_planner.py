@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,7 +122,7 @@ class FakeServer:
             f"{revision}-{watcher}",
             1,
             "ready",
-            load=Load(1, 0, 0.5, at=time.monotonic()),
+            load=Load(1, 0, 0.5, age_s=0.0),
             counts=Counts(in_flight=in_flight),
         )
         subjects = Subjects(self.paths.namespace, revision)
@@ -202,7 +201,7 @@ async def test_jobs_in_the_prefill_queue_of_an_endpoint_bring_prefill_workers(
     scope = Subjects(server.paths.namespace, CODE)
     await create_prefill_queue(bus, scope)
     for number in range(5):
-        await PrefillQueue(bus, scope).publish(PrefillJob(f"j{number}", "r", "f", 100, time.monotonic() + 3600))
+        await PrefillQueue(bus, scope).publish(PrefillJob(f"j{number}", "r", "f", 100, 3600.0))
     await until_beating(server, 0, lambda: server.orders)
     assert server.orders == [ScaleEndpoint("code", None, 2)]
 

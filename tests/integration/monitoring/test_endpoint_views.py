@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -77,7 +76,7 @@ async def test_top_shows_workers_and_the_queue_of_an_endpoint(
 ) -> None:
     scope = Subjects(subjects.namespace, "chat@2")
     await create_prefill_queue(bus, scope)
-    await PrefillQueue(bus, scope).publish(PrefillJob("j", "r", "f", 3, time.monotonic() + DEADLINE_S))
+    await PrefillQueue(bus, scope).publish(PrefillJob("j", "r", "f", 3, DEADLINE_S))
     session = TopSession(await connect(), subjects.namespace, board=lambda: BOARD)
     await session.start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -59,9 +58,9 @@ async def test_workers_queue_and_devices_are_put_together(
     bus: Bus, subjects: Subjects, watch: FleetWatch, metrics: FleetMetrics
 ) -> None:
     await create_prefill_queue(bus, subjects)
-    job = PrefillJob("j", "r", "f", 100, time.monotonic() + 3600)
+    job = PrefillJob("j", "r", "f", 100, 3600.0)
     await PrefillQueue(bus, subjects).publish(job)
-    load = Load(2, 0, 0.5, at=time.monotonic())
+    load = Load(2, 0, 0.5, age_s=0.0)
     presence = Presence(f"{subjects.namespace}_VllmWorker", "VllmWorker", "decode", "w", 1, "ready", load=load)
     await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
     await until(lambda: watch.view.get("w") is not None)

@@ -26,7 +26,7 @@ ADDED = DecisionReport(2.0, "add a decode worker", ("done",))
 
 
 def report(*decisions: DecisionReport) -> PlannerReport:
-    return PlannerReport("", "load", True, 0.0, (), 1, 8, decisions=decisions)
+    return PlannerReport("", "load", True, (), 1, 8, decisions=decisions)
 
 
 class Clock:
@@ -71,7 +71,7 @@ async def test_the_queue_is_read_again_and_again(watch: GraphWatch, bus: Bus, su
     await create_prefill_queue(bus, subjects)
     following = asyncio.create_task(watch.follow_queue())
     await until(lambda: watch.snapshot().queue == QueueLength(0, 0))
-    await PrefillQueue(bus, subjects).publish(PrefillJob("j", "r", "f", 3, time.monotonic() + 60))
+    await PrefillQueue(bus, subjects).publish(PrefillJob("j", "r", "f", 3, 60.0))
     await until(lambda: watch.snapshot().queue == QueueLength(1, 0))
     following.cancel()
 

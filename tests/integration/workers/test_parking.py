@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -34,6 +33,7 @@ from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.supervisor.admin.status import presences
+from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, until
 from tests.integration.server_process import ServerProcess, eventually
@@ -177,7 +177,7 @@ async def test_nothing_is_cached_while_it_is_parked(
     bus: Bus, subjects: Subjects, scripted: Parkable, engine: ScriptedEngine, asker: Asker
 ) -> None:
     engine.pulls, engine.has = Prefix("print", (b"1", b"2")), 2
-    cached, pin = CachedQuestion([1, 2, 3]), PinQuestion("p", "print", (b"1",), time.monotonic() + DEADLINE_S)
+    cached, pin = CachedQuestion([1, 2, 3]), PinQuestion("p", "print", (b"1",), DEADLINE_S, machine=machine_id())
     assert (await bus.ask(subjects.cached("w"), cached, CachedAnswer, timeout_s=DEADLINE_S)).tokens == 8
     await asker.park()
     assert (await bus.ask(subjects.cached("w"), cached, CachedAnswer, timeout_s=DEADLINE_S)).tokens == 0
@@ -225,7 +225,7 @@ async def test_it_does_not_park_while_a_cancelled_request_is_put_to_the_engine(
 async def test_it_does_not_park_while_a_request_is_to_move_to_it(
     bus: Bus, subjects: Subjects, scripted: Parkable, asker: Asker
 ) -> None:
-    reserve = Reserve("r", "f", 3, time.monotonic() + DEADLINE_S)
+    reserve = Reserve("r", "f", 3, DEADLINE_S)
 
     async def reserved() -> str | None:
         answer = await bus.ask(subjects.migrations("w"), reserve, MigrationAnswer, timeout_s=DEADLINE_S)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def takes_jobs(worker: PrefillPart) -> bool:
 
 
 async def publish(queue: PrefillQueue, request_id: str) -> None:
-    await queue.publish(PrefillJob(request_id, request_id, "nobody", 3, time.monotonic() + 3600))
+    await queue.publish(PrefillJob(request_id, request_id, "nobody", 3, 3600.0))
 
 
 async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(

@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from dynamo_local.bus.starvation import Starvation
 from dynamo_local.core.messages.presence import Presence
 from tests.unit.state.builders import python, spinning
@@ -70,3 +72,13 @@ def test_a_first_look_tells_nothing_nor_does_one_after_it_was_heard() -> None:
         for _ in range(5):
             assert starvation.look([presence(starved.pid)]) == frozenset()
             starvation.look([])
+
+
+def test_the_pid_of_a_process_on_another_machine_says_nothing_here() -> None:
+    """The process of that pid on this machine would be taken for it."""
+    with spinning(CORE), spinning(CORE, nice=19) as stranger:
+        until(lambda: all(verdicts(stranger.pid)))
+        elsewhere, starvation = replace(presence(stranger.pid), machine="another"), Starvation()
+        for _ in range(3):
+            assert starvation.look([elsewhere]) == frozenset()
+            time.sleep(LOOK_S)

@@ -25,10 +25,10 @@ async def engine(time: SharedTime, tmp_path: Path) -> AsyncIterator[Party]:
         yield found
 
 
-async def ask(party: Party, pin: str = "p", *, until: float = 1010.0, fingerprint: str | None = None) -> PinAnswer:
+async def ask(party: Party, pin: str = "p", *, keep_s: float = 10.0, fingerprint: str | None = None) -> PinAnswer:
     prefix = party.engine.prefix(PROMPT, None, None)
     assert prefix is not None
-    return await party.engine.pin(PinQuestion(pin, fingerprint or prefix.fingerprint, prefix.hashes, until))
+    return await party.engine.pin(PinQuestion(pin, fingerprint or prefix.fingerprint, prefix.hashes, keep_s))
 
 
 class TestPin:
@@ -36,11 +36,12 @@ class TestPin:
         self, engine: Party, time: SharedTime
     ) -> None:
         await engine.run("r")
+        asked_at = time.now
         answer = await ask(engine)
-        assert (answer.blocks, answer.until, answer.refused) == (4, 1010.0, None)
+        assert (answer.blocks, answer.until, answer.refused) == (4, asked_at + 10.0, None)
         await time.settle()
         assert engine.load == Load(0, 0, 0.0, 4 / 16)
-        await time.advance(1009.999 - time.now)
+        await time.advance(asked_at + 9.999 - time.now)
         assert engine.kept == 4
         await time.advance(0.001)
         assert engine.idle
@@ -94,16 +95,16 @@ class TestPin:
 
     async def test_lasts_no_longer_than_is_reasonable(self, engine: Party, time: SharedTime) -> None:
         await engine.run("r")
-        answer = await ask(engine, until=time.now + 10**6)
+        answer = await ask(engine, keep_s=10**6)
         assert answer.until == time.now + SETTINGS.mocker_longest_pin_s
 
     async def test_is_refused_with_a_reason(self, engine: Party, time: SharedTime) -> None:
         assert (await ask(engine)).refused == "none of the blocks is here"
         await engine.run("r")
         assert (await ask(engine)).blocks == 4
-        refused = [await ask(engine), await ask(engine, "q", until=time.now), await ask(engine, fingerprint="vllm")]
+        refused = [await ask(engine), await ask(engine, "q", keep_s=0.0), await ask(engine, fingerprint="vllm")]
         assert [answer.blocks for answer in refused] == [0, 0, 0]
-        reasons = "a pin of that name", "over already", "of another kind"
+        reasons = "a pin of that name", "for no time", "of another kind"
         for answer, reason in zip(refused, reasons, strict=True):
             assert reason in (answer.refused or "")
 

@@ -73,7 +73,7 @@ class TestPull:
         await reader.run("short", PROMPT[:9], max_tokens=1)
         prefix = reader.engine.prefix(PROMPT, None, None)
         assert prefix is not None
-        question = PinQuestion("p", prefix.fingerprint, prefix.hashes[2:], 2000.0)
+        question = PinQuestion("p", prefix.fingerprint, prefix.hashes[2:], 1000.0)
         pulled = PulledPrefix("p", question.hashes, await source.engine.pin(question))
         assert await reader.run("second", pulled=pulled) == right()
         assert reader.cached("second") == 16
@@ -224,7 +224,7 @@ async def main():
     await engine.submit(Submit("r", 1, "f", tokens, msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1}))))
     await engine.step()
     prefix = engine.prefix(tokens, None, None)
-    question = PinQuestion("p", prefix.fingerprint, prefix.hashes, time.monotonic() + 60)
+    question = PinQuestion("p", prefix.fingerprint, prefix.hashes, 60.0)
     print(msgspec.msgpack.encode(await engine.pin(question)).hex(), flush=True)
     sys.stdin.read()
 

@@ -69,7 +69,7 @@ class Party:
         prefix = self.engine.prefix(token_ids, None, None)
         assert prefix is not None
         self._pins += 1
-        question = PinQuestion(pin or f"pin {self._pins}", prefix.fingerprint, prefix.hashes, self.time.now + seconds)
+        question = PinQuestion(pin or f"pin {self._pins}", prefix.fingerprint, prefix.hashes, seconds)
         return PulledPrefix(question.pin, question.hashes, await source.engine.pin(question))
 
     def tokens(self, request_id: str) -> list[int]:

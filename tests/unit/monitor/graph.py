@@ -52,7 +52,6 @@ REPORT = PlannerReport(
     watcher="ns_Planner",
     policy="load",
     acts=True,
-    at=NOW,
     roles=(RoleReport("decode", routable=1, starting=1, usage=0.75), RoleReport("prefill", routable=0)),
     devices=2,
     max_devices=8,

@@ -38,9 +38,9 @@ class Source:
     async def answer(self, question: PinQuestion) -> PinAnswer:
         """Pin blocks for a reader, as core.ports.Engine.pin says."""
         key, leases, now = Key("pin", question.pin), self._scheduler.leases, self._clock()
-        until = min(question.until, now + self._longest_s)
+        until = now + min(question.keep_s, self._longest_s)
         blocks = self._scheduler.pool.match(question.hashes)
-        refused = self._refusal(question, blocks, until, now)
+        refused = self._refusal(question, blocks)
         if refused is None:
             refused = leases.take(key, blocks, until)
         if refused is not None:
@@ -57,11 +57,11 @@ class Source:
         handle = msgspec.msgpack.encode(Handle(str(path), tuple(blocks)))
         return PinAnswer(len(blocks), until, msgspec.Raw(handle))
 
-    def _refusal(self, question: PinQuestion, blocks: list[int], until: float, now: float) -> str | None:
+    def _refusal(self, question: PinQuestion, blocks: list[int]) -> str | None:
         if question.fingerprint != self._fingerprint:
             return f"the KV of this engine is of another kind ({self._fingerprint})"
         if self._scheduler.memory.path is None:
             return "the memory of this engine is not shared"
-        if until <= now:
-            return "the time of the pin is over already"
+        if not question.keep_s > 0:
+            return "the pin is for no time"
         return None if blocks else "none of the blocks is here"

@@ -92,7 +92,7 @@ class DispatchedCore(EngineCoreClient):
 
     async def get_output_async(self) -> EngineCoreOutputs:
         outputs = await self._dispatcher.outputs()
-        translated = [self._translate(delta) for delta in outputs.deltas]
+        translated = [self._translate(delta, outputs.timestamp) for delta in outputs.deltas]
         return EngineCoreOutputs(outputs=translated, timestamp=outputs.timestamp)
 
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
@@ -109,12 +109,12 @@ class DispatchedCore(EngineCoreClient):
         """Take the error to report to a request's client, if the request has failed. Returns it once."""
         return self._failures.pop(request_id, None)
 
-    def _translate(self, delta: TokenDelta) -> EngineCoreOutput:
+    def _translate(self, delta: TokenDelta, arrived_at: float) -> EngineCoreOutput:
         if delta.finish is None:
-            return core_output_of(delta, *self._begun.get(delta.request_id, _UNKNOWN))
+            return core_output_of(delta, arrived_at, *self._begun.get(delta.request_id, _UNKNOWN))
         if delta.finish == "error":
             self._failures[delta.request_id] = _exception_of(delta)
-        return core_output_of(delta, *self._begun.pop(delta.request_id, _UNKNOWN))
+        return core_output_of(delta, arrived_at, *self._begun.pop(delta.request_id, _UNKNOWN))
 
 
 def build(

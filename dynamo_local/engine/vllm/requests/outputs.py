@@ -38,9 +38,9 @@ _FINISH: dict[Finish, FinishReason] = {
 _FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _FINISH.items()}
 
 
-def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> TokenDelta:
+def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int, ended_at: float) -> TokenDelta:
     """Convert one request's share of an engine step, stamped with request and epoch. `position` is that of its first
-    new token."""
+    new token; `ended_at` is when the step ended (CLOCK_MONOTONIC, s)."""
     finish = None if output.finish_reason is None else _FINISH_NAMES[output.finish_reason]
     cause, why = cause_of(output.trace_headers)
     prompt_logprobs = output.new_prompt_logprobs_tensors
@@ -58,16 +58,17 @@ def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int) -> 
         prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(as_array, prompt_logprobs[:3])),
         cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
         created_tokens=0 if output.prefill_stats is None else output.prefill_stats.num_cache_creation_tokens,
-        events=tuple((int(event.type), event.timestamp) for event in output.events or ()),
+        events=tuple((int(event.type), ended_at - event.timestamp) for event in output.events or ()),
         pooled=None if output.pooling_output is None else pack_pooled(output.pooling_output),
     )
 
 
 def core_output_of(
-    delta: TokenDelta, prompt_tokens: int, trace_headers: Mapping[str, str] | None = None
+    delta: TokenDelta, arrived_at: float, prompt_tokens: int, trace_headers: Mapping[str, str] | None = None
 ) -> EngineCoreOutput:
-    """An accepted delta as vLLM's output processor takes it. `trace_headers` are those of its request."""
-    events = [EngineCoreEvent(EngineCoreEventType(kind), timestamp) for kind, timestamp in delta.events]
+    """An accepted delta as vLLM's output processor takes it. `arrived_at` is when it came (CLOCK_MONOTONIC, s), to vLLM
+    the end of its step. `trace_headers` are those of its request."""
+    events = [EngineCoreEvent(EngineCoreEventType(kind), arrived_at - age_s) for kind, age_s in delta.events]
     return EngineCoreOutput(
         request_id=delta.request_id,
         new_token_ids=delta.token_ids,

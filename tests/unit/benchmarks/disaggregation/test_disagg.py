@@ -58,6 +58,6 @@ def test_engine_times_are_of_long_answers_in_the_time_asked_for() -> None:
         deltas = [TokenDelta("stream", 1, index, [7])]
         if index < 16:
             deltas.append(TokenDelta("long prompt", 1, index, [7]))
-        times.take(TokenBatch("worker", index, 10.0 + index, tuple(deltas)))
+        times.take(TokenBatch("worker", index, tuple(deltas)), 10.0 + index)
     assert times.view(20.0) == EngineView((1.0,) * 20, 21 + 16, 21)
     assert times.view(20.0) == EngineView()

@@ -95,7 +95,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 tokens = st.lists(st.integers(0, 2**31), max_size=6)
 texts = st.lists(text, max_size=3).map(tuple)
 packed = st.dictionaries(text, counts, max_size=3).map(lambda m: msgspec.Raw(msgspec.msgpack.encode(m)))
-charges = st.builds(Charge, request_id=text, worker=text, tokens=counts, uncached=st.none() | counts)
+charges = st.builds(
+    Charge, request_id=text, worker=text, tokens=counts, uncached=st.none() | counts, age_s=finite, order=counts
+)
 request_epochs = st.builds(RequestEpoch, request_id=text, epoch=counts)
 
 
@@ -157,6 +159,8 @@ loads = st.builds(
     head_tokens=st.none() | counts,
     head_priority=st.none() | counts,
     head_since=st.none() | finite,
+    age_s=st.none() | finite,
+    head_age_s=st.none() | finite,
     by_class=st.none() | st.lists(st.builds(ClassUsage, text, counts, counts), max_size=3).map(tuple),
 )
 told_migrations = st.builds(
@@ -189,6 +193,8 @@ presences = st.builds(
     counts=st.none() | told_counts,
     exclusive=st.none() | st.builds(Exclusive, request_id=text, frontend=text, free=st.booleans()),
     started_at=st.none() | finite,
+    machine=text,
+    up_s=st.none() | finite,
 )
 submits = st.builds(
     Submit,
@@ -243,7 +249,6 @@ planner_reports = st.builds(
     watcher=text,
     policy=text,
     acts=st.booleans(),
-    at=finite,
     roles=st.lists(role_reports, max_size=3).map(tuple),
     devices=st.none() | counts,
     max_devices=counts,
@@ -256,13 +261,13 @@ planner_reports = st.builds(
     ).map(tuple),
     endpoints=st.lists(endpoint_reports, max_size=3).map(tuple),
 )
-reserves = st.builds(Reserve, request_id=text, tokens=counts, until=finite, floor=st.none() | finite)
+reserves = st.builds(Reserve, request_id=text, tokens=counts, keep_s=finite, floor=st.none() | finite)
 warms = st.builds(
     Warm,
     request_id=text,
     source=text,
     token_ids=tokens,
-    until=finite,
+    within_s=finite,
     cache_salt=st.none() | text,
     adapter=st.none() | text,
     priority=st.integers(-(2**31), 2**31),
@@ -443,12 +448,11 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         TokenBatch,
         worker=text,
         seq=counts,
-        timestamp=finite,
         deltas=st.lists(deltas, max_size=3).map(tuple),
     ),
     CachedQuestion: st.builds(CachedQuestion, token_ids=tokens, cache_salt=st.none() | text, adapter=st.none() | text),
     CachedAnswer: st.builds(CachedAnswer, tokens=counts),
-    PrefillJob: st.builds(PrefillJob, job=text, request_id=text, frontend=text, tokens=counts, deadline=finite),
+    PrefillJob: st.builds(PrefillJob, job=text, request_id=text, frontend=text, tokens=counts, valid_s=finite),
     PrefillClaim: st.builds(PrefillClaim, job=text, request_id=text, worker=text, delivery=counts),
     PrefillGrant: st.builds(PrefillGrant, work=st.none() | submits),
     PinQuestion: st.builds(
@@ -456,10 +460,13 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         pin=text,
         fingerprint=text,
         hashes=st.lists(st.binary(max_size=32), max_size=3).map(tuple),
-        until=finite,
+        keep_s=finite,
         rest=tokens.map(tuple),
+        machine=text,
     ),
-    PinAnswer: st.builds(PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text, rest=counts),
+    PinAnswer: st.builds(
+        PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text, rest=counts, machine=text
+    ),
     RoleQuestion: st.builds(RoleQuestion, role=text),
     HoldQuestion: st.builds(HoldQuestion),
     Holds: st.builds(Holds, refused=st.dictionaries(st.integers(0, 1024), text, max_size=3)),

@@ -184,7 +184,7 @@ def test_routers_that_know_the_same_choose_alike(
     """One router makes some of the assignments itself, and hears of the others later; a second one hears of all, those
     of different frontends in any order; a third one has restarted, and knows what frontends report."""
     one, other, restarted = Ledger(), Ledger(), Ledger()
-    heard: dict[str, list[tuple[str, int, str, list[int], float]]] = {"f": [], "g": []}
+    heard: dict[str, list[tuple[str, int, str, list[int], int]]] = {"f": [], "g": []}
     assigned: set[int] = set()
     for at, ((what, number, lease, keys), mine) in enumerate(zip(history, own, strict=False), 1):
         if what == "assigned":
@@ -193,15 +193,15 @@ def test_routers_that_know_the_same_choose_alike(
             continue
         heard["fg"[number % 2]].append((what, number, lease, keys, at))
         if what == "assigned" and mine:
-            one.charge("fg"[number % 2], str(number), lease, len(keys) * BLOCK, at, blocks=pack(keys))
+            one.charge("fg"[number % 2], str(number), lease, len(keys) * BLOCK, blocks=pack(keys), order=at)
     for ledger in (one, other):
         waiting = {frontend: list(reversed(messages)) for frontend, messages in heard.items()}
         while frontends := [frontend for frontend, messages in waiting.items() if messages]:
             frontend = random.choice(frontends)
             what, number, lease, keys, told_at = waiting[frontend].pop()
             if what == "assigned":
-                charge = Charge(str(number), lease, len(keys) * BLOCK, at=told_at)
-                ledger.take_over(frontend, charge, pack(keys))
+                charge = Charge(str(number), lease, len(keys) * BLOCK, order=told_at)
+                ledger.take_over(frontend, charge, blocks=pack(keys))
             elif what == "first token":
                 ledger.prefilled(frontend, str(number))
             else:

@@ -59,7 +59,7 @@ def pull_of(core: FakeCore, description: Description = DESCRIPTION) -> PullHost:
 
 
 def question(**changes: Any) -> PinQuestion:
-    fields = {"pin": "p", "fingerprint": "print", "hashes": HASHES, "until": time.monotonic() + 60}
+    fields = {"pin": "p", "fingerprint": "print", "hashes": HASHES, "keep_s": 60.0}
     return PinQuestion(**{**fields, **changes})
 
 
@@ -112,10 +112,11 @@ async def test_an_engine_that_cannot_pull_does_not_ask_and_is_not_pinned() -> No
     "refused",
     [
         question(fingerprint="another"),
-        question(until=time.monotonic() - 1),
+        question(keep_s=0.0),
+        question(keep_s=float("nan")),
         question(hashes=HASHES[:1] * (MOST_BLOCKS + 1)),
     ],
-    ids=["foreign", "late", "long"],
+    ids=["foreign", "for no time", "nan", "long"],
 )
 async def test_pins_that_make_no_sense_do_not_reach_the_engine(refused: PinQuestion) -> None:
     core = FakeCore()
@@ -127,14 +128,15 @@ async def test_pins_that_make_no_sense_do_not_reach_the_engine(refused: PinQuest
 
 async def test_a_pin_becomes_what_its_reader_submits() -> None:
     pull = pull_of(FakeCore(pin=Pinned((5, 6, 7))))
-    asked = question()
-    answer = await pull.pin(asked)
-    assert (answer.blocks, answer.until, answer.refused) == (3, asked.until, None)
+    asked_at = time.monotonic()
+    answer = await pull.pin(question())
+    assert (answer.blocks, answer.refused) == (3, None)
+    assert asked_at + 60 <= answer.until <= time.monotonic() + 60
     params = msgspec.convert(pull.params_of(submission(hold_s=2.0), PulledPrefix("p", HASHES, answer)), TransferParams)
     assert params.hold_s == 2.0
     assert params.pull is not None
     assert params.pull.handle == Handle("e", (b"agent",), (5, 6, 7))
-    assert (params.pull.hashes, params.pull.until) == (HASHES[:3], asked.until)
+    assert (params.pull.hashes, params.pull.until) == (HASHES[:3], answer.until)
     pull.close()
 
 
@@ -165,7 +167,7 @@ async def test_a_tail_is_read_where_it_continues_the_prefix(
 
 async def test_no_lease_lasts_for_ever() -> None:
     pull = pull_of(FakeCore(pin=Pinned((5,))))
-    answer = await pull.pin(question(until=time.monotonic() + 1e6))
+    answer = await pull.pin(question(keep_s=1e6))
     assert answer.until <= time.monotonic() + LONGEST_LEASE_S
     pull.close()
 
@@ -183,13 +185,13 @@ async def test_an_engine_without_an_answer_is_a_refusal() -> None:
     with pytest.raises(EngineError, match="does not answer"):
         await pull.cached(Prefix("print", HASHES))
     core.answers["pin"] = asyncio.get_running_loop().create_future()
-    assert (await pull.pin(question(until=time.monotonic() + 0.05))).refused
+    assert (await pull.pin(question(keep_s=0.05))).refused
 
 
 async def test_an_idle_engine_is_told_of_the_end_of_its_leases() -> None:
     core = FakeCore(pin=Pinned((5,)), release=None)
     pull = pull_of(core)
-    answer = await pull.pin(question(until=time.monotonic() + 0.05))
+    answer = await pull.pin(question(keep_s=0.05))
     async with asyncio.timeout(10):
         assert (await core.asked.get())[0] == "pin"
         assert await core.asked.get() == ("release", ((), ()))

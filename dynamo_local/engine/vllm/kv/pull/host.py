@@ -111,8 +111,8 @@ class PullHost:
     async def pin(self, question: PinQuestion) -> PinAnswer:
         """See core.ports.Engine."""
         now = time.monotonic()
-        until = min(question.until, now + LONGEST_LEASE_S)
-        refused = self._refusal(question, now)
+        until = now + min(question.keep_s, LONGEST_LEASE_S)
+        refused = self._refusal(question)
         if refused is not None:
             return PinAnswer(blocks=0, refused=refused)
         arguments = (question.pin, question.hashes, until, question.rest)
@@ -170,15 +170,15 @@ class PullHost:
         for task in self._tasks:
             task.cancel()
 
-    def _refusal(self, question: PinQuestion, now: float) -> str | None:
+    def _refusal(self, question: PinQuestion) -> str | None:
         if self._description.unsupported is not None:
             return self._description.unsupported
         if question.fingerprint not in self._fingerprints.values():
             return "the engines' KV caches have different fingerprints"
         if len(question.hashes) > MOST_BLOCKS:
             return f"the pin is of more than {MOST_BLOCKS} blocks"
-        if question.until <= now:
-            return "the time of the pin is over already"
+        if not question.keep_s > 0:
+            return "the pin is for no time"
         return None
 
     def _sweep(self) -> None:
