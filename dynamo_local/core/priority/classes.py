@@ -39,4 +39,10 @@ def ahead_of(one: PriorityClass) -> tuple[PriorityClass, ...]:
     return _AHEAD[one]
 
 
+def lower_than(one: PriorityClass) -> int | None:
+    """Return the lowest number of those priorities that are of lower classes. None: no class is lower."""
+    return _LOWER[one]
+
+
+_LOWER = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.BACKGROUND: None}
 _AHEAD = {one: tuple(PriorityClass)[: place + 1] for place, one in enumerate(PriorityClass)}

@@ -6,6 +6,8 @@ OSDI'24). A key is charged with the context of each request that leaves the queu
 while others compete. One that comes back begins level with the one that was served last: it gets nothing for the time
 in which it asked for nothing. A key alone gets everything. Within a key the lower priority number is served first, then
 who came first. Callers without a key are one key.
+
+Where all slots are taken, `make_room` names a running request that gives way to one of a higher class.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dynamo_local.core.priority.classes import PriorityClass, class_of
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of, lower_than
 from dynamo_local.core.priority.turns import Turns
 
 Item = TypeVar("Item")
@@ -85,7 +87,16 @@ class _Keys(Generic[Item]):
     def next(self) -> _Lane[Item]:
         if len(self.lanes) == 1:
             return next(iter(self.lanes.values()))
-        return min(self.lanes.items(), key=lambda each: (self._used[each[0]], each[1].claims[0]))[1]
+        return min(self.lanes.items(), key=self._turn)[1]
+
+    def first(self, ready: Callable[[Item], bool]) -> Item | None:
+        """Return the first one, in the order in which they are served, that is ready."""
+        lanes = sorted(self.lanes.items(), key=self._turn)
+        return next((item for _, lane in lanes for item in lane.items if ready(item)), None)
+
+    def _turn(self, each: tuple[str, _Lane[Item]]) -> tuple[int, Claim]:
+        key, lane = each
+        return self._used[key], lane.claims[0]
 
     def serve(self, key: str) -> None:
         self._level = max(self._level, self._used[key])
@@ -101,6 +112,8 @@ class _Served(Generic[Item]):
     charged: int = 0
     passed: int = 0
     """Slots that other classes had got since its class had its last turn, when it was popped."""
+    by_turn: bool = False
+    """Whether it was popped, though a higher class waited, because it was its class's turn."""
 
 
 class FairQueue(Generic[Item]):
@@ -116,6 +129,8 @@ class FairQueue(Generic[Item]):
         self._served: dict[Item, _Served[Item]] = {}
         self._most_served = _MORE_SERVED
         self._offered: Item | None = None
+        self._called: Item | None = None
+        """The one that room was made for, until it has been offered."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -138,8 +153,35 @@ class FairQueue(Generic[Item]):
         A call after which no `pop` follows tells that there was no room for that request. Then a request of the class
         high, if one waits, is offered next time: a larger one whose turn it is keeps none of them waiting.
         """
-        self._offered = self._head(declined=self._offered)
+        called, self._called = self._called, None
+        self._offered = self._head(declined=self._offered) if called is None else called
         return self._offered
+
+    def make_room(self, running: Iterable[Item], ready: Callable[[Item], bool] = lambda _: True) -> Item | None:
+        """Return the running request that is to give way to a waiting one, which `peek` returns next, or None.
+
+        The one that waits is the first of the highest class of which any is `ready` to begin.
+        """
+        for one in PriorityClass:
+            if (first := self._classes[one].first(ready)) is not None:
+                found = self.gives_way(running, one)
+                self._called = None if found is None else first
+                return found
+        return None
+
+    def gives_way(self, running: Iterable[Item], to: PriorityClass) -> Item | None:
+        """Return the running request that gives way to one of class `to`, or None.
+
+        It is of a lower class: so none gives way to one that gives way to it. Of those it is the one with the highest
+        priority number, then the latest, as vLLM chooses. One that runs because it was its class's turn stays: the
+        class is left its share. Nor does one that has not come from this queue give way.
+        """
+        least = lower_than(to)
+        if least is None:
+            return None
+        known = (served for item in running if (served := self._served.get(item)) is not None)
+        lower = [served for served in known if served.claim.priority >= least and not served.by_turn]
+        return max(lower, key=lambda served: served.claim).item if lower else None
 
     def pop(self) -> Item:
         """Take the next request out, and charge its key. Raises IndexError if nobody waits."""
@@ -148,7 +190,9 @@ class FairQueue(Generic[Item]):
         self._keys(claim).serve(claim.key)
         self._take_out(item)
         served = self._served.setdefault(item, _Served(claim, item))
-        served.passed = self._turns.served(class_of(claim.priority))
+        one = class_of(claim.priority)
+        served.by_turn = self._turns.is_due(one) and any(self._classes[each].lanes for each in ahead_of(one)[:-1])
+        served.passed = self._turns.served(one)
         self._charge(served)
         if len(self._served) > self._most_served:
             self._look_at_served()
@@ -168,6 +212,8 @@ class FairQueue(Generic[Item]):
         claim = self._claims.pop(item)
         self._keys(claim).remove(claim)
         self._offered = None
+        if self._called is item:
+            self._called = None
 
     def _head(self, declined: Item | None = None) -> Item:
         waiting = [one for one in self._turns.order() if self._is_waiting(one)]

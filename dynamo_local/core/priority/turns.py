@@ -20,13 +20,13 @@ class Turns:
 
     def order(self) -> tuple[PriorityClass, ...]:
         """Return the order in which classes are asked for the next slot: those that are due, then the highest."""
-        due = [one for one in PriorityClass if self._is_due(one)]
+        due = [one for one in PriorityClass if self.is_due(one)]
         due.sort(key=lambda one: -self._passed[one])
         return (*due, *(one for one in PriorityClass if one not in due))
 
     def row(self, chosen: PriorityClass) -> int:
         """Return how many slots the class may get in a row before another one's turn; at least 1."""
-        if self._is_due(chosen):
+        if self.is_due(chosen):
             return 1
         return max(1, _DUE_AFTER - max(self._passed[one] for one in PriorityClass if one is not chosen))
 
@@ -46,5 +46,6 @@ class Turns:
         """Note that nobody of the class waits."""
         self._passed[empty] = 0
 
-    def _is_due(self, one: PriorityClass) -> bool:
+    def is_due(self, one: PriorityClass) -> bool:
+        """Whether the next slot is this class's, whoever else waits."""
         return self._passed[one] >= _DUE_AFTER

@@ -3,7 +3,7 @@
 Running requests are served first, in the order in which they were admitted; waiting ones are admitted with
 what is left of the step's token budget, in the order of core/priority/fair_queue.py. A running request that finds no
 block takes those of the one that is the least urgent, then the latest, which waits again and is computed anew, from its
-prompt and what it has drawn.
+prompt and what it has drawn. Where no place is left, one gives way to a request of a higher class in the same manner.
 
 A request with blocks to pull is given all blocks of its prompt when its turn comes, and gives way to others while
 those are read. Then it is the first to be admitted, with what was read as cached.
@@ -11,10 +11,11 @@ those are read. Then it is the first to be admitted, with what was read as cache
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence as Seq
 
-from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.priority.classes import class_of
 from dynamo_local.core.priority.fair_queue import Claim, FairQueue
 from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.mocker import tokens
@@ -23,10 +24,8 @@ from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_conten
 from dynamo_local.engine.mocker.kv.memory import BlockMemory
 from dynamo_local.engine.mocker.outcome import Draft, Read, StepOutcome
 from dynamo_local.engine.mocker.sampling import Sampling
-from dynamo_local.engine.mocker.sequence import Sequence
+from dynamo_local.engine.mocker.sequence import Sequence, check_prompt
 from dynamo_local.engine.mocker.settings import MockerSettings
-
-_TOKEN_IDS = 2**63
 
 
 class Scheduler:
@@ -51,7 +50,7 @@ class Scheduler:
         self._loading: list[Sequence] = []
         """Requests whose blocks are being read."""
         self._loaded: list[Sequence] = []
-        """Requests that have all blocks of their prompts, and wait for a place."""
+        """Requests that have all blocks of their prompts, and wait for a place, in order of their claims."""
         self._submitted = 0
 
     @property
@@ -82,7 +81,7 @@ class Scheduler:
     ) -> Sequence:
         """Queue a request. Raises BadRequestError if it could never run."""
         limit = self._settings.context_limit
-        _check_prompt(token_ids, limit)
+        check_prompt(token_ids, limit)
         end = limit if sampling.max_tokens is None else min(limit, len(token_ids) + sampling.max_tokens)
         self._submitted += 1
         sequence = Sequence(
@@ -125,12 +124,17 @@ class Scheduler:
     def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
         draft = Draft(self._settings.mocker_max_num_batched_tokens)
+        given_way = self._make_room()
         # Not before the plan stands: a request that is preempted in a step computes nothing in it.
         for sequence, count in self._plan_running(draft).items():
             self._compute(sequence, count, draft)
         if not draft.preempted:
             self._admit_loaded(draft)
             self._admit_waiting(draft, now)
+        if given_way is not None:
+            # Not before: it is not let in again in the step in which it gave way.
+            self._enqueue(given_way)
+            draft.preempted.append(given_way)
         return draft.outcome()
 
     def complete(self, outcome: StepOutcome, now: float = 0.0) -> None:
@@ -159,7 +163,20 @@ class Scheduler:
             return
         sequence.computed = read.pull.end * self._settings.mocker_block_size
         self._register(sequence, read.start)
-        self._loaded.append(sequence)
+        insort(self._loaded, sequence, key=lambda one: one.claim)
+
+    def _make_room(self) -> Sequence | None:
+        """Where a place is wanting, have a running request give way to one of a higher class. Return it, or None."""
+        if self._has_place:
+            return None
+        if self._loaded:
+            victim = self._waiting.gives_way(self._running, class_of(self._loaded[0].claim.priority))
+        else:
+            victim = self._waiting.make_room(self._running)
+        if victim is not None:
+            self._running.remove(victim)
+            self._free(victim)
+        return victim
 
     def _plan_running(self, draft: Draft) -> dict[Sequence, int]:
         """Decide how much of each running request to compute, and provide the blocks, preempting others if need be."""
@@ -292,12 +309,3 @@ class Scheduler:
 
     def _blocks_of(self, token_count: int) -> int:
         return -(-token_count // self._settings.mocker_block_size)
-
-
-def _check_prompt(token_ids: Seq[int], limit: int) -> None:
-    if not token_ids:
-        raise BadRequestError("the prompt is empty")
-    if len(token_ids) >= limit:
-        raise BadRequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
-    if min(token_ids) < 0 or max(token_ids) >= _TOKEN_IDS:
-        raise BadRequestError("the prompt has a token id out of range")

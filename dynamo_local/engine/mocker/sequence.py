@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.messages.tokens import FinishReason
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.priority.fair_queue import Claim
@@ -11,6 +13,8 @@ from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.kv.blocks import BlockHash, chain_hash
 from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.sampling import Sampling
+
+_TOKEN_IDS = 2**63
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,13 @@ class Sequence:
             self.stop_reason = token_id
             return True
         return False
+
+
+def check_prompt(token_ids: Seq[int], limit: int) -> None:
+    """Raise BadRequestError if no request can have this prompt in a context of `limit` tokens."""
+    if not token_ids:
+        raise BadRequestError("the prompt is empty")
+    if len(token_ids) >= limit:
+        raise BadRequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
+    if min(token_ids) < 0 or max(token_ids) >= _TOKEN_IDS:
+        raise BadRequestError("the prompt has a token id out of range")
