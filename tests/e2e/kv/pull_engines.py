@@ -32,6 +32,7 @@ from tests.integration.server_process import parent_of
 
 BLOCK = 32
 BLOCKS = 128
+SLOTS = 16
 LONG_S = 300.0
 """A lease that does not end while a test runs."""
 
@@ -128,6 +129,7 @@ class PullEngine:
             "num-gpu-blocks-override": BLOCKS + 1,
             "kv-cache-memory-bytes": 1 << 28,
             "max-num-batched-tokens": 256,
+            "max-num-seqs": SLOTS,
             "enforce-eager": True,
         }
         self.engine = VllmEngine({**settings, **config}, private_dir, kv_transfer=True)
@@ -213,6 +215,9 @@ class PullEngine:
     def has_begun(self, name: str) -> bool:
         """Whether it has brought a token."""
         return bool(self._answers[name].tokens)
+
+    def is_over(self, name: str) -> bool:
+        return self._answers[name].finish is not None
 
     async def run(self, tokens: Sequence[int], count: int, pulled: PulledPrefix | None = None) -> Answer:
         return await self.answer(await self.submit(tokens, count, pulled))

@@ -22,6 +22,7 @@ from tests.e2e.kv.pull_engines import (
     BLOCK,
     BLOCKS,
     LONG_S,
+    SLOTS,
     Levers,
     PullEngine,
     make_reads_obey,
@@ -449,3 +450,20 @@ async def test_what_is_warm_or_grows_is_gone_when_it_is_cancelled(reader: PullEn
     assert grown is not None
     await reader.answer(grown, at_least=3)
     await reader.cancel(grown)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["two steps ahead", "one step at a time"])
+async def test_an_urgent_request_takes_a_slot(engines: tuple[PullEngine, PullEngine], which: int) -> None:
+    engine, other = engines[which], engines[1 - which]
+    prompts = [prompt_of(40, seed=1_000 + number) for number in range(SLOTS)]
+    hurried = prompt_of(40, seed=2_000)
+    names = [await engine.submit(prompt, 60) for prompt in prompts]
+    for name in names:
+        await engine.answer(name, at_least=1)
+    urgent = await engine.answer(await engine.submit(hurried, 2, priority=-1))
+    assert not any(engine.is_over(name) for name in names), "it waited until another one had ended"
+    answers = await asyncio.gather(*(engine.answer(name) for name in names))
+    assert [number for number, answer in enumerate(answers) if answer.preempted] == [SLOTS - 1]
+    expected = await asyncio.gather(*(other.run(prompt, 60) for prompt in prompts), other.run(hurried, 2))
+    assert [answer.tokens for answer in (*answers, urgent)] == [answer.tokens for answer in expected]
+    await asyncio.gather(engine.settled(), other.settled())

@@ -1,18 +1,19 @@
 """The queue of vLLM's scheduler, by which classes of priority and keys take turns (core/priority/fair_queue.py).
 
 vLLM's own queue knows priorities alone: a class that waits gets nothing as long as higher ones come, and of one class
-the first that came goes first, whoever has sent how many. Whom vLLM preempts stays its own decision: the request with
-the highest priority number, of those the latest.
+the first that came goes first, whoever has sent how many. Whom vLLM preempts for KV blocks stays its own decision: the
+request with the highest priority number, of those the latest. Who gives way for a slot: patches/requests/make_room.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+from dynamo_local.core.priority.classes import PriorityClass
 from dynamo_local.core.priority.fair_queue import Claim, FairQueue
 from dynamo_local.engine.vllm.requests.wire import KEY
 
@@ -31,6 +32,14 @@ class FairRequestQueue(RequestQueue):
 
     def pop_request(self) -> Request:
         return self._queue.pop()
+
+    def make_room(self, running: Iterable[Request], ready: Callable[[Request], bool]) -> Request | None:
+        """Return the running request that is to give way to one that waits and is ready, and offer that one next."""
+        return self._queue.make_room(running, ready)
+
+    def gives_way(self, running: Iterable[Request], to: PriorityClass) -> Request | None:
+        """Return the running request that gives way to one of this class, or None."""
+        return self._queue.gives_way(running, to)
 
     def prepend_request(self, request: Request) -> None:
         """Queue a request again that was preempted: before those of its class and key that came later."""

@@ -1,4 +1,4 @@
-"""Patches of how an engine core and its workers treat requests: turns, continuation, grammars, log-probabilities."""
+"""Patches of how an engine core and its workers treat requests: turns, slots, continuation, grammars, tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ def patch_requests() -> None:
     from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
     from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
     from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
+    from dynamo_local.engine.vllm.patches.requests.make_room import have_urgent_requests_find_room
     from dynamo_local.engine.vllm.patches.requests.token_logprobs import separate_logprobs
 
     continue_requests()
     limit_grammar_compilation()
     separate_logprobs()
     have_requests_take_turns()
+    have_urgent_requests_find_room()

@@ -1,0 +1,80 @@
+"""Has a running request give way to one of a higher class that waits while vLLM's scheduler has no slot left.
+
+vLLM itself preempts where KV blocks are wanting, and never for a slot: an urgent request waits until another one ends.
+Who gives way: core/priority/fair_queue.py. It does so before a step is planned, by vLLM's own `_preempt_request`, as
+all do in `reset_prefix_cache`. So what a step in flight still computes for it is delivered, or dropped, and its blocks
+are freed, as vLLM does that. It enters the queue when the step has been planned, because vLLM lets none in that was
+preempted in the same step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from dynamo_local.core.priority.classes import class_of
+from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.requests.fair_waiting import FairRequestQueue
+
+_CAN_BEGIN = RequestStatus.WAITING, RequestStatus.PREEMPTED
+
+
+@cache
+def have_urgent_requests_find_room() -> None:
+    """Patch the scheduler in this process, and so in those forked from it. A second call changes nothing."""
+    if not applies("room for urgent requests"):
+        return
+    # Through a name of no type: mypy sees no more than that a method is assigned.
+    scheduler: Any = Scheduler
+    scheduler.schedule = _making_room(scheduler.schedule)
+
+
+def _making_room(schedule: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
+    @wraps(schedule)
+    def making_room(scheduler: Any, throttle_prefills: bool = False) -> SchedulerOutput:
+        # A step that puts off prompts lets nobody in.
+        victim = None if throttle_prefills else _gives_way(scheduler)
+        if victim is None:
+            return schedule(scheduler, throttle_prefills)
+        scheduler.running.remove(victim)
+        scheduler._preempt_request(victim, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery)
+        scheduler.waiting.remove_request(victim)
+        try:
+            return schedule(scheduler, throttle_prefills)
+        finally:
+            scheduler.waiting.prepend_request(victim)
+
+    return making_room
+
+
+def _gives_way(scheduler: Any) -> Request | None:
+    """The running request that is to give way, or None."""
+    waiting = scheduler.waiting
+    if not isinstance(waiting, FairRequestQueue) or scheduler.pause_state != PauseState.UNPAUSED:
+        return None
+    if len(scheduler.running) + scheduler.num_waiting_for_streaming_input < scheduler.max_num_active_reqs:
+        return None
+    for request in scheduler.kv_holding_waiting:
+        # These are let in first, whatever their class.
+        if _can_begin(scheduler, request):
+            return waiting.gives_way(scheduler.running, class_of(request.priority))
+    return waiting.make_room(scheduler.running, lambda request: _can_begin(scheduler, request))
+
+
+def _can_begin(scheduler: Any, request: Request) -> bool:
+    """Whether vLLM would let it in now, if it found slot and blocks."""
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return request.request_id in scheduler.finished_recving_kv_req_ids
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        grammar = request.structured_output_request and request.structured_output_request.grammar
+        return grammar is not None and not isinstance(grammar, Exception)
+    if request.num_stale_output_tokens and not request.drop_stale_output:
+        return False
+    return request.status in _CAN_BEGIN
