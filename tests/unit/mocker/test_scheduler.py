@@ -161,6 +161,22 @@ def test_priority_decides_who_makes_way() -> None:
     assert_exact([low, high])
 
 
+def test_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
+    watched = Watched(tiny(max_num_seqs=2, kv_blocks=20))
+    first, second = (watched.submit([number] * 5, greedy(9)) for number in range(2))
+    for _ in range(3):
+        watched.step()
+    urgent = watched.submit([9] * 5, greedy(3), priority=-1)
+    equal = watched.submit([8] * 5, greedy(1))
+    outcome = watched.step()
+    assert (outcome.preempted, outcome.admitted) == ((second,), (urgent,))
+    assert set(outcome.computed) == {first, urgent}
+    watched.run()
+    assert watched.preemptions == 1
+    assert [len(one.tokens) for one in (first, second, urgent, equal)] == [14, 14, 8, 6]
+    assert second.tokens[5:] == continuation([1] * 5, 9, VOCAB_SIZE)
+
+
 def test_one_that_made_way_after_its_turn_computes_nothing_in_that_step() -> None:
     # `low` is first in the list of running requests, so its turn is over when `high` finds no block.
     watched = Watched(tiny(kv_blocks=4))

@@ -165,6 +165,75 @@ def test_who_was_preempted_is_charged_with_what_came_on_top() -> None:
     assert popped(queue, 3) == [other[0], other[1], first]
 
 
+@given(running=REQUESTS, waiting=REQUESTS)
+def test_one_of_a_lower_class_gives_way_to_the_first_of_the_highest_class(
+    running: list[tuple[str, int, int]], waiting: list[tuple[str, int, int]]
+) -> None:
+    run, wait = requests(running), requests(waiting)
+    queue = queue_of(run)
+    popped(queue)
+    for one in wait:
+        queue.add(one, one.claim)
+    # With nobody else there it came without any turn, and each of a lower class may give way.
+    kept = [one for one in run if queue._served[one].by_turn]
+    victim = queue.make_room(run)
+    if victim is None:
+        best = min((class_of(one.claim.priority).rank for one in wait), default=2)
+        assert all(one in kept or class_of(one.claim.priority).rank <= best for one in run)
+        return
+    offered = queue.peek()
+    assert victim not in kept
+    assert class_of(victim.claim.priority).rank > class_of(offered.claim.priority).rank
+    assert class_of(offered.claim.priority).rank == min(class_of(one.claim.priority).rank for one in wait)
+    assert victim.claim == max(one.claim for one in run if one not in kept)
+    # It does not come back for the one that it gave way to.
+    assert queue.pop() is offered
+    queue.add(victim, victim.claim)
+    assert queue.gives_way([offered], class_of(victim.claim.priority)) is None
+
+
+def test_nobody_gives_way_to_one_that_cannot_begin() -> None:
+    running, *waiting = requests([("", 0, 1), ("a", -1, 1), ("a", -1, 1), ("b", -1, 1)])
+    queue = queue_of([running])
+    queue.pop()
+    for one in waiting:
+        queue.add(one, one.claim)
+    assert queue.make_room([running], lambda _: False) is None
+    assert queue.make_room([running], lambda one: one is waiting[1]) is running
+    assert queue.peek() is waiting[1]
+    assert queue.make_room([running]) is running
+    queue.remove(waiting[0])
+    assert queue.peek() in waiting[1:], "the one that was called has left"
+
+
+def test_background_work_keeps_its_share_of_slots_while_urgent_requests_take_them() -> None:
+    slots = 4
+    batch = requests([("batch", 1, 1)] * 30)
+    queue, running = queue_of(batch), list[Waiting]()
+    gave_way, ended, number = Counter[Waiting](), 0, 100
+    while len(queue) and number < 2_000:
+        # More urgent requests come than there are slots; each takes one round, and one of background takes ten.
+        for _ in range(slots):
+            number += 1
+            urgent = Waiting(Claim(-1, float(number), number), 1)
+            queue.add(urgent, urgent.claim)
+        if len(running) == slots and (victim := queue.make_room(running)) is not None:
+            running.remove(victim)
+            gave_way[victim] += 1
+            running.append(queue.pop())
+            queue.add(victim, victim.claim)
+        while len(running) < slots:
+            running.append(queue.pop())
+        over = {one for one in running if one.claim.priority < 0 or one.tokens == 10}
+        ended += sum(one.claim.priority > 0 for one in over)
+        for one in running:
+            one.tokens += 1
+        running = [one for one in running if one not in over]
+    # Each round frees at most `slots` slots, one in twenty of which is a turn of background.
+    assert ended >= len(batch) / 2
+    assert max(gave_way.values(), default=0) <= 1
+
+
 def test_who_leaves_is_not_offered_and_an_empty_queue_says_so() -> None:
     one, other = requests([("a", 0, 1), ("a", 0, 1)])
     queue = queue_of([one, other])
