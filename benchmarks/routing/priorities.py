@@ -2,9 +2,10 @@
 
 Workers with the KV cache of a 7B model on a GPU of 24 GB (13,616 tokens); prompts and answers from one distribution of
 short lengths with a mean of 128 tokens and a long tail; 10 % of the requests are urgent; arrivals are a Gamma process
-whose gaps have a coefficient of variation of 2 to 8. Four workers instead of sixteen. The measure: the mean time from
-arrival to the last token of the urgent requests, against the same ones in a run in which all are alike, is at least
-`FASTER` times shorter, and that of the others at most `SLOWER` times longer.
+whose gaps have a coefficient of variation of 2 to 8. The measure: the mean time from arrival to the last token of the
+urgent requests, against the same ones in a run in which all are alike, is at least `FASTER` times shorter, and that of
+the others at most `SLOWER` times longer. How much faster urgent requests could be at most, a third run says, in which
+they have the workers for themselves.
 
 `dispatched` compares policies by the same requests, none of them urgent and none of them moved.
 """
@@ -29,12 +30,13 @@ from dynamo_local.sim.routers import PolicyRouter
 from dynamo_local.sim.timing import MockerTiming
 
 FASTER, SLOWER = 1.5, 1.05
-WORKERS = 4
+WORKERS = 8, 16
 VARIATIONS = (2.0, 4.0, 6.0, 8.0)
 URGENT = 0.1
-RATE = 16.0
-"""Requests a second, at which bursts queue and the fleet catches up."""
-_REQUESTS, _SEEDS = 3_000, range(1, 4)
+EACH = 4.0
+"""Requests a second for each worker, at which bursts queue and the fleet catches up."""
+_REQUESTS, _SEEDS = 6_000, range(1, 4)
+_DISPATCHED_WORKERS, _DISPATCHED_REQUESTS = 4, 3_000
 _LENGTHS = ((0.0, 12), (0.5, 38), (0.8, 113), (0.95, 413), (0.99, 1_464), (1.0, 6_000))
 """Shares of the requests, and the lengths in tokens that these do not exceed; in between the logarithm is linear."""
 SETTINGS = MockerSettings(
@@ -48,7 +50,9 @@ SETTINGS = MockerSettings(
     mocker_decode_us_per_seq=300.0,
 )
 _POLICIES = ("kv", "freeness", "least-loaded", "round-robin")
+_ARMS = "alike", "urgent first", "urgent alone"
 _HEADERS = (
+    "workers",
     "CV",
     "arm",
     "urgent: mean, s",
@@ -69,6 +73,7 @@ class Speeds:
     urgent_ttft_s: float
     urgent_ttft_p99_s: float
     others_s: float
+    """NaN, if there are no others. So is the next one."""
     others_ttft_p99_s: float
     preemptions: int
     moves: int
@@ -87,31 +92,39 @@ class Dispatched:
 def measured(quick: bool) -> Figures:
     """Simulate, print, and return the figures."""
     found: Figures = {}
-    for variation in VARIATIONS[:1] if quick else VARIATIONS:
-        arms = {arm: _arm(arm, variation, quick) for arm in ("alike", "urgent first")}
-        table(f"Priorities, {RATE:g} requests/s", _HEADERS, [_row(variation, arm, each) for arm, each in arms.items()])
-        faster = arms["alike"].urgent_s / arms["urgent first"].urgent_s
-        slower = arms["urgent first"].others_s / arms["alike"].others_s
-        print(f"CV {variation:g}: urgent {faster:.2f} times faster, aim {FASTER}; others {slower:.3f}, aim {SLOWER}")
-        found[f"{variation:g}"] = {"faster": faster, "slower": slower} | {arm: asdict(it) for arm, it in arms.items()}
+    for workers in WORKERS[:1] if quick else WORKERS:
+        for variation in VARIATIONS[:1] if quick else VARIATIONS:
+            arms = {arm: _arm(arm, variation, workers, quick) for arm in _ARMS}
+            rows = [_row(workers, variation, arm, each) for arm, each in arms.items()]
+            table(f"Priorities, {EACH * workers:g} requests/s", _HEADERS, rows)
+            alike, first, alone = (arms[arm] for arm in _ARMS)
+            faster, slower = alike.urgent_s / first.urgent_s, first.others_s / alike.others_s
+            at_most = alike.urgent_s / alone.urgent_s
+            print(
+                f"{workers} workers, CV {variation:g}: urgent {faster:.2f} times faster, aim {FASTER}, "
+                f"alone {at_most:.2f}; others {slower:.3f}, aim {SLOWER}"
+            )
+            ratios = {"faster": faster, "slower": slower, "at_most": at_most}
+            found[f"{workers} workers, CV {variation:g}"] = ratios | {arm: asdict(it) for arm, it in arms.items()}
     return found
 
 
-def _arm(arm: str, variation: float, quick: bool) -> Speeds:
+def _arm(arm: str, variation: float, workers: int, quick: bool) -> Speeds:
     served, moves = list[Served](), 0
     for seed in list(_SEEDS)[:1] if quick else _SEEDS:
-        drawn = drawn_arrivals(variation, seed, 1_000 if quick else _REQUESTS)
-        result = _run(drawn if arm == "urgent first" else [replace(each, priority=0) for each in drawn])
+        drawn = drawn_arrivals(variation, seed, 1_000 if quick else _REQUESTS, EACH * workers)
+        sent = [each for each in drawn if each.priority < 0] if arm == "urgent alone" else drawn
+        result = _run([replace(each, priority=0) for each in sent] if arm == "alike" else sent, workers)
         # The arms have the same requests, and the same of them are judged as urgent.
         served += [replace(each, arrival=drawn[each.arrival.number]) for each in result.served]
         moves += len(result.moves)
-        progress(f"{arm}, CV {variation:g}, seed {seed}")
+        progress(f"{arm}, {workers} workers, CV {variation:g}, seed {seed}")
     return _speeds(served, moves)
 
 
-def _run(arrivals: Sequence[Arrival]) -> Result:
-    router = PolicyRouter(POLICIES["kv"](), names(WORKERS), SETTINGS, pulls=True)
-    return simulate(arrivals, router, WORKERS, SETTINGS, MockerTiming(SETTINGS), RebalancingLimits())
+def _run(arrivals: Sequence[Arrival], workers: int) -> Result:
+    router = PolicyRouter(POLICIES["kv"](), names(workers), SETTINGS, pulls=True)
+    return simulate(arrivals, router, workers, SETTINGS, MockerTiming(SETTINGS), RebalancingLimits())
 
 
 def dispatched(quick: bool) -> Figures:
@@ -120,7 +133,8 @@ def dispatched(quick: bool) -> Figures:
     for variation in VARIATIONS[:1] if quick else VARIATIONS:
         rows = {name: _dispatched(name, variation, quick) for name in _POLICIES}
         told = [[f"{variation:g}", name, *_row_of(each)] for name, each in rows.items()]
-        table(f"Dispatch, {RATE:g} requests/s", ("CV", "policy", "TTFT mean", "p99, ms", "mean, s", "preempted"), told)
+        headers = "CV", "policy", "TTFT mean", "p99, ms", "mean, s", "preempted"
+        table(f"Dispatch, {EACH * _DISPATCHED_WORKERS:g} requests/s", headers, told)
         found[f"{variation:g}"] = {name: asdict(each) for name, each in rows.items()}
     return found
 
@@ -128,10 +142,11 @@ def dispatched(quick: bool) -> Figures:
 def _dispatched(name: str, variation: float, quick: bool) -> Dispatched:
     served = list[Served]()
     for seed in list(_SEEDS)[:1] if quick else _SEEDS:
-        drawn = drawn_arrivals(variation, seed, 1_000 if quick else _REQUESTS)
-        router = PolicyRouter(POLICIES[name](), names(WORKERS), SETTINGS, pulls=False)
+        rate, workers = EACH * _DISPATCHED_WORKERS, _DISPATCHED_WORKERS
+        drawn = drawn_arrivals(variation, seed, 1_000 if quick else _DISPATCHED_REQUESTS, rate)
+        router = PolicyRouter(POLICIES[name](), names(workers), SETTINGS, pulls=False)
         alike = [replace(each, priority=0) for each in drawn]
-        served += simulate(alike, router, WORKERS, SETTINGS, MockerTiming(SETTINGS)).served
+        served += simulate(alike, router, workers, SETTINGS, MockerTiming(SETTINGS)).served
         progress(f"{name}, CV {variation:g}, seed {seed}")
     return Dispatched(
         ttft_s=fmean(each.ttft_s for each in served),
@@ -153,19 +168,19 @@ def _speeds(served: Sequence[Served], moves: int) -> Speeds:
         urgent_s=fmean(each.ended_at - each.at for each in urgent),
         urgent_ttft_s=fmean(each.ttft_s for each in urgent),
         urgent_ttft_p99_s=percentile([each.ttft_s for each in urgent], 0.99),
-        others_s=fmean(each.ended_at - each.at for each in others),
-        others_ttft_p99_s=percentile([each.ttft_s for each in others], 0.99),
+        others_s=fmean(each.ended_at - each.at for each in others) if others else math.nan,
+        others_ttft_p99_s=percentile([each.ttft_s for each in others], 0.99) if others else math.nan,
         preemptions=sum(each.preempted for each in served),
         moves=moves,
     )
 
 
-def drawn_arrivals(variation: float, seed: int, requests: int) -> list[Arrival]:
-    """Requests whose gaps have that coefficient of variation, a tenth of them urgent."""
+def drawn_arrivals(variation: float, seed: int, requests: int, rate: float) -> list[Arrival]:
+    """Requests, `rate` a second, whose gaps have that coefficient of variation, a tenth of them urgent."""
     draw, at, arrivals = random.Random(f"priorities {variation} {seed}"), 0.0, []
     shape = variation**-2
     for number in range(requests):
-        at += draw.gammavariate(shape, 1 / (RATE * shape))
+        at += draw.gammavariate(shape, 1 / (rate * shape))
         priority = -1 if draw.random() < URGENT else 0
         arrivals.append(Arrival(number, at, _length(draw), _length(draw), priority=priority))
     return arrivals
@@ -178,8 +193,9 @@ def _length(draw: random.Random) -> int:
     return round(math.exp(math.log(shortest) + math.log(longest / shortest) * (share - low) / (high - low)))
 
 
-def _row(variation: float, arm: str, each: Speeds) -> list[str]:
+def _row(workers: int, variation: float, arm: str, each: Speeds) -> list[str]:
     return [
+        str(workers),
         f"{variation:g}",
         arm,
         f"{each.urgent_s:.2f}",
