@@ -53,7 +53,9 @@ class Engine:
         self.scheduler = kind(
             vllm_config=vllm_config,
             kv_cache_config=KVCacheConfig(100, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=SimpleNamespace(  # type: ignore[arg-type]should_advance=lambda _: False, accept_tokens=lambda *_: True),
+            structured_output_manager=SimpleNamespace(  # type: ignore[arg-type]
+                should_advance=lambda _: False, accept_tokens=lambda *_: True
+            ),
             block_size=BLOCK,
         )
         self._ahead = ahead
