@@ -463,7 +463,7 @@ async def test_an_urgent_request_takes_a_slot(engines: tuple[PullEngine, PullEng
     urgent = await engine.answer(await engine.submit(hurried, 2, priority=-1))
     assert not any(engine.is_over(name) for name in names), "it waited until another one had ended"
     answers = await asyncio.gather(*(engine.answer(name) for name in names))
-    assert [number for number, answer in enumerate(answers) if answer.preempted] == [SLOTS - 1]
+    assert sum(answer.preempted for answer in answers) == 1
     expected = await asyncio.gather(*(other.run(prompt, 60) for prompt in prompts), other.run(hurried, 2))
     assert [answer.tokens for answer in (*answers, urgent)] == [answer.tokens for answer in expected]
     await asyncio.gather(engine.settled(), other.settled())
