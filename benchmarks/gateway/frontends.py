@@ -131,13 +131,14 @@ async def _kill(server: Server, number: int) -> Kill:
             await server.get("/v1/models")
             kill.next_s.append(time.monotonic() - (began if kill.next_s else killed_at))
         kill.first_s = kill.next_s.pop(0)
+        # Before answers are compared: that takes longer the more of them have survived.
+        await _until_frontends(server, 2, without=pid)
+        kill.back_s = time.monotonic() - killed_at
         await asyncio.gather(*tasks)
         for stream, owner in zip(streams, of_stream, strict=True):
             kill.lost += not stream.ended
             kill.lost_of_others += not stream.ended and owner != victim
             kill.wrong += stream.ended and stream.text != await stream.again()
-    await _until_frontends(server, 2)
-    kill.back_s = time.monotonic() - killed_at
     progress(f"kill {number + 1}: {vars(kill)}")
     return kill
 
@@ -183,11 +184,13 @@ class _Stream:
             self.began.set()
 
 
-async def _until_frontends(server: Server, number: int) -> None:
+async def _until_frontends(server: Server, number: int, without: int | None = None) -> None:
+    """Wait until that many are ready, none of them the process `without`."""
     deadline = time.monotonic() + _BACK_WITHIN_S
     while time.monotonic() < deadline:
         rows = await _asked(server, "ps")
-        if sum(row["role"] == "frontend" and row["state"] == "ready" for row in rows) == number:
+        ready = [row["pid"] for row in rows if row["role"] == "frontend" and row["state"] == "ready"]
+        if len(ready) == number and without not in ready:
             server.refresh()
             assert all(is_alive(process) for process in server.of_role("frontend"))
             return
