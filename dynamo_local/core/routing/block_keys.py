@@ -30,9 +30,14 @@ def pack_hashes(hashes: Iterable[bytes]) -> bytes:
     return b"".join(block_hash[:KEY_BYTES] for block_hash in hashes)
 
 
-def unpack(packed: bytes) -> tuple[int, ...]:
-    """Inverse of `pack`. Raises DecodeError if a part of a key is missing."""
+def number_of(packed: bytes) -> int:
+    """Number of packed keys. Raises DecodeError if a part of one is missing."""
     count, rest = divmod(len(packed), KEY_BYTES)
     if rest:
         raise DecodeError(f"{len(packed)} bytes are no whole number of block keys")
-    return struct.unpack(f"<{count}Q", packed)
+    return count
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """Inverse of `pack`. Raises DecodeError if a part of a key is missing."""
+    return struct.unpack(f"<{number_of(packed)}Q", packed)

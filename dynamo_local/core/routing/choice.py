@@ -12,7 +12,7 @@ import msgspec
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.block_keys import unpack
+from dynamo_local.core.routing.block_keys import KEY_BYTES, number_of
 from dynamo_local.core.routing.ledger import Ledger
 
 _64_BITS = (1 << 64) - 1
@@ -81,7 +81,8 @@ def cached_tokens(request: AssignRequest, ledger: Ledger) -> Mapping[str, int]:
     if request.block_tokens < 1:
         return {}
     most = max((request.tokens - 1) // request.block_tokens, 0)
-    found = ledger.index.cached(unpack(request.blocks)[:most])
+    known = min(number_of(request.blocks), most)
+    found = ledger.index.cached(request.blocks[: known * KEY_BYTES])
     return {worker: blocks * request.block_tokens for worker, blocks in found.items()}
 
 

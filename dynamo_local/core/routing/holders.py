@@ -58,18 +58,16 @@ class HolderTable:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, bit: int, keys: Collection[int]) -> tuple[int, list[int]]:
-        """Add a holder to different blocks. Returns to how many it is new, and those that it held already. Blocks
-        beyond `most` are left out."""
-        holders, new, held = self._holders, 0, list[int]()
+    def add(self, bit: int, keys: Collection[int]) -> int:
+        """Add a holder to different blocks. Returns to how many it is new. Blocks beyond `most` are left out."""
+        holders, new = self._holders, 0
         for before, some in self._runs(keys):
             if before & bit:
-                held += some
                 continue
             room = len(some) if before else self._most - len(holders)
             holders.update(dict.fromkeys(some[:room], before | bit))
             new += min(len(some), room)
-        return new, held
+        return new
 
     def remove(self, bit: int, keys: Collection[int]) -> int:
         """Remove a holder from different blocks. Returns from how many it was removed; others are ignored."""

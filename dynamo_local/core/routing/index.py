@@ -9,14 +9,14 @@ and are computed there. They count as cached, so that requests of one prefix tha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat, starmap
 from operator import or_
 
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.routing.block_keys import unpack
+from dynamo_local.core.routing.coming import ComingPrefixes
 from dynamo_local.core.routing.holders import HolderTable, WorkerBits
 
 MOST_BLOCKS = 4_000_000
@@ -39,9 +39,7 @@ class PrefixIndex:
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._bits = WorkerBits()
         self._held = HolderTable(most_blocks)
-        self._coming = HolderTable(most_blocks)
-        self._coming_times: dict[int, Counter[int]] = {}
-        """By how many requests beside the first each block comes to a worker, by the worker's bit."""
+        self._coming = ComingPrefixes()
         self._streams: dict[str, _Stream] = {}
 
     # What workers tell
@@ -84,7 +82,6 @@ class PrefixIndex:
             self._clear(worker, stream)
         if bit:
             self._coming.clear(bit)
-            self._coming_times.pop(bit, None)
         self._bits.free(worker)
 
     def replace(self, worker: str, removed: Collection[int], stored: Collection[int]) -> None:
@@ -93,39 +90,27 @@ class PrefixIndex:
 
     # What comes
 
-    def expect(self, worker: str, keys: Sequence[int]) -> None:
-        """Enter blocks that come to a worker with a request."""
-        bit = self._bits.bit(worker)
-        _, again = self._coming.add(bit, keys)
-        if again:
-            self._coming_times.setdefault(bit, Counter()).update(again)
+    def expect(self, worker: str, context: bytes) -> None:
+        """Enter the blocks of a context, packed, that come to a worker with a request."""
+        self._coming.add(self._bits.bit(worker), context)
 
-    def expect_no_more(self, worker: str, keys: Sequence[int]) -> None:
+    def expect_no_more(self, worker: str, context: bytes) -> None:
         """Take back what `expect` has entered: the request has ended."""
         bit = self._bits.known(worker)
-        times = self._coming_times.get(bit)
-        if not times:
-            self._coming.remove(bit, keys)
-            return
-        last = []
-        for key in keys:
-            others = times.get(key, 0)
-            if others > 1:
-                times[key] = others - 1
-            elif others:
-                del times[key]
-            else:
-                last.append(key)
-        self._coming.remove(bit, last)
+        if bit:
+            self._coming.remove(bit, context)
 
     # What is known
 
-    def cached(self, keys: Sequence[int]) -> dict[str, int]:
-        """The number of leading blocks that each worker has, or will have. Workers that have none are left out."""
+    def cached(self, context: bytes) -> dict[str, int]:
+        """The number of leading blocks of a context, packed, that each worker has, or will have. Workers that have none
+        are left out. Raises DecodeError if `context` is no keys."""
+        keys = unpack(context)
         workers, found = self._bits.workers, dict[str, int]()
         having, depth = -1, 0
         # In runs of blocks with the same holders: a prefix has few, and is long.
-        holders = map(or_, map(self._held.get, keys, repeat(0)), map(self._coming.get, keys, repeat(0)))
+        coming = chain.from_iterable(starmap(_repeated, self._coming.along(context)))
+        holders = map(or_, map(self._held.get, keys, repeat(0)), chain(coming, repeat(0)))
         for here, run in groupby(holders):
             still = having & here
             if still != having and depth:
@@ -166,10 +151,13 @@ class PrefixIndex:
     def _replace(self, worker: str, stream: _Stream, removed: Collection[int], stored: Collection[int]) -> None:
         bit = self._bits.bit(worker)
         stream.blocks -= self._held.remove(bit, removed)
-        new, _ = self._held.add(bit, stored)
-        stream.blocks += new
+        stream.blocks += self._held.add(bit, stored)
 
     def _clear(self, worker: str, stream: _Stream) -> None:
         if stream.blocks:
             self._held.clear(self._bits.bit(worker))
             stream.blocks = 0
+
+
+def _repeated(times: int, bits: int) -> repeat[int]:
+    return repeat(bits, times)

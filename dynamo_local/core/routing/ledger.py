@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.routing import Charge
-from dynamo_local.core.routing.block_keys import unpack
+from dynamo_local.core.routing.block_keys import number_of
 from dynamo_local.core.routing.index import PrefixIndex
 
 NEVER = 0
@@ -63,7 +63,7 @@ class Ledger:
         packed. `order`: number of the assignment, if it has one (Charge); otherwise it gets the next. Raises
         DecodeError if the blocks are none.
         """
-        keys = unpack(blocks)
+        number = number_of(blocks)
         self.release(frontend, request_id)
         order = self._order + 1 if order is None else order
         charge = _Charge(worker, tokens, tokens if uncached is None else uncached, now, order, blocks)
@@ -73,8 +73,8 @@ class Ledger:
         self._requests[worker] += 1
         self._order = max(self._order, order)
         self._last_assigned[worker] = max(self.last_assigned(worker), order)
-        if keys:
-            self.index.expect(worker, keys)
+        if number:
+            self.index.expect(worker, blocks)
         return order
 
     def prefilled(self, frontend: str, request_id: str) -> None:
@@ -93,7 +93,7 @@ class Ledger:
         self._uncached[charge.worker] -= charge.uncached
         self._requests[charge.worker] -= 1
         if charge.blocks:
-            self.index.expect_no_more(charge.worker, unpack(charge.blocks))
+            self.index.expect_no_more(charge.worker, charge.blocks)
 
     @property
     def charged(self) -> Counter[str]:

@@ -76,7 +76,7 @@ class Watched:
         await self.bus.handler(KvChanges(lease, number, stored=pack(stored), parts=parts))
 
     def cached(self, *keys: int) -> dict[str, int]:
-        return self.caches.index.cached(keys)
+        return self.caches.index.cached(pack(keys))
 
 
 @pytest.fixture

@@ -204,8 +204,8 @@ def test_blocks_come_to_a_worker_until_its_last_request_with_them_has_ended() ->
     ledger = Ledger()
     ledger.charge("f", "r", "a", 100, blocks=pack([1, 2, 3]))
     ledger.charge("f", "s", "a", 100, blocks=pack([1, 2, 4]))
-    assert ledger.index.cached([1, 2, 3]) == {"a": 3}
+    assert ledger.index.cached(pack([1, 2, 3])) == {"a": 3}
     ledger.release("f", "r")
-    assert ledger.index.cached([1, 2, 3]) == {"a": 2}
+    assert ledger.index.cached(pack([1, 2, 3])) == {"a": 2}
     ledger.forget_worker("a")
-    assert ledger.index.cached([1, 2, 3]) == {}
+    assert ledger.index.cached(pack([1, 2, 3])) == {}

@@ -93,7 +93,7 @@ def test_predicted_tokens_are_those_of_the_leading_blocks_but_never_the_last_tok
     history: list[tuple[str, list[int], bool]], blocks: list[int]
 ) -> None:
     ledger = ledger_of(history)
-    has = ledger.index.cached(blocks)
+    has = ledger.index.cached(pack(blocks))
     request = asking("r", blocks, tokens=max(len(blocks) * BLOCK, 1))
     choice = CacheAndLoad().choose(request, [worker(lease) for lease in WORKERS], ledger, NOW)
     assert choice is not None
