@@ -13,6 +13,7 @@ from benchmarks.routing import (
     joining,
     joining_processes,
     priorities,
+    pulling,
     rebalancing,
     simulated,
     thrash,
@@ -29,6 +30,7 @@ STEPS = (
     "thrash",
     "joining",
     "joining-processes",
+    "pulling",
     "agreement",
     "priorities",
     "dispatch",
@@ -37,6 +39,7 @@ STEPS = (
 _SERVED = {
     "agreement": agreement.measured,
     "joining-processes": joining_processes.measured,
+    "pulling": pulling.measured,
 }
 """Steps that start servers."""
 
