@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.core.errors import DecodeError
 
-VERSION = 1
+VERSION = 2
 """Version of the wire format. Messages of another version are refused."""
 
 _T = TypeVar("_T")
