@@ -156,6 +156,10 @@ class Rooms:
         """Count a connection that has been accepted, until `note_connections`."""
         self.note_connections(self.own_connections + 1)
 
+    def note_given_up(self) -> None:
+        """Take back `note_accepted`: the connection was never made."""
+        self.note_connections(max(self.own_connections - 1, 0))
+
     def note_crowded(self) -> None:
         """Have the others end a connection that waits for its client: here there was no room, and none to end."""
         own = _CROWDED + self._places.own

@@ -8,13 +8,17 @@ wait although they have run, and contexts given up since the last look.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynamo_local.core.fleet.readings import reading_of
 from dynamo_local.core.messages.presence import Load, Presence
 
 CALM_S = 5.0
 """Some hundred decode steps: what a worker without room for the growth of its requests does not pass quietly."""
+
+_ONE_MEASUREMENT_S = 0.1
+"""Moments of one measurement that is told twice differ by less: a load has an age, and messages travel for more or less
+time (core/messages/presence.py)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ def signs_after(known: PreemptionSigns | None, load: Load, now: float) -> Preemp
     if known is None:
         known = PreemptionSigns(load.at - 1.0, load.recomputed_tokens)
     recent = known.seen_at is not None and now - known.seen_at <= CALM_S
-    if load.at > known.measured_at and _is_sign(known, load):
+    if load.at <= known.measured_at + _ONE_MEASUREMENT_S:
+        return replace(known, thrashing=known.thrashing and recent)
+    if _is_sign(known, load):
         return PreemptionSigns(load.at, load.recomputed_tokens, now, known.thrashing or recent)
     return PreemptionSigns(load.at, load.recomputed_tokens, known.seen_at, known.thrashing and recent)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError, UsageError
+from dynamo_local.core.errors import BusError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import WORKER_ROLES
 from dynamo_local.core.planning.actions import RemoveWorker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
@@ -49,7 +49,11 @@ class WorkerRemoval:
         """End a worker that is marked as retiring, and release its devices."""
         await self._end(watcher, self.drain_deadline_s if deadline_s is None else deadline_s)
         await self.ports.update(lambda state: release(state, watcher))
-        await self.ports.places.release(watcher)
+        try:
+            await self.ports.places.release(watcher)
+        except SupervisorError as error:
+            # Not fatal: the worker has ended, and a reservation that nobody has claimed is released by the reconciler.
+            self.ports.report.step(f"{watcher}  reservation not released yet: {error}")
 
     async def end_process(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting. The entry keeps its name and devices."""

@@ -64,7 +64,9 @@ class LocalPlaces:
         try:
             await self._hold(made[-1])
         except (DeviceError, SupervisorError):
-            await self.release(str(watcher))
+            # What cannot be released now, because circusd does not answer, the reconciler releases.
+            with suppress(SupervisorError):
+                await self.release(str(watcher))
             raise
         return made[-1]
 

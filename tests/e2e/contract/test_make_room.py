@@ -13,7 +13,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 import torch
 from vllm import SamplingParams
+from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -149,3 +151,17 @@ def test_each_of_a_burst_takes_one_slot_and_background_work_goes_on(engine: Engi
     engine.finish()
     assert all(answered(each) for each in background)
     assert all(answered(each, 4) for each in urgent)
+
+
+def test_nobody_gives_way_to_a_request_for_whose_adapter_there_is_no_room(engine: Engine) -> None:
+    for number in (1, 1):
+        engine.submit().lora_request = LoRARequest(f"adapter {number}", number, "nowhere")
+    engine.scheduler.lora_config = LoRAConfig(max_loras=1)
+    engine.step()
+    engine.submit(priority=-1, steps=3).lora_request = LoRARequest("adapter 2", 2, "nowhere")
+    for _ in range(5):
+        engine.step()
+    assert engine.preempted == []
+    engine.submit(priority=-1, steps=3).lora_request = LoRARequest("adapter 1", 1, "nowhere")
+    engine.step()
+    assert len(engine.preempted) == 1

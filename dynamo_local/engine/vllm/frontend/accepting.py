@@ -146,12 +146,17 @@ class Acceptor:
         return True
 
     async def _connect(self, connection: socket.socket) -> None:
+        made = False
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls())
+            made = True
         except OSError as error:
             # The client has left, or speaks no TLS.
             _log.debug("a connection has ended before its first byte: %s", error)
-            connection.close()
+        finally:
+            if not made:
+                connection.close()
+                self._others.note_given_up()
 
     def _resume(self) -> None:
         self._resuming = None

@@ -50,6 +50,9 @@ class Others(Protocol):
     def note_accepted(self) -> None:
         """Count a connection of this process that has been accepted, until its number is noted."""
 
+    def note_given_up(self) -> None:
+        """Take back `note_accepted`: the connection has ended before it was made, in its TLS handshake for example."""
+
     def exclusively(self) -> AbstractContextManager[None]:
         """Let no other process add one meanwhile."""
 
@@ -75,6 +78,9 @@ class NoOthers:
         return
 
     def note_accepted(self) -> None:
+        return
+
+    def note_given_up(self) -> None:
         return
 
     def exclusively(self) -> AbstractContextManager[None]:

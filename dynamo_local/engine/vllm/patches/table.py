@@ -352,6 +352,7 @@ _REQUESTS: Mapping[str, Patch] = {
             "vllm.v1.core.sched.scheduler~request_queue = self.kv_holding_waiting",
             "vllm.v1.core.sched.scheduler~if request_id not in self.finished_recving_kv_req_ids:",
             "vllm.v1.core.sched.scheduler~if request.num_stale_output_tokens and not request.drop_stale_output:",
+            "vllm.v1.core.sched.scheduler~len(scheduled_loras) == self.lora_config.max_loras",
             "vllm.v1.core.sched.scheduler:Scheduler.pause_state",
             "vllm.v1.core.sched.interface:PauseState.UNPAUSED",
             "vllm.v1.structured_output.request:StructuredOutputRequest.grammar",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -126,3 +127,26 @@ async def test_one_that_accepts_no_more_or_is_alone_has_no_part(make: Callable[[
     assert one.rooms.connections_elsewhere() == []
     async with accepting(one) as clients:
         assert await clients(24) == ["a"] * 24
+
+
+async def test_a_connection_whose_handshake_fails_is_not_counted(make: Callable[[str], Process]) -> None:
+    from dynamo_local.engine.vllm.frontend.accepting import Acceptor
+
+    one, other = make("a"), make("b")
+    # It has no certificate, so that nobody can agree with it.
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = Acceptor(listener.dup(), partial(_itself, one), lambda: tls, one.rooms)
+        acceptor.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in range(3):
+                    reader, writer = await asyncio.open_connection(*listener.getsockname())
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                    with suppress(ConnectionError):
+                        await reader.read()
+                    writer.close()
+        finally:
+            acceptor.close()
+            await acceptor.wait_closed()
+    assert other.rooms.other_connections == 0

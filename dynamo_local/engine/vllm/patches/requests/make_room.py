@@ -77,4 +77,12 @@ def _can_begin(scheduler: Any, request: Request) -> bool:
         return grammar is not None and not isinstance(grammar, Exception)
     if request.num_stale_output_tokens and not request.drop_stale_output:
         return False
-    return request.status in _CAN_BEGIN
+    return request.status in _CAN_BEGIN and _adapter_has_room(scheduler, request)
+
+
+def _adapter_has_room(scheduler: Any, request: Request) -> bool:
+    """Whether vLLM would not pass it over because the running ones have all adapters that may be used at a time."""
+    if not scheduler.lora_config or request.lora_request is None:
+        return True
+    used = {one.lora_request.lora_int_id for one in scheduler.running if one.lora_request is not None}
+    return request.lora_request.lora_int_id in used or len(used) < scheduler.lora_config.max_loras
