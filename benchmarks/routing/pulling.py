@@ -31,7 +31,7 @@ from state.paths import StatePaths
 _SIZES = (512, 768)
 """Tokens of a prefix. The router has 512 pulled at least; longer ones it would rather leave where they are."""
 
-_PREFIXES, _QUICK_PREFIXES = 20, 6
+_PREFIXES, _QUICK_PREFIXES = 20, 8
 """Half of them at either worker, or about."""
 _STREAMS, _STREAM_TOKENS, _STREAM_OUTPUT = 16, 1_024, 2_500
 _BEGUN_WITHIN_S = 120.0
@@ -71,7 +71,7 @@ async def measured(quick: bool) -> Figures:
 
 
 def _start(folder: Path, model: Path) -> Server:
-    settings = {"cpu-slots": 2, "VllmWorker.ServiceArgs.workers": 2, "VllmWorker.kv-transfer": True}
+    settings = {"cpu-slots": 2, "VllmWorker.ServiceArgs.workers": 2, "VllmWorker.kv-transfer": True, "VllmWorker.dtype": "float32"}
     return start_ours(folder, str(model), "agg_router", settings)
 
 
