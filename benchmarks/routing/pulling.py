@@ -71,7 +71,12 @@ async def measured(quick: bool) -> Figures:
 
 
 def _start(folder: Path, model: Path) -> Server:
-    settings = {"cpu-slots": 2, "VllmWorker.ServiceArgs.workers": 2, "VllmWorker.kv-transfer": True, "VllmWorker.dtype": "float32"}
+    settings = {
+        "cpu-slots": 2,
+        "VllmWorker.ServiceArgs.workers": 2,
+        "VllmWorker.kv-transfer": True,
+        "VllmWorker.dtype": "float32",
+    }
     return start_ours(folder, str(model), "agg_router", settings)
 
 
