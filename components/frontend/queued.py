@@ -5,23 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from components.frontend.batches.pacing import room_of
 from components.frontend.http.models import ModelEntry, ModelTable
 
 TELL_EVERY_S = 0.5
-
-
-_WAKING = 8
-"""Requests in flight for a model without a ready worker: one would do to wake it."""
-
-
-def room_for_tasks(models: ModelTable, name: str) -> int:
-    """Return how many tasks may be in flight for a model."""
-    entry = models.find(name)
-    if not isinstance(entry, ModelEntry):
-        return _WAKING
-    room = room_of(entry)
-    return room.slots if room.workers else _WAKING
 
 
 class QueuedWork:

@@ -151,14 +151,11 @@ class TaskKeeper:
         """Take tasks, as many as there is room for."""
         now = time.monotonic()
         for line, waiting in list(self._waiting.items()):
-            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._most(line.model)
+            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._around.limits.max_task_requests
             while not self._stopping and self._of_line[line] < most and (known := waiting.pop(now)) is not None:
                 self._take(known)
             if not len(waiting) and not self._of_line[line]:
                 del self._waiting[line], self._of_line[line]
-
-    def _most(self, model: str) -> int:
-        return min(self._around.limits.max_task_requests, max(1, self._around.room(model)))
 
     def _take(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
         self._line(known).discard(known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,9 +47,6 @@ class Surroundings:
     receivers: Receivers
     wall_clock: Callable[[], float] = time.time
     pause_s: Callable[[int], float | None] = pause_s
-    room: Callable[[str], int] = lambda _: sys.maxsize
-    """Returns how many requests the ready workers of a model run at once; a few, if none is ready. More tasks in flight
-    would stay with the first worker that is ready while others start."""
 
 
 class RunningTask:

@@ -94,7 +94,6 @@ class Frontend:
             stores={TASKS: rest},
         )
         self.callers: Callable[[str], Caller | None] = self.gate.caller_for
-        self.room = 256
         self.pause_s: Callable[[int], float | None] = lambda calls: 0.0 if calls < 4 else None
         """Pauses of callbacks."""
         around = Surroundings(
@@ -104,7 +103,6 @@ class Frontend:
             calling,
             self.clock,
             lambda calls: self.pause_s(calls),
-            lambda _: self.room,
         )
         self.keeper = rest.keeper = TaskKeeper(self.store, around)
 
@@ -339,18 +337,3 @@ async def test_a_later_releases_store_is_left_alone(tmp_path: Path) -> None:
     async with Frontend(tmp_path, Model()).running() as later:
         refused = await later.ask("POST", "", {"args": {"prompt": "z"}}, query="model_endpoint_id=chat")
         assert (refused["http"], "version 99" in refused["error"]["message"]) == (503, True)
-
-
-async def test_no_more_are_in_flight_than_ready_workers_run(tmp_path: Path) -> None:
-    model = Model()
-    model.open.clear()
-    async with Frontend(tmp_path, model).running() as frontend:
-        frontend.room = 2
-        tasks = [await frontend.order(f"{n}") for n in range(6)]
-        await until(lambda: model.now == 2)
-        frontend.room = 5
-        await until(lambda: model.now == 5)
-        assert frontend.keeper.waiting() == {"chat": 1}
-        model.open.set()
-        for task in tasks:
-            await frontend.ended(task)
