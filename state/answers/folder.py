@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dynamo_local.core.answers.records import records_in
+from dynamo_local.core.answers.records import Kind, records_in
 from dynamo_local.core.errors import StateError
 from state.answers.journal import AnswerJournal, AnswerReader
-from state.files import DISK, FILE_MODE, Disk, make_private_directory, system_errors
+from state.files import DISK, FILE_MODE, Disk, DiskError, make_private_directory, system_errors
 from state.locks import lock_abandoned
 from state.paths import StatePaths
 from state.stored.folder import StoreFolder
@@ -135,7 +135,15 @@ class JournalFolder:
             except OSError:
                 os.close(descriptor)
                 raise
-        return AnswerJournal(owner, answer, path, descriptor, size, self._disk)
+        journal = AnswerJournal(owner, answer, path, descriptor, size, self._disk)
+        if records and records[-1].kind is not Kind.SYNCED:
+            # Its frontend was killed between records and their mark. If they are the last ones, no other mark follows.
+            try:
+                journal.write(b"")
+            except DiskError:
+                journal.close()
+                raise
+        return journal
 
     def ask_to_cancel(self, owner: str, answer: str) -> None:
         """Have whoever computes the answer end it."""

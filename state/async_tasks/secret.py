@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 
 from dynamo_local.core.errors import StateError
-from state.files import FILE_MODE, make_private_directory, system_errors
+from state.files import DISK, FILE_MODE, make_private_directory, system_errors
 from state.paths import StatePaths
 
 _BYTES = 32
@@ -43,5 +43,7 @@ def _make(paths: StatePaths) -> None:
             os.close(descriptor)
         with suppress(FileExistsError):
             os.link(made, path)
+        # Receivers know it: a power cut must not have another one made.
+        DISK.sync_directory(path.parent)
     finally:
         made.unlink(missing_ok=True)

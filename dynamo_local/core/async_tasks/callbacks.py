@@ -36,6 +36,11 @@ _GONE = 410
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _URL = re.compile(r"[!-~]+")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All that IANA has given for global unicast. What is outside is local, translated or reserved."""
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "3fff::/20", "168.63.129.16/32")))
+"""What `is_global` of some Pythons takes for public: protocol assignments (RFC 6890), documentation (RFC 9637), and the
+address at which every virtual machine of Azure reaches its host."""
 _SECRET_PREFIX = "whsec_"
 
 
@@ -129,7 +134,9 @@ def may_be_called(address: Address, allowed: Iterable[Network]) -> bool:
     meant = _meant(address)
     if any(each in network for network in allowed for each in (address, meant) if each.version == network.version):
         return True
-    return meant.is_global and not meant.is_multicast
+    if meant.version == 6 and meant not in _GLOBAL_UNICAST:
+        return False
+    return meant.is_global and not meant.is_multicast and not any(meant in network for network in _NOT_PUBLIC)
 
 
 def chosen(host: str, found: Iterable[str], allowed: Iterable[Network]) -> str:

@@ -127,3 +127,20 @@ def test_pauses_grow_and_end_within_two_days() -> None:
     assert len(known) == MOST_ATTEMPTS - 1
     assert 12 * 3600 < sum(known) < 48 * 3600
     assert [is_last(status) for status in (200, 204, 302, 410, 429, 500)] == [True, True, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "64:ff9b:1::a9fe:a9fe",
+        "::10.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "fec0::1",
+        "3fff::1",
+        "192.0.0.192",
+        "168.63.129.16",
+        "::ffff:168.63.129.16",
+    ],
+)
+def test_what_only_seems_public_may_not_be_called(text: str) -> None:
+    assert not may_be_called(ipaddress.ip_address(text), ())

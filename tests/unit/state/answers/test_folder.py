@@ -160,3 +160,18 @@ def test_an_answer_that_was_created_is_on_the_disk_with_every_folder_above_it(tm
     folder = AnswerFolder(StatePaths(tmp_path, "n"), disk)
     folder.create("o", "a", ONE)
     assert disk.directories >= {tmp_path, folder.path, folder.path / "of-o"}
+
+
+def test_what_was_written_last_is_shown_although_its_writer_died_before_the_mark(folder: AnswerFolder) -> None:
+    journal = folder.create("o", "a", ONE)
+    journal.write(TWO)
+    journal.close()
+    path = next(folder.path.rglob("*.running"))
+    path.write_bytes(path.read_bytes()[: -len(record(Kind.SYNCED))])
+    assert contents(folder, "o", "a") == [b"1"]
+    taken = folder.take("o", "a")
+    assert taken is not None
+    assert [each.content for each in taken.read() if each.kind is Kind.EVENT] == [b"1", b"2"]
+    # It has all there is to be computed, and writes no more.
+    taken.end()
+    assert contents(folder, "o", "a") == [b"1", b"2"]
