@@ -22,8 +22,8 @@ VERSION = 1
 _OWNER = "of-"
 """Before the name of an owner, which may be empty."""
 
-_RUNNING, _CANCEL = ".running", ".cancel"
-_WHOLE = (_RUNNING, ".ended")
+_NEW, _RUNNING, _ENDED, _CANCEL = ".new", ".running", ".ended", ".cancel"
+"""Endings of names: a journal that is being created, one that grows, one that has ended, and an order to end it."""
 
 _ABANDONED_AFTER_S = 60.0
 """Age of a journal that nobody creates any more."""
@@ -65,12 +65,12 @@ class JournalFolder:
         """Create the journal of an answer with its first records. It is there with them on the disk, or not at all."""
         self._store.open()
         is_first = not self._of(owner).exists()
-        path = make_private_directory(self._of(owner)) / f"{answer}.new"
+        path = make_private_directory(self._of(owner)) / f"{answer}{_NEW}"
         with system_errors(f"cannot create {path}"):
             if is_first:
                 self._disk.sync_directory(self.path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        journal = AnswerJournal(owner, answer, path.with_suffix(".running"), descriptor, 0, self._disk)
+        journal = AnswerJournal(owner, answer, path.with_suffix(_RUNNING), descriptor, 0, self._disk)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             journal.write(data)
@@ -86,13 +86,17 @@ class JournalFolder:
 
     def all(self) -> list[tuple[str, str]]:
         """Return owner and id of all that is kept."""
-        found = {(path.parent.name.removeprefix(_OWNER), path.stem) for path in self._files() if path.suffix in _WHOLE}
+        found = {
+            (path.parent.name.removeprefix(_OWNER), path.stem)
+            for path in self._files()
+            if path.suffix in (_RUNNING, _ENDED)
+        }
         return sorted(found)
 
     def reader(self, owner: str, answer: str) -> AnswerReader | None:
         """Open the journal of an answer. None: this owner has no such answer."""
         # Twice, for it may end between two looks.
-        for suffix in (".running", ".ended", ".ended"):
+        for suffix in (_RUNNING, _ENDED, _ENDED):
             path = self._of(owner) / f"{answer}{suffix}"
             with system_errors(f"cannot read {path}"), suppress(FileNotFoundError):
                 return AnswerReader(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -100,7 +104,7 @@ class JournalFolder:
 
     def is_running(self, owner: str, answer: str) -> bool:
         """Whether the answer has not ended."""
-        return (self._of(owner) / f"{answer}.running").exists()
+        return (self._of(owner) / f"{answer}{_RUNNING}").exists()
 
     def look(self) -> Look:
         """Look what is to be done. However many answers are kept, folders in which nothing changes are not read again.
@@ -119,7 +123,7 @@ class JournalFolder:
 
     def take(self, owner: str, answer: str) -> AnswerJournal | None:
         """Take an answer whose frontend has died. None: somebody computes it, or it has ended."""
-        path = self._of(owner) / f"{answer}.running"
+        path = self._of(owner) / f"{answer}{_RUNNING}"
         with system_errors(f"cannot open {path}"):
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -147,15 +151,15 @@ class JournalFolder:
 
     def ask_to_cancel(self, owner: str, answer: str) -> None:
         """Have whoever computes the answer end it."""
-        path = self._of(owner) / f"{answer}.cancel"
+        path = self._of(owner) / f"{answer}{_CANCEL}"
         with system_errors(f"cannot create {path}"):
             path.touch(FILE_MODE)
 
     def remove(self, owner: str, answer: str) -> bool:
         """Remove an answer that has ended. Returns whether there was one."""
-        path = self._of(owner) / f"{answer}.ended"
+        path = self._of(owner) / f"{answer}{_ENDED}"
         with system_errors(f"cannot remove {path}"):
-            path.with_suffix(".cancel").unlink(missing_ok=True)
+            path.with_suffix(_CANCEL).unlink(missing_ok=True)
             try:
                 path.unlink()
             except FileNotFoundError:
@@ -174,7 +178,7 @@ class JournalFolder:
         """
         removed = 0
         for path in self._files():
-            limit = {".ended": kept_s, ".new": _ABANDONED_AFTER_S, ".cancel": kept_s}.get(path.suffix)
+            limit = {_ENDED: kept_s, _NEW: _ABANDONED_AFTER_S, _CANCEL: kept_s}.get(path.suffix)
             with suppress(FileNotFoundError), system_errors(f"cannot remove {path}"):
                 if limit is not None and path.stat().st_mtime < now - limit:
                     path.unlink()
@@ -218,7 +222,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _size(path: Path) -> int | None:
-    if path.suffix == ".cancel":
+    if path.suffix == _CANCEL:
         return None
     try:
         return path.stat().st_size

@@ -200,16 +200,15 @@ class TaskKeeper:
 
     async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> None:
         try:
-            pause = await RunningTask(taken, self._around, cancelled).run()
+            rest = await RunningTask(taken, self._around, cancelled).run()
         except DecodeError as error:
             _log.error("%s cannot go on: %s", known.task, error)
             await finish_in_thread(taken.end)
-            pause = None
-        if pause is None:
+            rest = None
+        if rest is None:
             self._known.pop(known.task, None)
         else:
-            known.receiver = await finish_in_thread(lambda: _receiver(self._store.find(known.owner, known.task).head))
-            known.again_at = time.monotonic() + pause
+            known.receiver, known.again_at = _receiver(rest.head), time.monotonic() + rest.pause_s
 
 
 def _receiver(head: TaskHead) -> str:

@@ -1,4 +1,4 @@
-"""One asynchronous task that this frontend has in hand: its model is asked until there is a result."""
+"""Brings an asynchronous task that this frontend has in hand to its end: its model is asked until there is a result."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from components.frontend.async_tasks.calling import Attempt
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
 from dynamo_local.core.async_tasks.callbacks import pause_s
 from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskResult, failure
+from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskResult, failure
 from dynamo_local.core.http.asgi import App
 from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TakenTask
@@ -49,6 +49,13 @@ class Surroundings:
     pause_s: Callable[[int], float | None] = pause_s
 
 
+class Rest(NamedTuple):
+    """What is left of a task: it is to be gone on with after `pause_s` seconds."""
+
+    head: TaskHead
+    pause_s: float
+
+
 class RunningTask:
     """A task from where it was left to its end. Raises StateError, DecodeError; others go on with it then."""
 
@@ -58,9 +65,8 @@ class RunningTask:
         self._around = around
         self._cancelled = cancelled
 
-    async def run(self) -> float | None:
-        """Have the task answered, or its receiver called once. Returns after how many seconds it is to be gone on with;
-        None: it has ended."""
+    async def run(self) -> Rest | None:
+        """Have the task answered, or its receiver called once. Returns what is left of it; None: it has ended."""
         task = await finish_in_thread(self._taken.read)
         is_unwanted = self._cancelled.is_set()
         if task.result is None:
@@ -73,7 +79,8 @@ class RunningTask:
             pause = None if is_unwanted or task.has_ended else await self._call(task)
         if pause is None:
             await finish_in_thread(self._taken.end)
-        return pause
+            return None
+        return Rest(task.head, pause)
 
     async def _call(self, task: Task) -> float | None:
         """Call the receiver. Returns after how many seconds it is to be called again; None: never."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from components.frontend.http.callers import Caller
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
 from dynamo_local.core.http.admission import Refusal, examine, read_fields
-from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.asgi import App
 from dynamo_local.core.stored.batches import BATCH_PRIORITY, BatchLimits, BatchState, LineError, Status
 from dynamo_local.core.stored.files import BATCH_OUTPUT
 from dynamo_local.core.stored.lines import Line, LineChecks, answered_line, unasked_line
@@ -48,18 +48,12 @@ _NO_INPUT = LineError(
 )
 
 
-class Gate(Protocol):
-    """What answers requests of the frontend itself (components/frontend/http/gate.py)."""
-
-    async def answer_own(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of the caller that is noted in its scope."""
-
-
 @dataclass(frozen=True)
 class Surroundings:
-    """What batches are run with. `caller`: who an owner is now; None: the key is gone."""
+    """What batches are run with. `answer`: has a request of the frontend itself answered, of the caller in its scope.
+    `caller`: who an owner is now; None: the key is gone."""
 
-    gate: Gate
+    answer: App
     models: ModelTable
     pacer: Pacer
     files: FileStore
@@ -210,7 +204,7 @@ class BatchRun:
                     # The model may have become another one meanwhile, or have lost its workers.
                     now = around.models.asked(fields, line.url, caller.allows)
                     if now is entry and (wakes or not entry.unready()):
-                        return await ask(around.gate.answer_own, caller, line.url, line.body, BATCH_PRIORITY)
+                        return await ask(around.answer, caller, line.url, line.body, BATCH_PRIORITY)
 
     @contextmanager
     def _counted(self, entry: ModelEntry) -> Iterator[None]:

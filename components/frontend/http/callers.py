@@ -19,7 +19,7 @@ from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import HeaderMap, Scope
 from dynamo_local.core.http.paths import Route
 from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, terms_of
-from dynamo_local.core.keys.values import ApiKey, digest_of
+from dynamo_local.core.keys.values import ApiKey, digest_of, has_number
 
 API_KEY_FILE = "api-key-file"
 """Name of those who bring a key of that file."""
@@ -51,7 +51,7 @@ class Caller:
     def owner(self) -> str:
         """Owner of what is stored for the caller. A key of the registry is another owner than a later key of its name;
         the keys of a file are one owner, and so are all who need no key."""
-        return (self.name or "") if self.key is None else f"{self.key.name}#{self.key.number}"
+        return (self.name or "") if self.key is None else self.key.owner
 
     def allows(self, endpoint: str) -> bool:
         """Whether requests may be for that endpoint, or the graph's own model of that name."""
@@ -160,14 +160,13 @@ class Callers:
 
     def of_owner(self, owner: str) -> Caller | None:
         """Return the caller whose owner that is, with any priority. None: their key is gone, or has expired."""
-        name, _, number = owner.partition("#")
-        if not number:
-            return Caller(name or None)
+        if not has_number(owner):
+            return Caller(owner or None)
         if self._known is None:
             return None
         self._known.look()
         now = self._wall_clock()
-        key = next((key for key in self._known.keys if key.name == name and str(key.number) == number), None)
+        key = next((key for key in self._known.keys if key.owner == owner), None)
         return None if key is None or now >= key.valid_until(key.digest) else Caller(key.name, key)
 
     def _find(self, digest: str, mark: bytes) -> Caller | Refusal:

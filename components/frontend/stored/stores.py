@@ -38,7 +38,7 @@ class Stores:
         """Return what runs batches, by asking the gate."""
         settings = self._settings
         around = Surroundings(
-            gate=gate,
+            answer=gate.answer_own,
             models=models,
             pacer=Pacer(models, settings.max_batch_requests),
             files=self._files,

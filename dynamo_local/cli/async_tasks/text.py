@@ -12,6 +12,7 @@ from dynamo_local.cli.output.console import date, facts, table
 from dynamo_local.core.async_tasks.callbacks import target_of
 from dynamo_local.core.async_tasks.records import Task
 from dynamo_local.core.errors import DecodeError, ItemAbsentError
+from dynamo_local.core.keys.values import name_in
 from state.async_tasks.store import TaskStore
 
 _HEADERS = ("TASK", "STATUS", "MODEL", "PATH", "OWNER", "CREATED")
@@ -29,9 +30,9 @@ class Listed:
     def read(cls, store: TaskStore, owner: str, task: str) -> Listed | None:
         """Read a task. None: it is not there any more."""
         try:
-            return cls(task, owner.partition("#")[0] or "-", store.find(owner, task))
+            return cls(task, name_in(owner) or "-", store.find(owner, task))
         except DecodeError:
-            return cls(task, owner.partition("#")[0] or "-", None)
+            return cls(task, name_in(owner) or "-", None)
         except ItemAbsentError:
             return None
 

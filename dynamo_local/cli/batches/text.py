@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.cli.output.console import date, facts, table
+from dynamo_local.core.keys.values import name_in
 from dynamo_local.core.stored.batches import Batch
 
 _HEADERS = ("BATCH", "STATUS", "DONE", "FAILED", "LINES", "OWNER", "CREATED")
@@ -58,7 +59,7 @@ def _facts(batch: Batch) -> Iterator[tuple[str, str]]:
 
 def _owner(batch: Batch) -> str:
     """The name of the key; a dash without keys."""
-    return batch.order.owner.partition("#")[0] or "-"
+    return name_in(batch.order.owner) or "-"
 
 
 def _plain(batch: Batch) -> dict[str, Any]:

@@ -16,10 +16,23 @@ PREFIX = "dyn-"
 
 SECRET_BYTES = 32
 
+_NUMBERED = "#"
+"""Between a key's name and its number in the name of an owner; no name of a key has it."""
+
 
 def digest_of(secret: bytes) -> str:
     """What is stored of a secret: its SHA-256, in hexadecimal digits."""
     return hashlib.sha256(secret).hexdigest()
+
+
+def has_number(owner: str) -> bool:
+    """Whether the owner is a key of the registry; others are all who bring a key of one file, and all without keys."""
+    return _NUMBERED in owner
+
+
+def name_in(owner: str) -> str:
+    """Return the name of the owner's key; empty: nobody needs one."""
+    return owner.partition(_NUMBERED)[0]
 
 
 class FormerSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +74,11 @@ class ApiKey(KeyTerms, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     slot: int
     created_at: float
     former: FormerSecret | None = None
+
+    @property
+    def owner(self) -> str:
+        """Owner of what is stored for the key: another one than that of a later key of its name."""
+        return f"{self.name}{_NUMBERED}{self.number}"
 
     def valid_until(self, digest: str) -> float:
         """Until when the secret of that digest opens, if nothing changes; 0: it does not. Infinite: there is no end."""

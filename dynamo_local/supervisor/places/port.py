@@ -9,7 +9,7 @@ A process is born and ends in this order. Whatever is killed between two steps, 
     (release of the claim)
     release    the devices are free
 
-A place implements `Places`, and passes tests/contracts/places.py.
+A place implements `Places`, and passes tests/places_contract.py.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Frontend:
             stores={FILES: rest, BATCHES: batches},
         )
         around = Surroundings(
-            gate=self,
+            answer=self.answer_own,
             models=table,
             pacer=Pacer(table, limits.max_batch_requests),
             files=self.files,

@@ -47,7 +47,7 @@ async def test_a_copy_goes_on_where_it_was_taken(tmp_path: Path) -> None:
 
 
 async def test_a_batch_that_was_copied_without_its_input_fails_and_says_so(tmp_path: Path) -> None:
-    """It ended while its folder was copied."""
+    """A batch that ended while its folder was copied is told as failed, for want of its input."""
     frontend = Frontend(tmp_path, Model())
     batch_id = await frontend.order(*lines(3))
     (tmp_path / "test.batches" / batch_id / "input.jsonl").unlink()
