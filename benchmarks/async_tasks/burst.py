@@ -139,7 +139,7 @@ class _Tasks:
         return sum(1 for _ in self._paths.tasks_dir.glob("*/*.ended"))
 
     async def _order(self, number: int) -> None:
-        """One connection, one after the other: each answer says that a task is on the disk."""
+        """Order tasks by one connection, one after the other. Each answer says that a task is on the disk."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         with contextlib.closing(writer):
             for index in range(number):

@@ -24,7 +24,7 @@ from benchmarks.endpoints.mockers import all_ready, mocker
 from benchmarks.faults.parts import Parts
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
 
 SUMMARY = "10,000 background answers and lines of batches under kills of every process: has each one right result?"
 
@@ -36,13 +36,7 @@ _TOKENS = 24
 _GOES_ON_WITHIN_S = 300.0
 _LOOK_EVERY_S = 0.1
 _OPTIONS = ("--cpu-slots=4",)
-_VLLM_ARGS: dict[str, Any] = {
-    "dtype": "float32",
-    "enforce-eager": True,
-    "max-model-len": 1024,
-    "max-num-seqs": 16,
-    "kv-cache-memory-bytes": 128 * 2**20,
-}
+_VLLM_ARGS: dict[str, Any] = {**SMALL_ENGINE, "max-model-len": 1024}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from benchmarks.faults.clients import give_up
 from benchmarks.faults.parts import Parts, all_ready
 from benchmarks.harness.models import OTHER, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
 from dynamo_local.load.client import Client
 from dynamo_local.load.errors import ExchangeError
 from dynamo_local.load.http.endpoint import Asking, ask
@@ -60,13 +60,7 @@ _QUIET_S = 2.0
 _LARGEST_ERROR = 1e-3
 """Of a component of an embedding: other company in a batch is computed in another order."""
 
-_ARGS: Mapping[str, Any] = {
-    "dtype": "float32",
-    "enforce-eager": True,
-    "max-model-len": 2048,
-    "max-num-seqs": 16,
-    "kv-cache-memory-bytes": 128 * 2**20,
-}
+_ARGS: Mapping[str, Any] = {**SMALL_ENGINE, "max-model-len": 2048}
 
 
 @dataclass

@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.endpoints.mockers import mocker
 from benchmarks.faults.parts import Parts
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
 from dynamo_local.load.client import Client
 from dynamo_local.load.http.endpoint import Asking
 from dynamo_local.load.results.records import Completion
@@ -55,13 +55,7 @@ PARTS = (
 MOMENTS = ("parking", "parked", "asleep", "waking")
 _OPTIONS = ("--cpu-slots=2",)
 _CUTS_CONNECTIONS = frozenset({"frontend", "serve"})
-_ARGS: Mapping[str, Any] = {
-    "dtype": "float32",
-    "enforce-eager": True,
-    "max-model-len": 2048,
-    "max-num-seqs": 16,
-    "kv-cache-memory-bytes": 128 * 2**20,
-}
+_ARGS: Mapping[str, Any] = {**SMALL_ENGINE, "max-model-len": 2048}
 _PROMPT = "the river and the stone"
 _TOKENS = 16
 _WITHIN_S = 120.0

@@ -39,6 +39,14 @@ ENGINE: Mapping[str, Any] = {
 }
 """Engine settings of both sides, beside the data type."""
 
+SMALL_ENGINE: Mapping[str, Any] = {
+    "dtype": "float32",
+    "enforce-eager": True,
+    "max-num-seqs": 16,
+    "kv-cache-memory-bytes": 128 * 2**20,
+}
+"""Engine settings of servers that are killed: a small engine starts soon."""
+
 ENGINE_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 

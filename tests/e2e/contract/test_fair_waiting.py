@@ -10,23 +10,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-import msgspec
-import torch
-from vllm import SamplingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
-from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.model.named.random_model import random_model
-
-BLOCK, PLACES = 16, 2
-PROMPT = 20
+from tests.e2e.contract.lone_scheduler import lone_scheduler, request_of
 
 
 class Engine:
@@ -34,34 +23,11 @@ class Engine:
 
     def __init__(self, blocks: int = 100) -> None:
         have_requests_take_turns()
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        vllm_config = AsyncEngineArgs(
-            model=str(random_model()),
-            max_model_len=256,
-            max_num_seqs=PLACES,
-            block_size=BLOCK,
-            enable_prefix_caching=False,
-            scheduling_policy="priority",
-            async_scheduling=False,
-        ).create_engine_config()
-        vllm_config.cache_config.num_gpu_blocks = blocks
-        self.scheduler = Scheduler(
-            vllm_config=vllm_config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=SimpleNamespace(  # type: ignore[arg-type]
-                should_advance=lambda _: False, accept_tokens=lambda *_: True
-            ),
-            block_size=BLOCK,
-        )
+        self.scheduler = lone_scheduler(blocks=blocks)
         self._numbers = count()
 
     def submit(self, key: str = "", priority: int = 0, steps: int = 1) -> Request:
-        number = next(self._numbers)
-        sampling = msgspec.Raw(msgspec.msgpack.encode(SamplingParams(max_tokens=steps, ignore_eos=True)))
-        work = Submit(
-            f"r{number}", 1, "f", [1] * PROMPT, sampling, arrival_time=float(number), priority=priority, key=key
-        )
-        request = Request.from_engine_core_request(wire.core_request_of(work), None)
+        request = request_of(next(self._numbers), steps=steps, priority=priority, key=key)
         self.scheduler.add_request(request)
         return request
 

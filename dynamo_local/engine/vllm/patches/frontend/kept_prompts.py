@@ -12,7 +12,6 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from dynamo_local.engine.vllm.frontend.kept_prompt import kept_prompt
 
@@ -25,17 +24,11 @@ def keep_prompts(processor: OutputProcessor) -> None:
     add = processor.add_request
     vocabulary = cache(lambda: _digest(processor.tokenizer))
 
-    def add_kept(
-        request: EngineCoreRequest,
-        prompt: str | None,
-        parent_req: ParentRequest | None = None,
-        request_index: int = 0,
-        queue: Any = None,
-    ) -> None:
+    def add_kept(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         keep = kept_prompt.get()
         if keep is not None and request.prompt_token_ids is not None:
             request.prompt_token_ids = list(keep(request.prompt_token_ids, vocabulary()))
-        add(request, prompt, parent_req, request_index, queue)
+        add(request, *args, **kwargs)
 
     processor.add_request = add_kept  # type: ignore[method-assign]
 

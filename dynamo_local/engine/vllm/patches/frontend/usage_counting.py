@@ -10,7 +10,6 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
-from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from dynamo_local.core.usage.tally import Tally
 from dynamo_local.engine.vllm.frontend.counting import counting
@@ -23,14 +22,8 @@ def count_usage(processor: OutputProcessor) -> None:
     add, process = processor.add_request, processor.process_outputs
     states = processor.request_states
 
-    def add_counted(
-        request: EngineCoreRequest,
-        prompt: str | None,
-        parent_req: ParentRequest | None = None,
-        request_index: int = 0,
-        queue: Any = None,
-    ) -> None:
-        add(request, prompt, parent_req, request_index, queue)
+    def add_counted(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+        add(request, *args, **kwargs)
         # Called in the context of the HTTP request; outputs are processed in none.
         tally, state = counting.get(), states.get(request.request_id)
         if tally is not None and state is not None:
