@@ -10,9 +10,9 @@ from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.spread import median, quantile
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.block_keys import pack
 from dynamo_local.core.routing.cache_policies import CacheAndLoad
-from dynamo_local.core.routing.index import PrefixIndex
+from dynamo_local.core.routing.caches.block_keys import pack
+from dynamo_local.core.routing.caches.index import PrefixIndex
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import names

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.mirror import CacheMirror
+from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)

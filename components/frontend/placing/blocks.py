@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.ports import Request
-from dynamo_local.core.routing.block_keys import pack_hashes
+from dynamo_local.core.routing.caches.block_keys import pack_hashes
 from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
 
 _IN_A_THREAD = 4_096

@@ -1,8 +1,8 @@
 """Fills the cache of a worker that is new, or has woken, with the prefixes that the fleet is asked for most.
 
-Each worker counts the contexts that it is given (core/routing/hot_prefixes.py). A new one asks all others for theirs,
-adds them up, and brings the hottest prefixes into its cache by warm requests, which pull the KV from a worker that has
-it. Routers take no part: they are told of the new blocks as of any others.
+Each worker counts the contexts that it is given (core/routing/caches/hot_prefixes.py). A new one asks all others for
+theirs, adds them up, and brings the hottest prefixes into its cache by warm requests, which pull the KV from a worker
+that has it. Routers take no part: they are told of the new blocks as of any others.
 
 It must never harm. Blocks are brought in small portions, one after another, behind all requests, and none while
 requests wait. It ends where the worker's share is full, so that no block is dropped for it. What cannot be pulled is
@@ -34,7 +34,13 @@ from dynamo_local.core.messages.presence import EngineInfo, Presence
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Engine
 from dynamo_local.core.priority.classes import MOST_PRIORITY
-from dynamo_local.core.routing.hot_prefixes import MOST_DEPTH, PORTION_BLOCKS, HotChain, HotPrefixes, hottest_of_all
+from dynamo_local.core.routing.caches.hot_prefixes import (
+    MOST_DEPTH,
+    PORTION_BLOCKS,
+    HotChain,
+    HotPrefixes,
+    hottest_of_all,
+)
 from dynamo_local.core.routing.pulling import transfers
 from dynamo_local.process.context import ServiceContext
 

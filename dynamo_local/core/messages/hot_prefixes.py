@@ -1,4 +1,4 @@
-"""Messages between workers about the prefixes that are asked for most (core/routing/hot_prefixes.py)."""
+"""Messages between workers about the prefixes that are asked for most (core/routing/caches/hot_prefixes.py)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.block_keys import KEY_BYTES
+from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
 from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, cached_tokens, lot, not_avoided, weighed
 from dynamo_local.core.routing.ledger import Ledger
 

@@ -12,7 +12,7 @@ import msgspec
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.block_keys import KEY_BYTES, number_of
+from dynamo_local.core.routing.caches.block_keys import KEY_BYTES, number_of
 from dynamo_local.core.routing.ledger import Ledger
 
 _64_BITS = (1 << 64) - 1

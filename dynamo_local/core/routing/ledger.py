@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.routing import Charge
-from dynamo_local.core.routing.block_keys import number_of
-from dynamo_local.core.routing.index import PrefixIndex
+from dynamo_local.core.routing.caches.block_keys import number_of
+from dynamo_local.core.routing.caches.index import PrefixIndex
 
 NEVER = 0
 """Number of no assignment."""

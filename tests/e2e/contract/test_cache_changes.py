@@ -19,8 +19,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.block_keys import key_of
-from dynamo_local.core.routing.mirror import CacheMirror
+from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.kv.cache_log import CacheLog
 from dynamo_local.engine.vllm.kv import cache_changes
 from dynamo_local.engine.vllm.patches.check import why_not

@@ -22,8 +22,8 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import PulledPrefix
-from dynamo_local.core.routing.block_keys import key_of
-from dynamo_local.core.routing.mirror import CacheMirror
+from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
 from dynamo_local.model.named.random_model import random_model

@@ -17,7 +17,7 @@ from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
-from dynamo_local.core.routing.block_keys import key_of, pack_hashes
+from dynamo_local.core.routing.caches.block_keys import key_of, pack_hashes
 from dynamo_local.core.subjects import Subjects
 from tests.e2e.kv.pull_engines import prompt_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynamo_local.core.routing.block_keys import key_of
-from dynamo_local.core.routing.mirror import CacheMirror
+from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.mirror import CacheMirror
 
 from .two_engines import PROMPT, Party, larger, parties
 from .virtual_time import SharedTime

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
-from dynamo_local.core.routing.block_keys import pack
+from dynamo_local.core.routing.caches.block_keys import pack
 from dynamo_local.core.routing.ledger import NEVER, Ledger
 from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
 

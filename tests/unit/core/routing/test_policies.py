@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
-from dynamo_local.core.routing.block_keys import pack
 from dynamo_local.core.routing.cache_policies import CacheAndLoad, TokensTimesBatch
+from dynamo_local.core.routing.caches.block_keys import pack
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import DEFAULT, POLICIES

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dynamo_local.core.routing.block_keys import KEY_BYTES
+from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core import codec
 from dynamo_local.core.messages.hot_prefixes import HotBlock, HotPrefixesAnswer, Origin
-from dynamo_local.core.routing.hot_prefixes import MOST_DEPTH, HotPrefixes
+from dynamo_local.core.routing.caches.hot_prefixes import MOST_DEPTH, HotPrefixes
 
 HALF_LIFE_S = 10.0
 NOBODY, ALICE = Origin(), Origin("alice", "pirate")

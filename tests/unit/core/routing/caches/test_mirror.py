@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dynamo_local.core import codec
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.block_keys import pack, unpack
-from dynamo_local.core.routing.mirror import CacheMirror
+from dynamo_local.core.routing.caches.block_keys import pack, unpack
+from dynamo_local.core.routing.caches.mirror import CacheMirror
 from tests.kv_reader import KvReader
 
 MOST = 3

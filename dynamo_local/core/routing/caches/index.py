@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain, groupby, repeat, starmap
+from itertools import chain, groupby, repeat
 from operator import or_
 
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.routing.block_keys import unpack
-from dynamo_local.core.routing.coming import ComingPrefixes
-from dynamo_local.core.routing.holders import HolderTable, WorkerBits
+from dynamo_local.core.routing.caches.block_keys import unpack
+from dynamo_local.core.routing.caches.coming import ComingPrefixes
+from dynamo_local.core.routing.caches.holders import HolderTable, WorkerBits
 
 MOST_BLOCKS = 4_000_000
 """Bound on the blocks of an index: some 600 MB. Further ones are not entered, and count as not cached."""
@@ -109,7 +109,7 @@ class PrefixIndex:
         workers, found = self._bits.workers, dict[str, int]()
         having, depth = -1, 0
         # In runs of blocks with the same holders: a prefix has few, and is long.
-        coming = chain.from_iterable(starmap(_repeated, self._coming.along(context)))
+        coming = chain.from_iterable(repeat(bits, blocks) for blocks, bits in self._coming.along(context))
         holders = map(or_, map(self._held.get, keys, repeat(0)), chain(coming, repeat(0)))
         for here, run in groupby(holders):
             still = having & here
@@ -157,7 +157,3 @@ class PrefixIndex:
         if stream.blocks:
             self._held.clear(self._bits.bit(worker))
             stream.blocks = 0
-
-
-def _repeated(times: int, bits: int) -> repeat[int]:
-    return repeat(bits, times)

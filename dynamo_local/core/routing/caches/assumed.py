@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from dynamo_local.core.routing.index import PrefixIndex
+from dynamo_local.core.routing.caches.index import PrefixIndex
 
 
 class AssumedCaches:
