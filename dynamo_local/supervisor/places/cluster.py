@@ -1,0 +1,67 @@
+"""The port to a cluster that is there already: who its nodes are, what is reserved on them, whether a node server runs.
+
+A cluster chooses the node of a process and keeps others from its devices. It starts one program on a node, the node
+server (supervisor/node), and says when a node is gone. What a node server does is asked of it over the bus. No request,
+token or presence goes through the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dynamo_local.supervisor.places.port import Need
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node of the cluster. `is_alive`: False once the cluster has declared it dead. `devices`: number of devices
+    (GPUs, or cores where there are none) that the cluster counts there, and `free` of them that are not reserved.
+    `labels`: as the cluster has them."""
+
+    node: str
+    is_alive: bool
+    devices: float
+    free: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What the cluster has reserved on a node. `devices`: ids of GPUs there, as the node counts them; None where the
+    node server is to choose its own, as it does for CPU slots."""
+
+    node: str
+    devices: tuple[int, ...] | None = None
+
+
+class Cluster(Protocol):
+    """A cluster. All methods raise SupervisorError when the cluster does not answer or refuses."""
+
+    async def nodes(self) -> Mapping[str, ClusterNode]:
+        """All nodes that the cluster knows, dead ones as well, by id."""
+
+    async def reserve(self, name: str, need: Need) -> Slot:
+        """Reserve what a process needs on one node, under a name that tells whose it is. Harmless if the name has it.
+
+        Raises DeviceError, with how many devices are missing, if no node has them free; nothing is reserved then.
+        """
+
+    async def release(self, name: str) -> None:
+        """Give back what is reserved under the name. Harmless without a reservation."""
+
+    async def reservations(self) -> Mapping[str, Slot]:
+        """What is reserved for this graph, by name; reservations on dead nodes are not among them."""
+
+    async def start_node(self, node: str, order: bytes) -> None:
+        """Have the node server run on that node. `order` is written to its standard input. Harmless if it runs.
+
+        Raises SupervisorError with the last line of its log if it ends before it is ready.
+        """
+
+    async def end_node(self, node: str) -> None:
+        """End the node server of that node, with all that it has started. Harmless if none runs."""
+
+    async def close(self) -> None:
+        """Let go of the cluster. What was started and reserved stays."""
