@@ -2,5 +2,6 @@
 process.
 
 `launch/` decides what to start, and has `plan.py` for the processes; `serve.py` takes the lock and the devices;
-`server.py` brings everything up, keeps it running, and takes it down; `reports/` tells of it.
+`server.py` brings everything up, and takes it down; `machinery.py` has what runs processes on a machine, and keeps
+it running; `reports/` tells of it.
 """

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0
 _RETRY_S = 0.1
-_GONE_S = 3.0
+GONE_S = 3.0
 """The time that children of an ended worker have to be gone before the one who ended it is answered."""
 
 _LEFT_OVER_S = 10.0
@@ -149,15 +149,17 @@ class DeviceHolding:
     on_claims: Callable[[State], None] = lambda _: None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def run(self, bus: Bus, subjects: Subjects) -> None:
-        """Hold what is claimed, every second and whenever a process that has claimed devices asks for it, until
-        cancelled."""
+    async def serve(self, bus: Bus, subjects: Subjects) -> None:
+        """Hold what is claimed whenever a process that has claimed devices asks for it."""
 
         async def on_question(_: HoldQuestion, answer: Answer) -> None:
             with suppress(NotRunningError, StateError):
-                await answer.send(Holds(await self.hold_claimed(_GONE_S)))
+                await answer.send(Holds(await self.hold_claimed(GONE_S)))
 
         await bus.serve(subjects.holds, HoldQuestion, on_question)
+
+    async def run(self) -> None:
+        """Hold what is claimed, every second, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
             # A statefile that cannot be read is repaired and reported elsewhere (files.py).

@@ -1,0 +1,208 @@
+"""The processes of one machine, and what keeps them: of a server on its machine, or of a node server on its node.
+
+It has no bus of its own, and decides neither what is started first nor what is changed: that is up to its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import BUS_SERVICE, Watcher
+from dynamo_local.core.process.restarts import RestartLimits
+from dynamo_local.process.ancestry import adopt_orphans
+from dynamo_local.process.death_pipe import DeathPipe
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.daemon_restarts import CircusRestarts
+from dynamo_local.supervisor.circus.drain import Drain, Watched
+from dynamo_local.supervisor.circus.events import EventStream
+from dynamo_local.supervisor.circus.process_registry import StateRegistry
+from dynamo_local.supervisor.circus.takeover import CircusTakeover
+from dynamo_local.supervisor.circus.watchers import WatcherSpecs
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
+from dynamo_local.supervisor.server.nats_server import NatsServer
+from dynamo_local.supervisor.server.reports.event_sources import ServerEvents
+from dynamo_local.supervisor.server.reports.report import Report
+from dynamo_local.supervisor.server.run_directory import RunDirectory
+from dynamo_local.supervisor.server.settings import ServerSettings
+from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
+from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
+from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
+from dynamo_local.supervisor.upkeep.files import ServerFiles
+from dynamo_local.supervisor.upkeep.orphans import Reaper
+from dynamo_local.supervisor.upkeep.restarter import Restarter
+from dynamo_local.tasks import TaskGuard
+from state.locks import ServerLock
+from state.machine.identity import machine_id
+from state.paths import Sockets
+from state.record import ServerRecord
+from state.statefile.store import StateStore
+
+
+class Machinery:
+    """Run directory, statefile, circusd, and the tasks that keep them. Methods are called in the order below.
+
+    The caller holds the namespace's server lock and the devices, and has cleared leftovers. `circus`, `restarter`,
+    `files` exist once `start` has returned. `tasks`: all background tasks of the owner.
+    """
+
+    circus: CircusClient
+    restarter: Restarter
+    files: ServerFiles
+    _circusd: CircusRestarts
+    _listened: EventStream
+    _sockets: Sockets
+
+    def __init__(
+        self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock, holds: DeviceHolds
+    ) -> None:
+        self._launch = launch
+        self._paths = launch.paths
+        self._settings = settings
+        self._report = report
+        self._lock = lock
+        self._holds = holds
+        self._death_pipe = DeathPipe()
+        self.blueprint = BlueprintFile(launch.paths)
+        self.directory = RunDirectory(launch, lock, report)
+        self.store = StateStore(launch.paths)
+        self.registry = StateRegistry(self.store)
+        self.events = ServerEvents(launch.paths, report)
+        self.tasks = TaskGuard()
+        self.specs = WatcherSpecs(launch.paths, self._death_pipe.address, Path.cwd())
+
+    async def make_files(
+        self, stack: AsyncExitStack, bus: NatsServer | BusAddress, plans: Sequence[WatcherPlan]
+    ) -> None:
+        """Make the run directory and the statefile, with a claim for each of the watchers to start with."""
+        self._sockets = await self.directory.create(stack, bus)
+        stack.enter_context(self.events.of_server(self._launch.graph.target))
+        await self.directory.create_state(stack, self._sockets, plans)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start circusd, and connect to it."""
+        adopt_orphans()
+        stack.callback(self._death_pipe.close)
+        self._circusd = circusd = await CircusRestarts.start(
+            self._paths, self._sockets, self._report, self._settings.circus_deadlines
+        )
+        circusd.record = self.events.record
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: circusd.pid).look)
+        stack.push_async_callback(circusd.end, self._settings.quit_deadline_s)
+        self.circus = await stack.enter_async_context(circusd.client())
+        self._listened = await stack.enter_async_context(EventStream(self._sockets.circus_pubsub_endpoint))
+
+    def keep(
+        self,
+        plans: Iterable[WatcherPlan],
+        *,
+        on_healed: Callable[[], None] = lambda: None,
+        on_room: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Begin to keep files, circusd and the disk in order. `plans`: the watchers to start with."""
+        self.restarter = self._restarter(plans)
+        self.files = ServerFiles(
+            self._paths,
+            self._sockets,
+            self._lock,
+            self._report,
+            revisions=self.blueprint.revisions,
+            on_healed=on_healed,
+            on_unreachable=self._circusd.renew,
+        )
+        self.tasks.spawn("files", self.files.run())
+        self.tasks.spawn("circusd", self._circusd.run())
+        self.tasks.spawn("disk", DiskUpkeep(self._paths, self._report, self.events.flush, on_room).run())
+
+    async def begin(self) -> None:
+        """Begin to restart what ends, as soon as circusd answers, and start the fork server."""
+        await self.circus.statuses()
+        self.tasks.spawn("exits", self.restarter.listen(self._listened))
+        self.tasks.spawn("restarter", self.restarter.run())
+        if self._launch.forkserver is not None:
+            # First of all, for it takes longest; only the services that are forked from it wait for it.
+            await self.add(self._launch.forkserver)
+
+    def follow(self, watch: FleetWatch) -> None:
+        """Have files and cores follow the fleet, which the caller starts."""
+
+        def members_here() -> list[Presence]:
+            # The pids of other machines are those of strangers.
+            return [presence for presence in watch.view.members() if presence.machine == machine_id()]
+
+        self.files.members = members_here
+        if self._launch.inventory.kind == "gpu":
+            return
+        bus = str(Watcher(self._launch.graph.namespace, BUS_SERVICE))
+        affinity = CpuAffinity(self._launch.inventory, self.store, members_here, bus)
+        watch.subscribe(affinity.on_change)
+        self.tasks.spawn("cores", affinity.run())
+
+    def hold_devices(self) -> DeviceHolding:
+        """Begin to hold the devices that the statefile says are in use."""
+        launch, on_claims = self._launch, self.events.devices.on_state
+        holding = DeviceHolding(self.store, launch.inventory, self._templates, self._holds, on_claims)
+        self.tasks.spawn("devices", holding.run())
+        return holding
+
+    async def add(self, plan: WatcherPlan) -> None:
+        """Register and start a watcher."""
+        await self.circus.add(self.specs.of(plan))
+
+    async def allow_changes(self, machinery: Iterable[WatcherPlan]) -> None:
+        """Allow that workers are added and removed, and that circusd dies and is replaced. `machinery`: the watchers
+        that are no service of the graph."""
+        blueprint = Blueprint(
+            self.specs.death_pipe,
+            str(self.specs.working_dir),
+            self._launch.inventory,
+            self._launch.templates,
+            self._settings.ready_deadline_s,
+            self._settings.drain_deadline_s,
+        )
+        await asyncio.to_thread(self.blueprint.write, blueprint)
+        own = {plan.name: plan for plan in machinery}
+        self._circusd.takeover = CircusTakeover(self.store, self.blueprint.current, self.specs, own)
+
+    async def until(self, wanted: asyncio.Event) -> None:
+        """Wait for the event, or raise the error that a task failed with."""
+        failed = asyncio.create_task(self.tasks.failed())
+        stopped = asyncio.create_task(wanted.wait())
+        done, _ = await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        stopped.cancel()
+        if failed in done:
+            await failed
+
+    async def drain(self, order: Sequence[Collection[str]], hurry: asyncio.Event) -> None:
+        """Stop all watchers in that order, then circusd. Call when `tasks` are closed."""
+        await self.directory.note(ServerRecord("stopping"))
+        await self.directory.forbid_changes(self.blueprint)
+        deadline_s, registered = self._settings.drain_deadline_s, self.registry.pid_of
+
+        def drain(watched: Watched) -> Drain:
+            return Drain(watched, self._report, hurry, deadline_s, registered)
+
+        await self._circusd.stop(drain, self.circus, order)
+
+    def _templates(self) -> tuple[ServiceTemplate, ...]:
+        return (*self._launch.templates, *self.blueprint.of_endpoints())
+
+    def _restarter(self, plans: Iterable[WatcherPlan]) -> Restarter:
+        services = {plan.name for plan in self._launch.services}
+        expendable = () if self._launch.forkserver is None else (self._launch.forkserver.name,)
+        return Restarter(
+            *(self.circus, self.registry, self._paths.log_file, self._report),
+            quiet={plan.name for plan in plans} - services,
+            expendable=expendable,
+            limits=RestartLimits(max_delay_s=self._settings.restart_delay_max_s),
+            record=self.events.record,
+        )
