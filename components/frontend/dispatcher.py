@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from msgspec import structs
@@ -32,8 +33,9 @@ from components.frontend.requests.retransmit import Retransmitter
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import LeaseLost, Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Outputs, Request
@@ -210,6 +212,12 @@ class BusDispatcher:
             self.table.placer.fleet_changed()
         elif change.what is Happened.LEFT:
             self._on_worker_left(change.presence)
+            self._tasks.spawn(f"tell that {change.presence.lease} is gone", self._tell_lost(change.presence.lease))
+
+    async def _tell_lost(self, lease: str) -> None:
+        """Workers that wait for an answer of that process hear of no worker but from frontends."""
+        with suppress(BusError):
+            await self._bus.send(self._subjects.lost, LeaseLost(lease))
 
     def _on_worker_left(self, gone: Presence) -> None:
         self.table.placer.breakers.forget(gone.lease)

@@ -34,9 +34,9 @@ from components.workers.warming.hot_prefixes import DEFAULT_SHARE, HotPrefixWarm
 from components.workers.warming.requests import WarmRequests
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.fleet.view import ENGINE_ROLES, Change, Happened
+from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.kv import Unpin
-from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.messages.presence import LeaseLost, Load
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.messages.work import Ack, AskExclusive, Cancel, EndExclusive, RequestEpoch, Resend, Submit, Work
 from dynamo_local.core.ports import Engine, Step
@@ -92,13 +92,12 @@ class EngineService:
             context,
             engine,
             self._warm_requests,
-            others=lambda: self._fleet.view.ready(ENGINE_ROLES),
             cached_blocks=lambda: self._kv_publisher.cached_blocks,
             is_parked=self._is_parked,
             share=hot_prefix_share,
         )
         self._exclusivity = Exclusivity(context.announcer, self._outbox.running, self._warm_requests.are_running)
-        self._fleet = FleetWatch(context.bus, context.subjects)
+        self._fleet = FleetWatch(context.bus, context.subjects, frontends_alone=True)
         self._draining = False
         self.abandoned = False
         """The engine or one of this service's tasks has failed: no request under way can finish."""
@@ -127,6 +126,7 @@ class EngineService:
         await self._kv_publisher.start()
         await self._migration_target.start()
         await self._warm_up.start()
+        await context.bus.listen(context.subjects.lost, LeaseLost, self._on_lost)
         await context.bus.listen(context.subjects.work(context.lease), Work, self._on_work)
 
     async def drain(self, deadline_s: float) -> None:
@@ -288,15 +288,15 @@ class EngineService:
     # Frontends
 
     def _on_fleet_change(self, change: Change) -> None:
-        self._warm_up.fleet_changed()
         lease = change.presence.lease
         concerned = self._outbox.of_frontend(lease) or self._migration_target.has_reservations_of(lease)
-        if change.what is Happened.LEFT:
-            self._kv_puller.lost(lease)
-            if concerned:
-                self._frontend_liveness.lost(lease)
+        if change.what is Happened.LEFT and concerned:
+            self._frontend_liveness.lost(lease)
         elif change.what is Happened.APPEARED:
             self._frontend_liveness.heard(lease)
+
+    async def _on_lost(self, lost: LeaseLost) -> None:
+        self._kv_puller.lost(lost.lease)
 
     async def _forget_frontend(self, frontend: str) -> None:
         """Drop the requests of a frontend that is gone. One that was only unheard asks for its tokens later, and is

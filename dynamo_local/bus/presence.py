@@ -22,7 +22,7 @@ from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
-from dynamo_local.core.fleet.view import TTL_S, Change, FleetView
+from dynamo_local.core.fleet.view import FRONTEND_ROLE, TTL_S, Change, FleetView
 from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence, as_received, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
@@ -45,8 +45,10 @@ class Announcer:
     def __init__(self, bus: Bus, subjects: Subjects, presence: Presence, *, interval_s: float = BEAT_S) -> None:
         self._bus = bus
         self._interval_s = interval_s
-        self._subject = subjects.presence(presence.watcher)
+        self._subject = subjects.presence(presence.watcher, presence.role)
         self._probes = {subjects.probe, subjects.probe_of_all}
+        if presence.role == FRONTEND_ROLE:
+            self._probes.add(subjects.probe_of_frontends)
         self._presence = presence
         self._changed = asyncio.Event()
         self._changed_at = self._told_at = time.monotonic()
@@ -122,7 +124,7 @@ class FleetWatch:
     """Keeps a FleetView up to date from the bus, and calls listeners for every change.
 
     The processes are those of the subjects' revision, or the graph's own. `everywhere`: the graph's own, and the
-    workers of all endpoints.
+    workers of all endpoints. `frontends_alone`: nothing is heard of others, which may be many.
     """
 
     def __init__(
@@ -132,9 +134,11 @@ class FleetWatch:
         clock: Callable[[], float] = time.monotonic,
         *,
         everywhere: bool = False,
+        frontends_alone: bool = False,
     ) -> None:
         self.view = FleetView()
         self._everywhere = everywhere
+        self._frontends_alone = frontends_alone
         self._bus = bus
         self._subjects = subjects
         self._clock = clock
@@ -153,15 +157,16 @@ class FleetWatch:
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Listen, and ask all processes to publish their presence now instead of at their next beat."""
+        """Listen, and ask these processes to publish their presence now instead of at their next beat."""
         bus, subjects, listening = self._bus, self._subjects, self._subscriptions
-        listening.append(await bus.subscribe(subjects.presences, self._on_presence))
+        heard = subjects.presences_of_frontends if self._frontends_alone else subjects.presences
+        listening.append(await bus.subscribe(heard, self._on_presence))
         listening.append(await bus.listen(subjects.revoked, LeaseRevoked, self._on_revoked))
         if self._everywhere:
             listening.append(await bus.subscribe(subjects.presences_of_endpoints, self._on_endpoint_presence))
             listening.append(await bus.listen(subjects.revoked_of_endpoints, LeaseRevoked, self._on_revoked))
         listening.append(await bus.subscribe(self._echo, self._on_echo))
-        await bus.publish(subjects.probe, b"")
+        await bus.publish(subjects.probe_of_frontends if self._frontends_alone else subjects.probe, b"")
 
     async def stop(self) -> None:
         """Listen no more. For a watch that ends before its process does."""

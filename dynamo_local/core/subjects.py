@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynamo_local.core.fleet.view import FRONTEND_ROLE
+
+_FRONTEND, _OTHER = "frontend", "other"
+"""Kinds of processes, by whose presences subjects can be told apart. Workers hear frontends alone: were each of them
+to hear all others, the messages of a fleet would grow with its square."""
+
 
 def revision_in(subject: str) -> str:
     """The text of the endpoint's revision whose processes talk on a subject; empty for the graph's own subjects."""
@@ -35,24 +41,34 @@ class Subjects:
     def _root(self) -> str:
         return f"{self._server}.endpoint.{self.revision}" if self.revision else self._server
 
-    def presence(self, watcher: str) -> str:
-        """The presence of one watcher's process."""
-        return f"{self._root}.presence.{watcher}"
+    def presence(self, watcher: str, role: str) -> str:
+        """The presence of one watcher's process. Those of frontends, whose role never changes, can be heard alone."""
+        return f"{self._root}.presence.{_FRONTEND if role == FRONTEND_ROLE else _OTHER}.{watcher}"
 
     @property
     def presences(self) -> str:
         """Matches the presences of all processes."""
-        return f"{self._root}.presence.*"
+        return f"{self._root}.presence.*.*"
+
+    @property
+    def presences_of_frontends(self) -> str:
+        """Matches the presences of frontends."""
+        return f"{self._root}.presence.{_FRONTEND}.*"
 
     @property
     def presences_of_endpoints(self) -> str:
         """Matches the presences in all revisions of all endpoints."""
-        return f"{self._server}.endpoint.*.presence.*"
+        return f"{self._server}.endpoint.*.presence.*.*"
 
     @property
     def probe(self) -> str:
         """Tells the processes of this revision to publish their presence at once; without one, all processes."""
         return f"{self._root}.probe"
+
+    @property
+    def probe_of_frontends(self) -> str:
+        """Tells the frontends of this revision, or of the graph itself, to publish their presence at once."""
+        return f"{self._root}.probe.{_FRONTEND}"
 
     @property
     def probe_of_all(self) -> str:
@@ -63,6 +79,11 @@ class Subjects:
     def revoked(self) -> str:
         """Tells all processes of a lease that is void."""
         return f"{self._root}.revoked"
+
+    @property
+    def lost(self) -> str:
+        """Tells workers of a lease that a frontend has found silent."""
+        return f"{self._root}.lost"
 
     @property
     def revoked_of_endpoints(self) -> str:

@@ -97,7 +97,7 @@ class FakeWorker:
         await self._publish(presence)
 
     async def _publish(self, presence: Presence) -> None:
-        await self._bus.send(self._subjects.presence(self._watcher), presence)
+        await self._bus.send(self._subjects.presence(self._watcher, presence.role), presence)
 
     async def vanish(self) -> None:
         """Let everybody know that this process is gone: its watcher has started another one."""

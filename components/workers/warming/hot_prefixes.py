@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from components.workers.warming.requests import ONE_TOKEN, WarmOutcome, WarmRequests
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FleetView
 from dynamo_local.core.messages.hot_prefixes import (
     MOST_TOLD_BLOCKS,
     MOST_TOLD_TOKENS,
@@ -30,7 +32,7 @@ from dynamo_local.core.messages.hot_prefixes import (
     HotPrefixesQuestion,
     Origin,
 )
-from dynamo_local.core.messages.presence import EngineInfo, Presence
+from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Engine
 from dynamo_local.core.priority.classes import MOST_PRIORITY
@@ -72,18 +74,16 @@ _T = TypeVar("_T")
 
 @dataclass
 class HotPrefixWarmUp:
-    """Of one worker. `others`: all workers that are ready; `cached_blocks`: number of blocks that the engine has
+    """Of one worker. `cached_blocks`: number of blocks that the engine has
     cached; `share`: fraction of the KV cache that may be cached in the end, 0: nothing is counted or brought."""
 
     context: ServiceContext
     engine: Engine
     warm_requests: WarmRequests
-    others: Callable[[], Sequence[Presence]]
     cached_blocks: Callable[[], int]
     is_parked: Callable[[], bool]
     share: float = DEFAULT_SHARE
     _asked: HotPrefixes = field(default_factory=HotPrefixes, init=False)
-    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _fetching: bool = field(default=False, init=False)
@@ -105,10 +105,6 @@ class HotPrefixWarmUp:
     def close(self) -> None:
         """Bring nothing more: the worker drains."""
         self._closed = True
-
-    def fleet_changed(self) -> None:
-        """A process has come, changed or gone."""
-        self._news.set()
 
     def is_fetching(self) -> bool:
         """Whether the engine is being used."""
@@ -159,17 +155,24 @@ class HotPrefixWarmUp:
         _log.info("%d blocks of prefixes that others are asked for were brought here in %.1f s", blocks, took_s)
 
     async def _sources(self) -> list[str]:
-        """The other workers that could lend KV, once there are any."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_OTHERS_WITHIN_S):
-                while not self._lenders():
-                    self._news.clear()
-                    await self._news.wait()
-                await asyncio.sleep(_ALL_HEARD_S)
-        return self._lenders()
+        """The other workers that could lend KV, once there are any. Workers are heard for this time alone."""
+        fleet, news = FleetWatch(self.context.bus, self.context.subjects), asyncio.Event()
+        fleet.subscribe(lambda _: news.set())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_OTHERS_WITHIN_S):
+                    await fleet.start()
+                    while not self._lenders(fleet.view):
+                        news.clear()
+                        await news.wait()
+                    await asyncio.sleep(_ALL_HEARD_S)
+        finally:
+            await fleet.stop()
+        return self._lenders(fleet.view)
 
-    def _lenders(self) -> list[str]:
-        return [each.lease for each in self.others() if each.lease != self.context.lease and transfers(each)]
+    def _lenders(self, fleet: FleetView) -> list[str]:
+        ready = fleet.ready(ENGINE_ROLES)
+        return [each.lease for each in ready if each.lease != self.context.lease and transfers(each)]
 
     async def _ask(self, sources: Sequence[str]) -> Mapping[str, HotPrefixesAnswer]:
         """What each of these was asked for, of those that answer."""

@@ -3,6 +3,7 @@
     sender             -> receiver       message           meaning
     every process      -> all            Presence          identity, state and load of the process
     operator, planner  -> all            LeaseRevoked      route no requests to this process any more
+    frontend           -> all workers    LeaseLost         a process is gone: wait for none of its answers
     frontend           -> router         AssignRequest     choose a worker (answer: Assignment)
     frontend           -> router         Released          a request has left its worker
     frontend           -> router         Charges           all requests of the frontend that workers have

@@ -215,6 +215,14 @@ def _moment(age_s: float | None, now: float) -> float | None:
     return None if age_s is None or not math.isfinite(age_s) else now - max(age_s, 0.0)
 
 
+class LeaseLost(msgspec.Struct, frozen=True):
+    """The process of the lease has been silent for too long, or has said that it ends: what waits for its answer waits
+    no more."""
+
+    lease: str
+    v: int = VERSION
+
+
 class LeaseRevoked(msgspec.Struct, frozen=True):
     """The lease is void: its process drains, and no request is routed to it any more."""
 

@@ -174,7 +174,7 @@ async def test_a_quiet_process_is_missed_as_long_after_the_beat_that_it_missed(
 ) -> None:
     """The watch looks rarely, and at the times that it has set."""
     presence = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready", quiet=True)
-    await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
+    await bus.publish(subjects.presence("ns_W", "aggregated"), codec.encode(presence))
     await observer.until_routable("a1")
     silent_at = observer.watch.view.next_expiry()
     assert silent_at == observer.now + TTL_S + QUIET_BEAT_S - BEAT_S
@@ -291,7 +291,7 @@ async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, sub
     observer = Observer(bus, subjects)
     await observer.watch.start()
     presence = Presence("ns_W", "W", "aggregated", "a1", NO_PROCESS, "ready")
-    await bus.publish(subjects.presence("ns_W"), codec.encode(presence))
+    await bus.publish(subjects.presence("ns_W", "aggregated"), codec.encode(presence))
     await observer.until_routable("a1")
     own_nats.kill()
     await until(lambda: not bus.connected)
@@ -308,10 +308,29 @@ async def test_while_the_bus_is_down_nobody_is_missed(own_nats: NatsProcess, sub
 async def test_garbage_harms_nothing(
     observer: Observer, bus: Bus, subjects: Subjects, announcer: Callable[[str], Announcer], garbage: bytes
 ) -> None:
-    for subject in (subjects.presence("x"), subjects.revoked, subjects.probe):
+    for subject in (subjects.presence("x", "aggregated"), subjects.revoked, subjects.probe):
         await bus.publish(subject, garbage)
     worker = announcer("a1")
     worker.update(state="ready")
     await worker.announce()
     await observer.until_routable("a1")
     assert len(observer.watch.view.members()) == 1
+
+
+async def test_who_watches_frontends_alone_hears_nothing_of_others(
+    bus: Bus, subjects: Subjects, announcer: Callable[[str], Announcer]
+) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    watch = FleetWatch(bus, subjects, frontends_alone=True)
+    watch.subscribe(lambda change: heard.put_nowait(change.presence.lease))
+    worker, tasks = announcer("a1"), TaskGuard()
+    frontend = Announcer(bus, subjects, Presence("t_Frontend", "Frontend", "frontend", "f1", 1, "ready"))
+    for each in (worker, frontend):
+        tasks.spawn("presence", each.run())
+    await watch.start()
+    assert await asyncio.wait_for(heard.get(), DEADLINE_S) == "f1"
+    await worker.announce()
+    await frontend.announce()
+    await bus.flush()
+    assert [each.lease for each in watch.view.members()] == ["f1"]
+    await tasks.close()

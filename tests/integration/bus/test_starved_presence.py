@@ -46,7 +46,7 @@ class Watching:
     async def hear(self, lease: str, pid: int) -> None:
         """The last word of a process."""
         presence = Presence(f"{self.subjects.namespace}_Worker_{lease}", "Worker", "aggregated", lease, pid, "ready")
-        await self.bus.publish(self.subjects.presence(presence.watcher), codec.encode(presence))
+        await self.bus.publish(self.subjects.presence(presence.watcher, presence.role), codec.encode(presence))
         await until(lambda: self.watch.view.get(lease) is not None)
 
 

@@ -49,7 +49,7 @@ class Frontend:
 
     async def announce(self, lease: str = "f1") -> None:
         presence = Presence(f"{self._subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
-        await self._bus.send(self._subjects.presence(presence.watcher), presence)
+        await self._bus.send(self._subjects.presence(presence.watcher, presence.role), presence)
 
     async def publish(self, *numbers: int, frontend: str = "f1", valid_s: float = 3600.0) -> None:
         for number in numbers:

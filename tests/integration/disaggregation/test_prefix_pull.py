@@ -16,7 +16,7 @@ from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, EngineError, RequestError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import LeaseLost
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import Prefix, Step
@@ -190,8 +190,7 @@ async def test_a_source_that_fails_is_not_waited_for(
     worker.service._kv_puller._answer_s = 10 * DEADLINE_S
     await tell(bus, subjects, submission())
     question, _ = await source.asks()
-    failed = Presence("t_Source", "Source", "prefill", "source", 1, "failed")
-    await bus.publish(subjects.presence(failed.watcher), codec.encode(failed))
+    await bus.publish(subjects.lost, codec.encode(LeaseLost("source")))
     await taken(engine)
     assert engine.pulled.get_nowait() is None
     assert await source.forgets() == question.pin

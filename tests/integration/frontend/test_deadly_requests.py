@@ -98,7 +98,7 @@ class Fleet:
 
     async def _is_gone(self, presence: Presence, bus: Bus) -> None:
         """What a worker says whose engine has died; and then it is not heard of any more."""
-        subject = self.subjects.presence(presence.watcher)
+        subject = self.subjects.presence(presence.watcher, presence.role)
         words = [("failed", presence.lease)] if self.says_failed else []
         for state, lease in [*words, ("starting", f"after {presence.lease}")]:
             word = Presence(presence.watcher, "VllmWorker", "aggregated", lease, NO_PROCESS, state)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -9,11 +10,12 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.presence import LeaseLost
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Progress, RequestEpoch
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import StartWorker
-from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker, request, until
+from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorker, request, until
 
 pytestmark = pytest.mark.integration
 
@@ -226,3 +228,16 @@ async def test_a_request_that_cannot_be_sent_fails_alone(
     await frontend.dispatcher.submit(request("good"))
     await until(lambda: sum(frontend.local.ledger.outstanding(worker.lease) for worker in pair) == 3)
     assert frontend.silent
+
+
+async def test_workers_are_told_of_a_worker_that_is_gone(
+    bus: Bus, subjects: Subjects, frontend: FakeFrontend, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    lost: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_lost(told: LeaseLost) -> None:
+        lost.put_nowait(told.lease)
+
+    await bus.listen(subjects.lost, LeaseLost, on_lost)
+    await pair[1].die()
+    assert await asyncio.wait_for(lost.get(), DEADLINE_S) == pair[1].lease

@@ -39,7 +39,7 @@ class FakeMigrationTarget(FakeWorker):
         presence = Presence(
             self._watcher, "VllmWorker", self.role, lease, NO_PROCESS, state, engine=self.engine, load=self.load
         )
-        await self._bus.send(self._subjects.presence(self._watcher), presence)
+        await self._bus.send(self._subjects.presence(self._watcher, presence.role), presence)
 
     async def asked(self) -> tuple[Reserve | Warm, Answer]:
         """The next question, and where to answer it."""

@@ -254,7 +254,7 @@ async def test_a_warm_request_that_takes_too_long_is_dropped(
 
 async def announce_frontend(bus: Bus, subjects: Subjects, lease: str) -> None:
     presence = Presence(f"{subjects.namespace}_Front", "Front", "frontend", lease, 1, "ready")
-    await bus.send(subjects.presence(presence.watcher), presence)
+    await bus.send(subjects.presence(presence.watcher, presence.role), presence)
 
 
 def told_load(worker: Worker) -> Load:

@@ -60,7 +60,7 @@ class Fleet:
         await worker.engine.close(1.0)
         watcher = worker.context.announcer.presence.watcher
         heir = Presence(watcher, "VllmWorker", "aggregated", f"after {worker.lease}", 1, "starting")
-        await bus.publish(self._subjects.presence(watcher), codec.encode(heir))
+        await bus.publish(self._subjects.presence(watcher, heir.role), codec.encode(heir))
         await self.start(int(watcher[-1]))
 
     async def close(self) -> None:

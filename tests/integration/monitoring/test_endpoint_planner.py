@@ -126,7 +126,7 @@ class FakeServer:
             counts=Counts(in_flight=in_flight),
         )
         subjects = Subjects(self.paths.namespace, revision)
-        await self.bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+        await self.bus.publish(subjects.presence(presence.watcher, presence.role), codec.encode(presence))
 
 
 @pytest.fixture

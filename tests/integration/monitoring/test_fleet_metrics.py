@@ -62,7 +62,7 @@ async def test_workers_queue_and_devices_are_put_together(
     await PrefillQueue(bus, subjects).publish(job)
     load = Load(2, 0, 0.5, age_s=0.0)
     presence = Presence(f"{subjects.namespace}_VllmWorker", "VllmWorker", "decode", "w", 1, "ready", load=load)
-    await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+    await bus.publish(subjects.presence(presence.watcher, presence.role), codec.encode(presence))
     await until(lambda: watch.view.get("w") is not None)
     found = await metrics.pull()
     assert found.workers is not None

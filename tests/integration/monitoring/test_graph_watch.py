@@ -56,7 +56,7 @@ async def watch(connect: Connect, subjects: Subjects, clock: Clock) -> GraphWatc
 
 async def tell(bus: Bus, subjects: Subjects, lease: str, state: str = "ready") -> None:
     presence = Presence("ns_W", "W", "decode", lease, 1, state)  # type: ignore[arg-type]
-    await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+    await bus.publish(subjects.presence(presence.watcher, presence.role), codec.encode(presence))
 
 
 async def test_a_watcher_whose_process_is_replaced_has_had_two(watch: GraphWatch, bus: Bus, subjects: Subjects) -> None:

@@ -115,7 +115,7 @@ async def test_two_workers_counts_add_up_and_each_is_asked_for_what_it_has(
     shared = HOT[: 8 * BLOCK]
     await start("one")
     other = await start("other")
-    await until(lambda: len(other.service._fleet.view.ready()) == 2)
+    await warmed_up(other)
     await ask("one", [*shared, *COLD])
     await ask("other", [*shared, *HOT[50 * BLOCK :]])
     await start("new")

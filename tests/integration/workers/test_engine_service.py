@@ -60,7 +60,7 @@ async def engine(frontend: FakeFrontend, work_for: StartEngine) -> ScriptedEngin
 
 async def announce(bus: Bus, subjects: Subjects, lease: str = "f1") -> None:
     presence = Presence(f"{subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
-    await bus.publish(subjects.presence(presence.watcher), codec.encode(presence))
+    await bus.publish(subjects.presence(presence.watcher, presence.role), codec.encode(presence))
 
 
 def asking_for(tokens: int) -> Sampling:

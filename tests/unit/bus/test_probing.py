@@ -25,7 +25,7 @@ NEW = Presence("ns_chat@2_Worker", "Worker", "aggregated", "lease-4", 14, "ready
 
 def message(presence: Presence, data: bytes | None = None, revision: str = "") -> bytes:
     data = codec.encode(presence) if data is None else data
-    subject = Subjects("ns", revision).presence(presence.watcher).encode()
+    subject = Subjects("ns", revision).presence(presence.watcher, presence.role).encode()
     return b"MSG %s %d %d\r\n%s\r\n" % (subject, 2 if revision else 1, len(data), data)
 
 

@@ -89,7 +89,8 @@ def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
 def _subjects_among(of: Subjects, watcher: str = "w", lease: str = "lease") -> list[str]:
     """The subjects on which the processes of one model talk among themselves."""
     return [
-        of.presence(watcher), of.presences, of.probe, of.revoked, of.work(lease), of.tokens(lease), of.assign,
+        of.presence(watcher, "frontend"), of.presence(watcher, "decode"), of.presences, of.presences_of_frontends,
+        of.probe, of.probe_of_frontends, of.revoked, of.lost, of.work(lease), of.tokens(lease), of.assign,
         of.released, of.charges, of.cached(lease), of.pin(lease), of.role(lease), of.migrations(lease),
         of.requests(lease), of.claims(lease), of.prefill_jobs("high"), of.call("Middle", "generate"),
         of.call_control(lease),
@@ -101,7 +102,7 @@ def test_subjects_are_distinct_and_legal(watcher: Watcher, lease: str) -> None:
     subjects = _subjects(watcher.namespace, str(watcher), lease)
     assert len(set(subjects)) == len(subjects)
     for subject in subjects:
-        assert re.fullmatch(r"dyn\.[^.]+(\.[A-Za-z0-9_@-]+)+(\.\*)?", subject)
+        assert re.fullmatch(r"dyn\.[^.]+(\.[A-Za-z0-9_@-]+)+(\.\*){0,2}", subject)
 
 
 @given(namespaces, namespaces)
@@ -123,9 +124,13 @@ def test_models_never_meet(namespace: str, one: str, other: str) -> None:
         assert not any(heard.fullmatch(subject) for subject in _subjects_among(theirs)), pattern
 
 
-def test_every_presence_reaches_who_watches_all() -> None:
+@pytest.mark.parametrize("role", ["frontend", "router", "decode", "prefill"])
+def test_presences_of_frontends_can_be_heard_alone(role: str) -> None:
     of = Subjects("dynamo")
-    assert of.presences == of.presence("*")
+    kind, watcher = of.presence("w", role).split(".")[-2:]
+    assert of.presences == of.presence("*", role).replace(kind, "*")
+    assert (of.presences_of_frontends == of.presence("*", role)) == (role == "frontend")
+    assert watcher == "w"
 
 
 @given(watchers)

@@ -68,6 +68,7 @@ from dynamo_local.core.messages.presence import (
     EndedMigrations,
     EngineInfo,
     Exclusive,
+    LeaseLost,
     LeaseRevoked,
     Load,
     MigrationCounts,
@@ -404,6 +405,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     AddressChanged: st.builds(AddressChanged),
     AddressTaken: st.builds(AddressTaken, lease=text, user=st.none() | text),
     Presence: presences,
+    LeaseLost: st.builds(LeaseLost, lease=text),
     LeaseRevoked: st.builds(LeaseRevoked, lease=text),
     AssignRequest: st.builds(
         AssignRequest,

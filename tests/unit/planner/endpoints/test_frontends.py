@@ -33,7 +33,7 @@ class HeardBus:
     ) -> None:
         counts = Counts(in_flight=in_flight, queued=queued)
         presence = Presence(watcher, "Service", role, f"{revision} {watcher}", 1, "ready", counts=counts)
-        subject = Subjects("ns", revision).presence(watcher)
+        subject = Subjects("ns", revision).presence(watcher, role)
         for handler in self.handlers:
             await handler(Message(subject, "", codec.encode(presence)))
 
