@@ -27,15 +27,18 @@ pytestmark = pytest.mark.integration
 
 COMMAND = ["-m", "dynamo_local.cli.main"]
 STREAMS = 8
+MOST_REQUESTS = 16
 SLOW = {"mocker-step-base-ms": 20.0, "max-model-len": 2048}
+ENDLESS, ENDLESS_TOKENS = SLOW | {"mocker-step-base-ms": 200.0, "max-requests": MOST_REQUESTS}, 2_000
+"""An answer takes longer than anything is waited for."""
 
 
 class Frontends(ServerProcess):
-    """`dynamo serve` of one endpoint with mockers, two frontends and two routers."""
+    """`dynamo serve` of two endpoints with mockers, two frontends and two routers."""
 
     def __init__(self, root: Path, port: int, file: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        options = ["--frontends=2", "--Router.ServiceArgs.workers=2", "--Frontend.max-requests=16", "--cpu-slots=4"]
+        options = ["--frontends=2", "--Router.ServiceArgs.workers=2", "--cpu-slots=4"]
         super().__init__(
             root, "many", [*COMMAND, "serve", "-f", str(file), f"--port={port}", "--namespace=many", *options]
         )
@@ -74,30 +77,45 @@ class Frontends(ServerProcess):
         names = ("dynamo_frontends", "dynamo_frontends_unread", "dynamo_frontend_requests_in_flight")
         return [shown[name] for name in names] == [2, 0, STREAMS]
 
-    def state(self) -> str:  # type: ignore[override]
-        return str(self.command("endpoint", "list")[0]["status"]["state"])
+    def serves_all(self) -> bool:
+        return all(each["status"]["state"] == "ready" for each in self.command("endpoint", "list"))
 
 
 class Stream:
     """A stream of one client, on a connection of its own."""
 
-    def __init__(self, url: str, number: int, tokens: int) -> None:
+    def __init__(self, url: str, number: int, tokens: int, model: str = "chat", key: str = "none") -> None:
         self.prompt = f"stream {number}"
-        self.body = {"model": "chat", "prompt": self.prompt, "max_tokens": tokens, "temperature": 0}
+        self.body = {"model": model, "prompt": self.prompt, "max_tokens": tokens, "temperature": 0}
+        self.status = 0
         self.id = ""
         self.text = ""
         self.ended = False
         self.began = threading.Event()
+        self.stopped = threading.Event()
         self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
 
     def run(self) -> None:
+        """Read it to its end, or until it is stopped."""
+        body = {**self.body, "stream": True}
         try:
             with httpx.stream(
-                "POST", self._url, json={**self.body, "stream": True}, timeout=PATIENCE_S, trust_env=False
+                "POST", self._url, json=body, headers=self._headers, timeout=PATIENCE_S, trust_env=False
             ) as answer:
+                self.status = answer.status_code
+                if self.status != 200:
+                    self.began.set()
+                    # Its connection counts where it was accepted, so that the next one is accepted elsewhere.
+                    self.stopped.wait(PATIENCE_S)
+                    return
                 for line in answer.iter_lines():
                     self._take(line.removeprefix("data: "))
+                    if self.stopped.is_set():
+                        return
         except httpx.HTTPError:
+            pass
+        finally:
             self.began.set()
 
     def _take(self, data: str) -> None:
@@ -119,13 +137,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontends]:
     folder = tmp_path_factory.mktemp("many")
     file = folder / "endpoints.yaml"
     endpoint = {"name": "chat", "model": "random", "engine": "mocker", "min_workers": 2, "args": SLOW}
-    file.write_text(json.dumps({"endpoints": [endpoint]}))
+    endless = endpoint | {"name": "endless", "min_workers": 1, "args": ENDLESS}
+    file.write_text(json.dumps({"endpoints": [endpoint, endless]}))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with Frontends(folder / "state", port, file) as server:
         server.line("API ready at", within_s=READY_WITHIN_S)
-        eventually(lambda: server.state() == "ready", "the endpoint is not ready")
+        eventually(server.serves_all, "an endpoint is not ready")
         eventually(lambda: len(server.frontends()) == 2, "a frontend is not ready")
         yield server
 
@@ -170,6 +189,53 @@ def test_any_speaks_for_all_and_one_that_is_killed_costs_its_own_requests(server
     eventually(lambda: len(server.frontends()) == 2, "the frontend is not started again")
     assert json.loads(server.get("/load")) == {"server_load": 0}
     assert server.metrics()[success] >= after[success], "what the dead one had counted stays"
+
+
+def asked(server: Frontends, pool: ThreadPoolExecutor, key: str, number: int) -> list[Stream]:
+    """Streams that do not end by themselves, of which each has been begun or refused."""
+    url = f"{server.url}/v1/completions"
+    streams = [Stream(url, index, ENDLESS_TOKENS, "endless", key) for index in range(number)]
+    for stream in streams:
+        pool.submit(stream.run)
+    for stream in streams:
+        assert stream.began.wait(PATIENCE_S)
+    return streams
+
+
+def test_limits_and_shares_of_keys_hold_for_both_together(server: Frontends) -> None:
+    boss = server.command("key", "create", "boss", "--admin")["secret"]
+    streams: list[Stream] = []
+    rest = httpx.Client(
+        base_url=server.url, headers={"authorization": f"Bearer {boss}"}, timeout=PATIENCE_S, trust_env=False
+    )
+
+    def begun(key: dict[str, Any], number: int) -> list[str]:
+        """Ids of those that are answered, of so many requests at the same time; the others are refused."""
+        secret = rest.post("/v1/keys", json=key).raise_for_status().json()["secret"]
+        mine = asked(server, pool, secret, number)
+        streams.extend(mine)
+        assert {stream.status for stream in mine} <= {200, 429}
+        return [stream.id for stream in mine if stream.status == 200]
+
+    # Each request has a connection of its own, of which each frontend accepts its part: both are asked.
+    with ThreadPoolExecutor(100) as pool, rest:
+        try:
+            # Alone, a key gets all that there is; then another one gets its share of that: neither more nor less.
+            flood = begun({"name": "flood"}, MOST_REQUESTS + 8)
+            assert len(flood) == MOST_REQUESTS
+            few = begun({"name": "few", "requests_at_once": 3}, 8)
+            assert len(few) == 3
+            second = begun({"name": "second"}, MOST_REQUESTS)
+            assert len(second) == MOST_REQUESTS // 3
+            owners = {row["request"]: row["frontend"] for row in server.requests()}
+            assert {owners[each] for each in flood + few + second} == set(server.frontends())
+        finally:
+            for stream in streams:
+                stream.stopped.set()
+            for key in ("flood", "few", "second"):
+                rest.delete(f"/v1/keys/{key}")
+            server.command("key", "revoke", "boss", "--open")
+    eventually(lambda: json.loads(server.get("/load")) == {"server_load": 0}, "what has ended is still counted")
 
 
 def test_an_update_waits_for_all_frontends(server: Frontends) -> None:
