@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 from components.workers.engine_service import EngineService
 from components.workers.requests.epoch_events import EpochListener
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.prefill_queue import KEEP_ALIVE_S
-from dynamo_local.core.errors import BusError, DecodeError, QueueAbsentError
+from dynamo_local.bus.prefill_queue import ACK_WAIT_S, KEEP_ALIVE_S
+from dynamo_local.core.errors import BusDownError, BusError, DecodeError, NobodyListensError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
@@ -24,17 +25,25 @@ _log = logging.getLogger(__name__)
 
 _TAKE_S = 15.0
 """How long one attempt to take jobs waits for some."""
-_CLAIM_S = 3.0
+CLAIM_S = 3.0
 """Deadline of a frontend's answer to a claim."""
+_SILENT_S = ACK_WAIT_S
+"""For so long a frontend that has not answered a claim is asked for no other job. Otherwise each job of one that hangs
+would keep a place here for `CLAIM_S`."""
 
 
 class PrefillService:
     """Takes prefill jobs from `start` to `stop`. `batch` jobs at most are claimed or computed at once."""
 
-    def __init__(self, context: ServiceContext, engine_service: EngineService, batch: int) -> None:
+    def __init__(
+        self, context: ServiceContext, engine_service: EngineService, batch: int, claim_s: float = CLAIM_S
+    ) -> None:
         self._context = context
         self._engine_service = engine_service
         self._batch = batch
+        self._claim_s = claim_s
+        self._silent_until: dict[str, float] = {}
+        """When frontends that have not answered are asked again (CLOCK_MONOTONIC, s), by lease."""
         self._consumer = PrefillConsumer(context.bus, context.subjects)
         self._taking: asyncio.Task[None] | None = None
         self._in_progress = 0
@@ -111,21 +120,35 @@ class PrefillService:
 
     async def _begin(self, job: TakenJob) -> EpochListener | None:
         """Submit the job's request to the engine, if its frontend grants the claim."""
+        frontend = job.job.frontend
+        if time.monotonic() < self._silent_until.get(frontend, 0.0):
+            await self._leave(job)
+            return None
         claim = PrefillClaim(job.job.job, job.job.request_id, self._context.lease, job.delivery)
-        subject = self._context.subjects.claims(job.job.frontend)
+        subject = self._context.subjects.claims(frontend)
         try:
-            work = (await self._context.bus.ask(subject, claim, PrefillGrant, timeout_s=_CLAIM_S)).work
+            work = (await self._context.bus.ask(subject, claim, PrefillGrant, timeout_s=self._claim_s)).work
         except (BusError, DecodeError) as error:
-            # The queue delivers the job again after ACK_WAIT_S, until it is void. Given back, it would be delivered
-            # again at once.
             _log.warning("the prefill of request %s cannot be claimed: %s", job.job.request_id, error)
-            if job.least_age_s >= job.job.valid_s:
-                await job.end("nobody answers for it, and it is void")
+            if not isinstance(error, (BusDownError, NobodyListensError)):
+                self._note_silent(frontend)
+            await self._leave(job)
             return None
         if work is None:
             await job.end("its frontend does not need it any more")
             return None
         return await self._engine_service.take(work)
+
+    async def _leave(self, job: TakenJob) -> None:
+        """Let the queue deliver the job again, after ACK_WAIT_S, unless it is void. Given back, it would be delivered
+        again at once."""
+        if job.least_age_s >= job.job.valid_s:
+            await job.end("nobody answers for it, and it is void")
+
+    def _note_silent(self, frontend: str) -> None:
+        now = time.monotonic()
+        self._silent_until = {each: until for each, until in self._silent_until.items() if until > now}
+        self._silent_until[frontend] = now + _SILENT_S
 
     async def _keep_until(self, event: asyncio.Event, job: TakenJob) -> None:
         while not event.is_set():

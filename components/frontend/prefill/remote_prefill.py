@@ -22,6 +22,7 @@ import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -57,6 +58,8 @@ class RemotePrefill:
         self._jobs = jobs
         self._deadlines = PrefillDeadlines() if jobs is None else jobs.deadlines
         self._outcomes = Counter[str]() if jobs is None else jobs.outcomes
+        self._by_id = WeakValueDictionary[str, Job]()
+        """The jobs that requests wait for, by what they are called in the queue."""
 
     async def start(self) -> None:
         """Begin to answer claims."""
@@ -82,6 +85,7 @@ class RemotePrefill:
             return True
         # Set before the job is published: the claim may arrive before the queue's confirmation.
         job = prefill.job = jobs.job_for(request)
+        self._by_id[job.id] = job
         try:
             await jobs.publish(request, job)
         except BusError as error:
@@ -174,13 +178,9 @@ class RemotePrefill:
 
     def _job_of(self, claim: PrefillClaim) -> Job | None:
         """Return what the job that is claimed stands for; None: nobody needs it any more."""
-        live = self._requests.get(claim.request_id)
-        job = None if live is None else live.prefill.job
-        if job is not None and job.id == claim.job:
-            return job
-        # Its prompt has changed places with another one.
-        known = (live.prefill.job for live in self._requests.values() if live.prefill.job is not None)
-        return next((job for job in known if job.id == claim.job), None)
+        job = self._by_id.get(claim.job)
+        live = None if job is None else self._requests.get(job.request_id)
+        return job if live is not None and live.prefill.job is job else None
 
     def _whose_turn(self, job: Job) -> Job:
         """Return whose turn it is when this job comes out of the queue. If it is another one's, that one takes its
@@ -189,6 +189,7 @@ class RemotePrefill:
             return job
         turn = self._jobs.turns.take(job)
         turn.id, job.id = job.id, turn.id
+        self._by_id[turn.id], self._by_id[job.id] = turn, job
         return turn
 
     def _waits_no_more(self, job: Job) -> None:

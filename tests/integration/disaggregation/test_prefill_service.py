@@ -31,7 +31,8 @@ FIRST = RequestEpoch("r0", 1)
 class Frontend:
     """Publishes jobs, answers their claims as a test says, and hears tokens."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, queue: PrefillQueue) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, queue: PrefillQueue, lease: str = "f1") -> None:
+        self.lease = lease
         self.queue = queue
         self.claims: asyncio.Queue[PrefillClaim] = asyncio.Queue()
         self.tokens: asyncio.Queue[TokenDelta] = asyncio.Queue()
@@ -43,17 +44,17 @@ class Frontend:
         self._subjects = subjects
 
     async def start(self) -> Frontend:
-        await self._bus.serve(self._subjects.claims("f1"), PrefillClaim, self._on_claim)
-        await self._bus.listen(self._subjects.tokens("f1"), TokenBatch, self._on_tokens)
+        await self._bus.serve(self._subjects.claims(self.lease), PrefillClaim, self._on_claim)
+        await self._bus.listen(self._subjects.tokens(self.lease), TokenBatch, self._on_tokens)
         return self
 
     async def announce(self, lease: str = "f1") -> None:
         presence = Presence(f"{self._subjects.namespace}_Frontend", "Frontend", "frontend", lease, 1, "ready")
         await self._bus.send(self._subjects.presence(presence.watcher, presence.role), presence)
 
-    async def publish(self, *numbers: int, frontend: str = "f1", valid_s: float = 3600.0) -> None:
+    async def publish(self, *numbers: int, frontend: str | None = None, valid_s: float = 3600.0) -> None:
         for number in numbers:
-            await self.queue.publish(PrefillJob(f"j{number}", f"r{number}", frontend, 3, valid_s))
+            await self.queue.publish(PrefillJob(f"j{number}", f"r{number}", frontend or self.lease, 3, valid_s))
 
     async def claimed(self) -> PrefillClaim:
         return await asyncio.wait_for(self.claims.get(), DEADLINE_S)
@@ -79,7 +80,7 @@ class Frontend:
     async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
         self.claims.put_nowait(claim)
         await self.answers.wait()
-        work = Submit(claim.request_id, claim.delivery, "f1", [1, 2, 3], msgspec.Raw(b"\x80"), hold_s=60.0)
+        work = Submit(claim.request_id, claim.delivery, self.lease, [1, 2, 3], msgspec.Raw(b"\x80"), hold_s=60.0)
         await answer.send(PrefillGrant(work if claim.request_id in self.wants else None))
 
     async def _on_tokens(self, batch: TokenBatch) -> None:
@@ -178,6 +179,21 @@ async def test_a_job_of_a_frontend_that_does_not_answer_stays_in_the_queue(
     await frontend.publish(1)
     assert (await taken(engine)).request_id == "r1"
     await frontend.length(0, 2)
+
+
+async def test_a_frontend_that_hangs_is_not_asked_for_each_of_its_jobs(
+    frontend: Frontend, connect: Connect, subjects: Subjects, engine: ScriptedEngine
+) -> None:
+    other = await Frontend(await connect(), subjects, frontend.queue, "f2").start()
+    context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w")
+    worker = await PrefillPart(context, engine, batch=1, claim_s=0.1).start()
+    frontend.answers.clear()
+    await frontend.publish(*range(8))
+    await other.publish(8)
+    worker.prefill.start()
+    assert (await taken(engine)).request_id == "r8"
+    assert [frontend.claims.get_nowait().request_id for _ in range(frontend.claims.qsize())] == ["r0"]
+    await worker.close()
 
 
 async def test_a_job_that_the_engine_refuses_is_done(

@@ -12,7 +12,7 @@ from typing import Self
 
 from components.router import Router
 from components.workers.engine_service import EngineService
-from components.workers.prefill_service import PrefillService
+from components.workers.prefill_service import CLAIM_S, PrefillService
 from components.workers.requests.unacknowledged import RESEND_AFTER_S
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
@@ -108,11 +108,12 @@ class PrefillPart(Worker):
     """A worker that takes prefill jobs, too, unless it is told otherwise."""
 
     batch: int = 4
+    claim_s: float = CLAIM_S
     prefill: PrefillService = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.prefill = PrefillService(self.context, self.service, self.batch)
+        self.prefill = PrefillService(self.context, self.service, self.batch, self.claim_s)
 
 
 @dataclass
