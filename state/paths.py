@@ -254,6 +254,11 @@ class StatePaths:
         return self.nats_dir / "nats.conf"
 
     @property
+    def nats_tls(self) -> tuple[Path, Path]:
+        """Certificate and key of NATS, if it speaks TLS."""
+        return self.nats_dir / "tls.crt", self.nats_dir / "tls.key"
+
+    @property
     def circus_config(self) -> Path:
         return self.run_dir / "circus.ini"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from dynamo_local.bus.asks import Asks
 from dynamo_local.bus.exchange import Exchange
 from dynamo_local.bus.known_address import KnownAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
+from dynamo_local.bus.tls import TlsClient, context_of, is_final, mismatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
 
@@ -83,13 +85,18 @@ class Bus:
 
     @classmethod
     async def _connected(cls, known: KnownAddress, name: str, deadline_s: float) -> Bus:
-        bus, address = cls(Client(), name), known.current
+        client, address = TlsClient(), known.current
+        client.wants_tls = address.wants_tls
+        bus = cls(client, name)
         try:
             async with asyncio.timeout(deadline_s):
                 await bus._connect(known)
         except nats.errors.AuthorizationError as error:
             await bus._abandon()
             raise BusRefusedError(f"NATS at {address.shown} refuses the token", "check the token") from error
+        except ssl.SSLError as error:
+            await bus._abandon()
+            raise mismatch(address, error) from error
         except (TimeoutError, OSError, ValueError, nats.errors.Error) as error:
             cause = str(error) or str(bus._client.last_error or "") or "it does not answer"
             await bus._abandon()
@@ -105,7 +112,8 @@ class Bus:
         self._known, self._exchange = known, exchange
         has_user = address.user is not None
         await self._client.connect(
-            address.url,
+            list(address.urls),
+            tls=context_of(address),
             user=exchange.user if has_user else None,
             password=exchange.token if has_user else None,
             token=None if has_user or address.token is None else exchange.token,
@@ -292,6 +300,8 @@ class Bus:
             # Raised to leave the client's loop of attempts: another attempt would be refused as well. (At this stage
             # the client has no exception class for it, only the server's text.)
             raise nats.errors.AuthorizationError from error
+        if not self._was_connected and is_final(error):
+            raise error
         # Until the first connection `connect` raises an error that says the same. Later the end of a connection is an
         # error, and so is each failed attempt to reconnect: all are the one line of `_on_disconnect`.
         of_connection = self._lost_at is not None or isinstance(error, _CONNECTION_ERRORS) or not self._was_connected

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynamo_local.bus.nats import BusAddress
+from dynamo_local.supervisor.server.launch.bus import LOOPBACK
 from dynamo_local.supervisor.server.nats_server import NatsServer, find_binary
 
 _DEADLINE_S = 60.0
@@ -18,8 +19,8 @@ _DEADLINE_S = 60.0
 class NatsProcess:
     """A server that can be killed and started again where it was."""
 
-    def __init__(self, directory: Path) -> None:
-        self._server = NatsServer.at(directory)
+    def __init__(self, directory: Path, host: str = LOOPBACK) -> None:
+        self._server = NatsServer.at(directory, host)
         self._server.write_files()
         self._log = directory / "nats.log"
         self._process: subprocess.Popen[bytes] | None = None

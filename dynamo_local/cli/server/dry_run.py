@@ -56,9 +56,7 @@ def as_text(launch: Launch, endpoints: Sequence[EndpointSpec] = ()) -> str:
 
 
 def _bus(launch: Launch) -> str:
-    from dynamo_local.supervisor.server.launch.prepare import shown_url
-
-    return "started with the graph" if launch.bus is None else shown_url(launch.bus)
+    return "started with the graph" if launch.bus is None else launch.bus.shown
 
 
 def _endpoint(spec: EndpointSpec) -> tuple[str, ...]:

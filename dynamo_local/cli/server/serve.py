@@ -93,7 +93,23 @@ class _ServeCommand(click.Command):
 )
 @click.option("--model", help="Model to serve: a folder, a Hugging Face id, or one of smollm2, random, quickstart.")
 @click.option("--forget", is_flag=True, help="Drop the endpoints that were created earlier.")
-@click.option("--nats-url", help="NATS server to use instead of starting one. [env: NATS_SERVER, NATS_TOKEN]")
+@click.option(
+    "--bus-host",
+    metavar="ADDRESS",
+    help="Address of this machine that the server's NATS listens on, for processes on other machines. On any but "
+    "127.0.0.1 it speaks TLS only.",
+)
+@click.option(
+    "--nats-url",
+    help="NATS server to use instead of starting one, nats:// or tls://; of a cluster several, separated by commas. "
+    "[env: NATS_SERVER, NATS_TOKEN]",
+)
+@click.option(
+    "--nats-ca",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Certificate authority (PEM) of that NATS server, if this machine does not know it. [env: NATS_CA]",
+)
 @click.option(
     "--cpu-slots",
     type=click.IntRange(min=1),
@@ -154,6 +170,8 @@ def serve(
     namespace: str | None,
     model: str | None,
     nats_url: str | None,
+    nats_ca: Path | None,
+    bus_host: str | None,
     cpu_slots: int | None,
     forkserver: bool,
     **options: Any,
@@ -208,6 +226,8 @@ def serve(
         config=config,
         namespace=namespace,
         nats_url=nats_url,
+        nats_ca=nats_ca,
+        bus_host=bus_host,
         cpu_slots=cpu_slots,
         forkserver=forkserver,
         endpoints=endpoints or (),

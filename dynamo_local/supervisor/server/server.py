@@ -16,7 +16,7 @@ from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.listening import answers
 from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
-from dynamo_local.supervisor.server.launch.prepare import Launch, shown_url
+from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
@@ -60,7 +60,7 @@ class Server:
         self._tasks = self._machinery.tasks
         self._reconciler = Reconciler(launch.paths, report)
         self._events = self._machinery.events
-        self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir)
+        self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
         self._streams = ServerStreams(launch.graph, report)
         self.was_ready = False
         """Whether all services have been ready at the same time."""
@@ -181,7 +181,7 @@ class Server:
     async def _bus_address(self) -> BusAddress:
         """The address of the NATS server, which is started if it is ours."""
         if isinstance(self._bus, BusAddress):
-            self._report.step(f"using the NATS server at {shown_url(self._bus)}")
+            self._report.step(f"using the NATS server at {self._bus.shown}")
             return self._bus
         machinery, plan = self._machinery, self._nats_plan(self._bus)
         spec = machinery.specs.of(plan)

@@ -122,6 +122,7 @@ class ServerFiles:
             paths.blueprint_file,
             paths.board_file,
             paths.nats_config,
+            *paths.nats_tls,
             paths.circus_config,
             # Without those of revisions that are gone.
             *(paths.graph_of(revision) for revision in self.revisions()),

@@ -35,8 +35,11 @@ GRAPH = "tests.integration.supervisor.roles_graph:Front"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScaledServer]:
-    """A decode worker and a prefill worker, for all tests that leave them as they are."""
-    with ScaledServer(tmp_path_factory.mktemp("rotation") / "state", GRAPH, *MOCKERS) as server:
+    """A decode worker and a prefill worker, for all tests that leave them as they are. The bus is one between machines,
+    by TLS; tests/integration/bus/test_renewal.py is without."""
+    root = tmp_path_factory.mktemp("rotation") / "state"
+    with ScaledServer(root, GRAPH, *MOCKERS, "--bus-host=127.0.0.2") as server:
+        assert address(server).wants_tls
         yield server
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -15,7 +14,6 @@ from dynamo_local.core.endpoints.devices import check_devices
 from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.endpoints.served import check_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.shares import summed
 from dynamo_local.model.named.names import NAMES, NamedModel
@@ -26,6 +24,7 @@ from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.server.adapter_rooms import with_rooms
+from dynamo_local.supervisor.server.launch.bus import LOOPBACK, bus_of
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_forkserver, plan_services, service_templates
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -33,12 +32,6 @@ from state.devices.allocation import Inventory, cpu_slots, noun
 from state.devices.inventory import probe
 from state.endpoints.registry import read_registry
 from state.paths import StatePaths
-
-NATS_SERVER_ENV = "NATS_SERVER"
-"""Address of the NATS server to use instead of starting one; --nats-url takes precedence."""
-
-NATS_TOKEN_ENV = "NATS_TOKEN"
-"""Token for the NATS server that NATS_SERVER or --nats-url names."""
 
 _MODEL = "model"
 _SERVED_NAME = "served-model-name"
@@ -59,6 +52,8 @@ class ServeRequest:
     namespace: str | None = None
     model: str | None = None
     nats_url: str | None = None
+    nats_ca: Path | None = None
+    bus_host: str | None = None
     cpu_slots: int | None = None
     forkserver: bool = True
     """Whether services may be forked from a fork server (process/forkserver)."""
@@ -91,7 +86,8 @@ Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]
 @dataclass(frozen=True)
 class Launch:
     """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
-    to use; None if the server is to start its own. `endpoints` and `forget`: as in the request."""
+    to use; None if the server is to start its own, which listens on `bus_host`.
+    `endpoints` and `forget`: as in the request."""
 
     graph: ResolvedGraph
     inventory: Inventory
@@ -103,6 +99,7 @@ class Launch:
     forkserver: WatcherPlan | None = None
     endpoints: tuple[EndpointSpec, ...] = ()
     forget: bool = False
+    bus_host: str = LOOPBACK
 
     @property
     def importing(self) -> dict[str, str]:
@@ -129,6 +126,7 @@ def prepare(
     other models of workers; without them models are left as they are. `choose` chooses for the model what the user
     gives neither on the command line nor in the file.
     """
+    bus, host = bus_of(request.nats_url, request.nats_ca, request.bus_host, environ)
     graph = load_graph(request.target)
     resolved = _resolve(graph, request)
     paths = StatePaths.of(resolved.namespace, environ)
@@ -150,8 +148,12 @@ def prepare(
     if obtain is not None:
         resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
     forkserver = plan_forkserver(resolved, inventory, paths.root)
-    bus = external_bus(request.nats_url, environ)
-    return Launch(*(resolved, inventory, paths, bus, http, templates, services, forkserver), endpoints, request.forget)
+    return Launch(
+        *(resolved, inventory, paths, bus, http, templates, services, forkserver),
+        endpoints,
+        request.forget,
+        host,
+    )
 
 
 def registry_of(paths: StatePaths, endpoints: tuple[EndpointSpec, ...], *, forget: bool, now: float = 0.0) -> Registry:
@@ -241,36 +243,6 @@ def with_named_models(graph: Graph, resolved: ResolvedGraph, named_models: Named
         return msgspec.structs.replace(service, config=config)
 
     return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))
-
-
-def external_bus(url: str | None, environ: Mapping[str, str]) -> BusAddress | None:
-    """The address of the NATS server to use: `url`, else $NATS_SERVER; None if neither is given.
-
-    The token is $NATS_TOKEN, or part of the URL (nats://TOKEN@host). A URL with user and password is kept as it is.
-    Raises UsageError for what is no NATS URL.
-    """
-    given = url or environ.get(NATS_SERVER_ENV)
-    if not given:
-        return None
-    full = given if "://" in given else f"nats://{given}"
-    try:
-        parts = urlsplit(full)
-        port = parts.port or 4222
-    except ValueError as error:
-        raise UsageError(f"not an address of a NATS server: {error}", "expected nats://HOST:PORT") from error
-    if parts.scheme not in ("nats", "tls") or not parts.hostname:
-        raise UsageError("not an address of a NATS server", "expected nats://HOST:PORT")
-    token = environ.get(NATS_TOKEN_ENV) or None
-    if parts.username and parts.password is None:
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return BusAddress(f"{parts.scheme}://{host}:{port}", unquote(parts.username))
-    return BusAddress(full, token)
-
-
-def shown_url(address: BusAddress) -> str:
-    """The URL without user and password, for logs."""
-    parts = urlsplit(address.url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _package(module: str) -> str:

@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 
 import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.supervisor.server.nats_server import NatsServer, write_bus_address
@@ -58,3 +60,31 @@ def test_an_address_of_an_earlier_release_has_no_user() -> None:
     address = msgspec.json.decode(b'{"url": "nats://127.0.0.1:4222", "token": "t"}', type=BusAddress)
     assert address == BusAddress("nats://127.0.0.1:4222", "t")
     assert address.user is None
+
+
+def test_on_loopback_it_speaks_no_tls_and_elsewhere_nothing_else(tmp_path: Path) -> None:
+    plain, other = NatsServer.at(tmp_path / "plain"), NatsServer.at(tmp_path / "other", "127.0.0.2")
+    plain.write_files()
+    other.write_files()
+    assert "tls" not in json.loads(plain.config_text())
+    assert not plain.address.wants_tls
+    config = json.loads(other.config_text())
+    assert config["host"] == "127.0.0.2"
+    assert "allow_non_tls" not in config
+    assert other.address.url.startswith("tls://127.0.0.2:")
+    assert other.address.wants_tls
+    for path in other.directory.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert other.with_new_token().address.ca == other.address.ca
+
+
+def test_nobody_can_sign_another_certificate(tmp_path: Path) -> None:
+    """The authority's key is nowhere: there is one key, and it is not that of the authority's certificate."""
+    server = NatsServer.at(tmp_path, "127.0.0.2")
+    server.write_files()
+    (key,) = (path for path in tmp_path.iterdir() if b"PRIVATE KEY" in path.read_bytes())
+    assert server.address.ca is not None
+    authority = x509.load_pem_x509_certificate(server.address.ca.encode())
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    assert private.public_key() != authority.public_key()
+    assert "PRIVATE" not in repr(server)

@@ -3,15 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from dynamo_local.bus.nats import BusAddress
-from dynamo_local.core.errors import UsageError
 from dynamo_local.model.named.names import NamedModel
 from dynamo_local.sdk import depends, service
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import build_graph
-from dynamo_local.supervisor.server.launch.prepare import external_bus, shown_url, with_named_models
+from dynamo_local.supervisor.server.launch.prepare import with_named_models
 
 
 @dataclass(frozen=True)
@@ -78,35 +74,3 @@ def test_what_is_configured_stays() -> None:
 
 def test_other_models_are_left_alone_and_none_is_made() -> None:
     assert with_models("--Named.model=smollm2-like")["Named"] == {"model": "smollm2-like"}
-
-
-@pytest.mark.parametrize(
-    ("url", "environ", "expected"),
-    [
-        (None, {}, None),
-        (None, {"NATS_SERVER": ""}, None),
-        ("nats://host:4333", {}, BusAddress("nats://host:4333")),
-        ("host", {}, BusAddress("nats://host")),
-        (None, {"NATS_SERVER": "nats://host:1"}, BusAddress("nats://host:1")),
-        ("nats://typed:1", {"NATS_SERVER": "nats://environment:1"}, BusAddress("nats://typed:1")),
-        ("nats://host:1", {"NATS_TOKEN": "t"}, BusAddress("nats://host:1", "t")),
-        ("nats://s3c%2Fret@host", {"NATS_TOKEN": "other"}, BusAddress("nats://host:4222", "s3c/ret")),
-        ("tls://t@[::1]:5", {}, BusAddress("tls://[::1]:5", "t")),
-        ("nats://user:pass@host:1", {}, BusAddress("nats://user:pass@host:1")),
-    ],
-)
-def test_an_existing_server_is_found_with_its_secret(
-    url: str | None, environ: dict[str, str], expected: BusAddress | None
-) -> None:
-    assert external_bus(url, environ) == expected
-
-
-@pytest.mark.parametrize("url", ["http://host", "nats://", "nats://host:port", "nats://secret@host:99999"])
-def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        external_bus(url, {})
-    assert "secret" not in str(caught.value)
-
-
-def test_a_shown_address_has_no_secret() -> None:
-    assert shown_url(BusAddress("nats://user:p@ss@host:1")) == "nats://host:1"
