@@ -25,6 +25,7 @@ from benchmarks.machine import first_hour, first_touches, idle, neighbour, parki
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
 from benchmarks.routing import routing
+from benchmarks.scale import fleet
 from dynamo_local.core.errors import DynamoError
 
 
@@ -71,6 +72,7 @@ BENCHMARKS = {
     "zero": Benchmark(zero.SUMMARY, zero.add_arguments, zero.run),
     "keys": Benchmark(keys.SUMMARY, keys.add_arguments, keys.run),
     "routing": Benchmark(routing.SUMMARY, routing.add_arguments, routing.run),
+    "fleet": Benchmark(fleet.SUMMARY, fleet.add_arguments, fleet.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

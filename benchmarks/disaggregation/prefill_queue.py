@@ -10,18 +10,17 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.harness.accounting import CLIENT, Process, Usage, add, descendants, usage
+from benchmarks.harness.accounting import CLIENT, Process, Usage, add, usage
 from benchmarks.harness.calm import Patience
+from benchmarks.harness.nats import nats_server
 from benchmarks.harness.report import Figures, milliseconds, progress, table
-from benchmarks.harness.servers import NAMESPACE, ServerError
+from benchmarks.harness.servers import NAMESPACE
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
@@ -31,14 +30,12 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.server.nats_server import NatsServer
 
 SUMMARY = "jobs per second through the prefill queue, against plain request-reply on the same NATS"
 _ROUNDS = 10
 _TURN_S = 1.5
 _WARM_UP_S = 0.3
 _PATIENCE_S = 30.0
-_START_WITHIN_S = 20.0
 _TAKE_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _JOB_LASTS_S = 3600.0
@@ -145,43 +142,22 @@ async def run(arguments: argparse.Namespace) -> Figures:
 @contextlib.asynccontextmanager
 async def _bench(directory: Path) -> AsyncIterator[Bench]:
     """A server with an empty queue, which ends with the block."""
-    server = NatsServer.at(directory)
-    server.write_files()
-    popen = _start(server)
     buses: list[Bus] = []
-    try:
-        address = await _listening(server, popen)
-        buses += [await Bus.connect(address, name=f"party {number}") for number in range(7)]
-        answering, asking, publishing, *taking = buses
-        bench = Bench(address, descendants(popen.pid), asking, publishing, taking)
+    async with nats_server(directory) as (address, processes):
+        try:
+            buses += [await Bus.connect(address, name=f"party {number}") for number in range(7)]
+            answering, asking, publishing, *taking = buses
+            bench = Bench(address, processes, asking, publishing, taking)
 
-        async def answer(message: Message) -> None:
-            await answering.publish(message.reply, message.data)
+            async def answer(message: Message) -> None:
+                await answering.publish(message.reply, message.data)
 
-        await answering.subscribe(_ASKED, answer)
-        await create_prefill_queue(publishing, bench.subjects, replace(LIMITS, messages=_MOST_JOBS))
-        yield bench
-    finally:
-        for bus in buses:
-            await bus.close()
-        popen.terminate()
-        await asyncio.to_thread(popen.wait)
-
-
-def _start(server: NatsServer) -> subprocess.Popen[bytes]:
-    with (server.directory / "nats.log").open("wb") as log:
-        # Of a benchmark that is killed, no server stays behind.
-        environ = {**os.environ, "DYN_PARENT_PID": str(os.getpid())}
-        return subprocess.Popen(server.argv, env=environ, stdout=log, stderr=log)
-
-
-async def _listening(server: NatsServer, popen: subprocess.Popen[bytes]) -> BusAddress:
-    deadline = time.monotonic() + _START_WITHIN_S
-    while time.monotonic() < deadline and popen.poll() is None:
-        if chosen := server.with_chosen_port(popen.pid):
-            return chosen.address
-        await asyncio.sleep(0.02)
-    raise ServerError("NATS did not start")
+            await answering.subscribe(_ASKED, answer)
+            await create_prefill_queue(publishing, bench.subjects, replace(LIMITS, messages=_MOST_JOBS))
+            yield bench
+        finally:
+            for bus in buses:
+                await bus.close()
 
 
 async def _turn(bench: Bench, case: Case, seconds: float) -> Turn:

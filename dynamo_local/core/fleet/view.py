@@ -102,6 +102,8 @@ class FleetView:
 
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
+        self._lease_of: dict[str, str] = {}
+        """By watcher, of which one process at most is a member."""
         self._revoked: set[str] = set()
 
     def observe(self, presence: Presence, now: float) -> list[Change]:
@@ -109,12 +111,13 @@ class FleetView:
         if presence.lease in self._revoked and presence.lease not in self._members:
             return []
         changes = [] if presence.lease in self._revoked else self._supersede(presence)
-        known = self._members.pop(presence.lease, None)
+        known = self._forget(presence.lease)
         if has_failed(presence):
             # Also for a worker that was not known: somebody may have given it a request.
             self._revoked.add(presence.lease)
             return [*changes, Change(Happened.LEFT, presence)]
         self._members[presence.lease] = _Member(presence, now)
+        self._lease_of[presence.watcher] = presence.lease
         if presence.lease in self._revoked:
             return []
         if known is None:
@@ -145,7 +148,7 @@ class FleetView:
         """Remove processes that have been silent for too long, except those with a lease in `starved`."""
         gone = [presence for presence in self.silent(now) if presence.lease not in starved]
         for presence in gone:
-            del self._members[presence.lease]
+            self._forget(presence.lease)
         return [Change(Happened.LEFT, presence) for presence in gone]
 
     def next_expiry(self) -> float:
@@ -192,13 +195,16 @@ class FleetView:
         return [p for p in self.members() if p.state == "draining" or p.lease in self._revoked]
 
     def _supersede(self, presence: Presence) -> list[Change]:
-        old = [
-            m.presence
-            for m in self._members.values()
-            if m.presence.watcher == presence.watcher and m.presence.lease != presence.lease
-        ]
-        for gone in old:
-            del self._members[gone.lease]
-            # A late presence of the old process must not displace the new one.
-            self._revoked.add(gone.lease)
-        return [Change(Happened.LEFT, gone) for gone in old]
+        lease = self._lease_of.get(presence.watcher, presence.lease)
+        old = None if lease == presence.lease else self._forget(lease)
+        if old is None:
+            return []
+        # A late presence of the old process must not displace the new one.
+        self._revoked.add(lease)
+        return [Change(Happened.LEFT, old.presence)]
+
+    def _forget(self, lease: str) -> _Member | None:
+        member = self._members.pop(lease, None)
+        if member is not None:
+            del self._lease_of[member.presence.watcher]
+        return member
