@@ -37,16 +37,23 @@ _OWNED = {"dynamo-local": "1"}
 """Metadata of the streams that this program has created, and may delete."""
 _STORE_FAILED = 10077
 """NATS error code: the stream is full and does not take the message."""
-_STREAM_FORM = "KV_{}"
+_TOO_FEW_SERVERS = (10005, 10074)
+"""NATS error codes: no servers for so many replicas; the server is in no cluster that does JetStream."""
+_REPLICAS = 3
+STREAM_FORM = "KV_{}"
 """Name of the stream behind a bucket."""
 _SHORT_ACK_PARTS = 9
 """Parts of an acknowledgement subject without domain and account."""
-_VALUE_BYTES = 1024
+VALUE_BYTES = 1024
 """Size of the largest value in a bucket."""
 
 
 class StreamAbsentError(BusError):
     """The stream, consumer or bucket does not exist."""
+
+
+class JetStreamAbsentError(BusError):
+    """NATS does not do JetStream."""
 
 
 class StreamFullError(BusError):
@@ -122,7 +129,7 @@ class JetStream:
             metadata=_OWNED,
         )
         with self._errors_of(f"stream {name}"):
-            await self._context.add_stream(stream)
+            await self._add_stream(stream)
             for consumer, subject in consumers.items():
                 await self._context.add_consumer(
                     name,
@@ -139,18 +146,18 @@ class JetStream:
     async def create_bucket(self, name: str, changes: str) -> None:
         """Create an empty bucket. Stored changes are published on `changes`, a subject that ends in ".>", with the key
         in that place. Replaces and refuses like `create_queue`."""
-        stream = _STREAM_FORM.format(name)
+        stream = STREAM_FORM.format(name)
         await self.delete(stream)
         with self._errors_of(f"bucket {name}"):
             # Not by the client's create_key_value, which cannot set metadata.
-            await self._context.add_stream(
+            await self._add_stream(
                 api.StreamConfig(
                     name=stream,
                     subjects=[f"$KV.{name}.>"],
                     storage=api.StorageType.FILE,
                     discard=api.DiscardPolicy.NEW,
                     max_msgs_per_subject=1,
-                    max_msg_size=_VALUE_BYTES,
+                    max_msg_size=VALUE_BYTES,
                     allow_rollup_hdrs=True,
                     deny_delete=True,
                     republish=api.RePublish(src=f"$KV.{name}.>", dest=changes),
@@ -174,7 +181,7 @@ class JetStream:
 
     async def delete_bucket(self, name: str) -> bool:
         """Delete a bucket, like `delete`."""
-        return await self.delete(_STREAM_FORM.format(name))
+        return await self.delete(STREAM_FORM.format(name))
 
     # For everybody
 
@@ -233,6 +240,18 @@ class JetStream:
             store = await self._context.key_value(bucket)
             await store.put(key, value)
 
+    async def _add_stream(self, config: api.StreamConfig) -> None:
+        """Create a stream, on three servers if NATS is a cluster that has so many: then it outlives one of them."""
+        if self._bus.in_cluster:
+            try:
+                await self._context.add_stream(config, num_replicas=_REPLICAS)
+            except APIError as error:
+                if error.err_code not in _TOO_FEW_SERVERS:
+                    raise
+            else:
+                return
+        await self._context.add_stream(config)
+
     @contextmanager
     def _errors_of(self, what: str) -> Iterator[None]:
         if not self._bus.connected:
@@ -245,7 +264,7 @@ class JetStream:
             if error.err_code == _STORE_FAILED:
                 raise StreamFullError(f"{what} is full: {error.description}") from error
             if isinstance(error, ServiceUnavailableError):
-                raise BusError(
+                raise JetStreamAbsentError(
                     f"{what}: NATS does not do JetStream: {error.description or 'nobody answers'}",
                     "enable it in the configuration of the NATS server",
                 ) from error

@@ -156,6 +156,11 @@ class Bus:
         """Size of the largest message that the server takes, in bytes."""
         return self._client.max_payload
 
+    @property
+    def in_cluster(self) -> bool:
+        """Whether the server is one of a cluster, as it said when it was connected to."""
+        return "cluster" in self._client._server_info
+
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
         """JetStream over this connection, for bus/jetstream.py alone."""
         return self._client.jetstream(timeout=timeout_s)

@@ -16,6 +16,10 @@ _FRONTEND, _OTHER = "frontend", "other"
 to hear all others, the messages of a fleet would grow with its square."""
 
 
+OWNERS_BUCKET = "dyn_owners"
+"""Name of the JetStream key-value bucket with the owner of each namespace."""
+
+
 def revision_in(subject: str) -> str:
     """The text of the endpoint's revision whose processes talk on a subject; empty for the graph's own subjects."""
     parts = subject.split(".", 4)

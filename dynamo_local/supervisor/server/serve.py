@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import suppress
 
+from dynamo_local.bus.jetstream import JetStreamAbsentError
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
@@ -23,8 +26,8 @@ def serve(launch: Launch, settings: ServerSettings, report: Report, controller: 
     """Serve until a signal comes. The first signal stops the server in order, the next one cuts every wait short.
 
     `controller`: runs within the server (server/controlled.py). Raises NamespaceBusyError when a server runs in the
-    namespace, SupervisorError when services cannot be started or kept, KeyboardInterrupt if Ctrl-C has ended the server
-    before it was ready.
+    namespace, here or elsewhere on the same bus, SupervisorError when services cannot be started or kept,
+    KeyboardInterrupt if Ctrl-C has ended the server before it was ready.
     """
     if asyncio.run(_serve(launch, settings, report, controller)):
         raise KeyboardInterrupt
@@ -51,11 +54,12 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
             report.step(note)
         if launch.forget and forget(lock):
             report.step("dropped the endpoints that were ordered earlier")
+        ownership = Ownership(launch.graph.namespace, owner_at(launch.paths.root), report)
         if launch.bus is not None:
-            await _check_bus(launch.bus)
+            await _check_bus(launch.bus, ownership)
         launch = await secured(launch, holds)
         report.step(f"starting the services (namespace {launch.graph.namespace})")
-        server = Server(launch, settings, report, lock, holds, controller)
+        server = Server(launch, settings, report, lock, holds, ownership, controller)
         await server.run(stop)
     report.step("stopped")
     return interrupted
@@ -67,10 +71,16 @@ def handled_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *hangup)
 
 
-async def _check_bus(address: BusAddress) -> None:
-    """Raise BusError, before anything is started, if the NATS server of others cannot be reached."""
+async def _check_bus(address: BusAddress, ownership: Ownership) -> None:
+    """Raise BusError, before anything is started, if the NATS server of others cannot be reached, NamespaceBusyError if
+    a server elsewhere owns the namespace there."""
     bus = await Bus.connect(address, name="check", deadline_s=_BUS_DEADLINE_S)
-    await bus.close()
+    try:
+        # Where there is no JetStream nothing is created that could be another one's, and who needs it says so.
+        with suppress(JetStreamAbsentError):
+            await ownership.confirm(bus)
+    finally:
+        await bus.close()
 
 
 def _on_signal(stop: StopRequest, report: Report, number: signal.Signals, *, is_ready: bool) -> None:

@@ -20,6 +20,7 @@ from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.progress import Progress
 from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
 from dynamo_local.supervisor.server.reports.report import Report
@@ -38,7 +39,8 @@ from state.statefile.transitions import set_lease
 class Server:
     """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers.
 
-    `controller`: runs within the server as soon as workers may be added and removed.
+    `ownership`: of the namespace on the bus. `controller`: runs within the server as soon as workers may be added and
+    removed.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Server:
         report: Report,
         lock: ServerLock,
         holds: DeviceHolds,
+        ownership: Ownership,
         controller: Controller | None = None,
     ) -> None:
         self._launch = launch
@@ -61,7 +64,8 @@ class Server:
         self._reconciler = Reconciler(launch.paths, report)
         self._events = self._machinery.events
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
-        self._streams = ServerStreams(launch.graph, report)
+        self._ownership = ownership
+        self._streams = ServerStreams(launch.graph, report, ownership)
         self.was_ready = False
         """Whether all services have been ready at the same time."""
 
@@ -126,6 +130,7 @@ class Server:
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s, file=bus_file)
         try:
             await self._streams.create(bus)
+            self._tasks.spawn("ownership", self._ownership.keep(bus))
             subjects = Subjects(self._launch.graph.namespace)
             watch = FleetWatch(bus, subjects, everywhere=True)
             progress = Progress(

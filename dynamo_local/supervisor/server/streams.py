@@ -1,4 +1,6 @@
-"""Creates what a server's processes need on the bus, its prefill queue and its live settings, and deletes both."""
+"""Creates what a server's processes need on the bus, its prefill queue and its live settings, and deletes both.
+
+Only the owner of the namespace does either (ownership.py)."""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ import asyncio
 from dynamo_local.bus.live_settings import create_settings, delete_settings
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue, delete_prefill_queue
-from dynamo_local.core.errors import BusError, SupervisorError
+from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.report import Report
 
 _CONNECT_WITHIN_S = 2.0
@@ -28,10 +31,11 @@ def needs_queue(graph: ResolvedGraph) -> bool:
 class ServerStreams:
     """The prefill queues and the live settings of one server. Each revision of an endpoint has a queue of its own."""
 
-    def __init__(self, graph: ResolvedGraph, report: Report) -> None:
+    def __init__(self, graph: ResolvedGraph, report: Report, ownership: Ownership) -> None:
         self._graph = graph
         self._subjects = Subjects(graph.namespace)
         self._report = report
+        self._ownership = ownership
         self._queues: list[Subjects] = []
         self._has_settings = False
         self._bus: Bus | None = None
@@ -39,12 +43,14 @@ class ServerStreams:
     async def create(self, bus: Bus) -> None:
         """Create what the graph needs, in place of what an earlier server has left.
 
-        Raises SupervisorError if there can be no queue for a graph that needs one. Without live settings a server still
+        Raises NamespaceBusyError if another server owns the namespace, SupervisorError if there can be no queue for a
+        graph that needs one. Without live settings a server still
         serves: that is only reported.
         """
         self._bus = bus
         await self._create_queue(bus, self._graph, self._subjects)
         try:
+            await self._ownership.confirm(bus)
             await create_settings(bus, self._subjects)
         except BusError as error:
             self._report.step(f"settings cannot be changed while the server runs: {error}")
@@ -62,8 +68,9 @@ class ServerStreams:
         if subjects not in self._queues:
             return
         try:
+            await self._ownership.confirm(bus)
             await delete_prefill_queue(bus, subjects)
-        except BusError as error:
+        except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue of {revision} is left on the bus for now: {error}")
         else:
             self._queues.remove(subjects)
@@ -79,26 +86,30 @@ class ServerStreams:
             await asyncio.gather(*(self._renew(self._bus, subjects) for subjects in tuple(self._queues)))
 
     async def delete(self, address: BusAddress) -> None:
-        """Delete what `create` has created, by a connection of its own. Failures are only reported: the next server
-        replaces what is left."""
+        """Delete what `create` has created, by a connection of its own, and give up the namespace. Failures are only
+        reported: the next server replaces what is left."""
         if not (self._queues or self._has_settings):
             return
         try:
             bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
             try:
                 for subjects in self._queues:
+                    await self._ownership.confirm(bus)
                     await delete_prefill_queue(bus, subjects)
                 if self._has_settings:
+                    await self._ownership.confirm(bus)
                     await delete_settings(bus, self._subjects)
+                await self._ownership.release(bus)
             finally:
                 await bus.close()
-        except BusError as error:
+        except (BusError, NamespaceBusyError) as error:
             self._report.step(f"queue and settings are left on the bus: {error}")
 
     async def _create_queue(self, bus: Bus, graph: ResolvedGraph, subjects: Subjects) -> None:
         if not needs_queue(graph):
             return
         try:
+            await self._ownership.confirm(bus)
             await create_prefill_queue(bus, subjects)
         except BusError as error:
             raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
@@ -114,6 +125,7 @@ class ServerStreams:
                 await asyncio.sleep(_POLL_S)
             # It may have been deleted meanwhile, with the revision that it belongs to.
             if subjects in self._queues:
+                await self._ownership.confirm(bus)
                 await create_prefill_queue(bus, subjects)
-        except BusError as error:
+        except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue cannot be made anew: {error}")

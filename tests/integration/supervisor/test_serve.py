@@ -271,9 +271,9 @@ def test_what_a_dead_service_has_forked_is_ended(root: Path) -> None:
 class Hello(ServerProcess):
     """`dynamo serve` of the example. `dynamo` runs other commands against it."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str, namespace: str = "hello") -> None:
         command = ["-m", "dynamo_local.cli.main", "serve", "examples.hello_world.hello_world:Frontend"]
-        super().__init__(root, "hello", [*command, "--namespace=hello", "--port=0", *options])
+        super().__init__(root, namespace, [*command, f"--namespace={namespace}", "--port=0", *options])
 
     def await_api(self) -> str:
         """The line that says that the API is ready; its URL."""
@@ -363,10 +363,13 @@ def test_a_nats_server_of_somebody_else_is_used_and_left_alone(root: Path, tmp_p
         other.await_api()
         address = BusAddress.load(other.paths.bus_file)
         secret_url = address.url.replace("nats://", f"nats://{address.user}:{address.token}@")
-        with Hello(root, f"--nats-url={secret_url}", "--namespace=hello") as server:
+        with Hello(root, f"--nats-url={secret_url}") as second:
+            assert second.end() == 2
+            assert second.lines[-1].startswith("error: namespace hello on this bus belongs to a server on ")
+        with Hello(root, f"--nats-url={secret_url}", namespace="second") as server:
             url = server.await_api()
             assert generate(url)[0] == "Frontend: Middle: Backend: good"
-            assert "hello_Nats" not in server.state().components
+            assert "second_Nats" not in server.state().components
             assert f"using the NATS server at {address.url}" in server.output
             assert address.token is not None
             assert address.token not in server.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ from dynamo_local.bus.live_settings import create_settings, read_settings, write
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
-from dynamo_local.core.errors import QueueAbsentError, SupervisorError
+from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.core.process.ownership import Owner
+from dynamo_local.core.subjects import OWNERS_BUCKET, Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.nats_server import find_binary
+from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.streams import ServerStreams
 from tests.integration.nats_process import NatsProcess
 from tests.integration.server_process import PATIENCE_S, ServerProcess
@@ -28,6 +31,7 @@ from tests.unit.supervisor.recording import RecordingReport
 
 pytestmark = pytest.mark.integration
 
+LEASE_S = 1.0
 JOB = PrefillJob("job", "request", "frontend", 100, 0.0)
 
 
@@ -38,11 +42,21 @@ def graph(subjects: Subjects, *roles: str) -> ResolvedGraph:
     return ResolvedGraph("m:S", subjects.namespace, services)
 
 
+def ownership_of(subjects: Subjects, report: RecordingReport, home: str) -> Ownership:
+    """Of a server whose files are at `home`."""
+    owner = Owner(secrets.token_hex(4), home, f"host-of-{home}", LEASE_S)
+    return Ownership(subjects.namespace, owner, report, renew_every_s=LEASE_S / 4)
+
+
+def streams_of(graph: ResolvedGraph, report: RecordingReport, home: str = "here") -> ServerStreams:
+    return ServerStreams(graph, report, ownership_of(Subjects(graph.namespace), report, home))
+
+
 async def test_a_graph_with_a_prefill_service_gets_a_queue_and_settings(
     bus: Bus, nats_address: BusAddress, subjects: Subjects
 ) -> None:
     report = RecordingReport()
-    streams = ServerStreams(graph(subjects, "decode", "prefill", "frontend"), report)
+    streams = streams_of(graph(subjects, "decode", "prefill", "frontend"), report)
     await streams.create(bus)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
     assert await read_settings(bus, subjects) == {}
@@ -55,7 +69,7 @@ async def test_a_graph_with_a_prefill_service_gets_a_queue_and_settings(
 
 
 async def test_a_graph_without_one_gets_settings_only(bus: Bus, subjects: Subjects) -> None:
-    await ServerStreams(graph(subjects, "aggregated", "frontend"), RecordingReport()).create(bus)
+    await streams_of(graph(subjects, "aggregated", "frontend"), RecordingReport()).create(bus)
     with pytest.raises(QueueAbsentError):
         await PrefillQueue(bus, subjects).length()
     assert await read_settings(bus, subjects) == {}
@@ -66,14 +80,14 @@ async def test_what_an_earlier_server_has_left_is_gone(bus: Bus, subjects: Subje
     await create_settings(bus, subjects)
     await PrefillQueue(bus, subjects).publish(JOB)
     await write_setting(bus, subjects, "max-prefill-queue-size", 9)
-    await ServerStreams(graph(subjects, "prefill"), RecordingReport()).create(bus)
+    await streams_of(graph(subjects, "prefill"), RecordingReport()).create(bus)
     assert await PrefillQueue(bus, subjects).length() == QueueLength(0, 0)
     assert await read_settings(bus, subjects) == {}
 
 
 async def test_a_queue_that_is_made_anew_waits_for_the_jobs_in_it(bus: Bus, subjects: Subjects) -> None:
     report = RecordingReport()
-    streams = ServerStreams(graph(subjects, "prefill"), report)
+    streams = streams_of(graph(subjects, "prefill"), report)
     await streams.create(bus)
     await write_setting(bus, subjects, "max-prefill-queue-size", 9)
     queue, consumer = PrefillQueue(bus, subjects), PrefillConsumer(bus, subjects)
@@ -93,7 +107,7 @@ async def test_a_queue_that_is_made_anew_waits_for_the_jobs_in_it(bus: Bus, subj
 async def test_each_revision_of_an_endpoint_has_a_queue_of_its_own(
     bus: Bus, nats_address: BusAddress, subjects: Subjects
 ) -> None:
-    streams = ServerStreams(graph(subjects, "frontend"), RecordingReport())
+    streams = streams_of(graph(subjects, "frontend"), RecordingReport())
     await streams.create(bus)
     queues = {name: PrefillQueue(bus, Subjects(subjects.namespace, name)) for name in ("chat@1", "chat@2", "embed@1")}
     for name in ("chat@1", "chat@2"):
@@ -116,7 +130,7 @@ async def test_each_revision_of_an_endpoint_has_a_queue_of_its_own(
 
 async def test_only_what_was_created_is_deleted(bus: Bus, nats_address: BusAddress, subjects: Subjects) -> None:
     await create_prefill_queue(bus, subjects)
-    streams = ServerStreams(graph(subjects, "aggregated"), RecordingReport())
+    streams = streams_of(graph(subjects, "aggregated"), RecordingReport())
     await streams.delete(nats_address)
     await streams.create(bus)
     await streams.delete(nats_address)
@@ -128,10 +142,54 @@ async def test_a_stream_of_somebody_else_stops_only_who_needs_it(bus: Bus, subje
     for number, name in enumerate((subjects.prefill_stream, f"KV_{subjects.settings_bucket}")):
         await theirs.add_stream(name=name, subjects=[f"{subjects.namespace}.theirs.{number}"])
     report = RecordingReport()
-    await ServerStreams(graph(subjects, "aggregated"), report).create(bus)
+    await streams_of(graph(subjects, "aggregated"), report).create(bus)
     assert "cannot be changed" in report.lines[0]
     with pytest.raises(SupervisorError, match=r"no prefill queue.*has not made"):
-        await ServerStreams(graph(subjects, "prefill"), report).create(bus)
+        await streams_of(graph(subjects, "prefill"), report).create(bus)
+
+
+async def test_a_second_server_deletes_nothing_of_the_first(
+    bus: Bus, nats_address: BusAddress, subjects: Subjects
+) -> None:
+    report = RecordingReport()
+    first, second = (
+        ownership_of(subjects, report, home="here"),
+        ownership_of(subjects, report, home="there"),
+    )
+    streams = ServerStreams(graph(subjects, "prefill"), report, first)
+    others = ServerStreams(graph(subjects, "prefill"), report, second)
+    await streams.create(bus)
+    await PrefillQueue(bus, subjects).publish(JOB)
+    keeping = asyncio.create_task(first.keep(bus))
+    with pytest.raises(NamespaceBusyError, match="belongs to a server on host-of-here; stop that one there"):
+        await others.create(bus)
+    await others.delete(nats_address)
+    assert (await PrefillQueue(bus, subjects).length()).waiting == 1
+    keeping.cancel()
+    # The first one is silent from now on.
+    await others.create(bus)
+    assert (await PrefillQueue(bus, subjects).length()).waiting == 0
+    await streams.renew()
+    assert "belongs to a server on host-of-there" in report.lines[-1]
+    await PrefillQueue(bus, subjects).publish(JOB)
+    await streams.delete(nats_address)
+    assert "belongs to a server on host-of-there" in report.lines[-1]
+    assert (await PrefillQueue(bus, subjects).length()).waiting == 1
+    with pytest.raises(NamespaceBusyError):
+        await first.keep(bus)
+    await others.delete(nats_address)
+    await streams_of(graph(subjects, "prefill"), report, "third").create(bus)
+
+
+async def test_an_owner_goes_on_with_a_bus_that_begins_afresh(own_nats: NatsProcess, subjects: Subjects) -> None:
+    bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
+    ownership = ownership_of(subjects, report, home="here")
+    await ownership.confirm(bus)
+    assert await bus.jetstream(timeout_s=5).delete_stream(f"KV_{OWNERS_BUCKET}")
+    await ownership.confirm(bus)
+    with pytest.raises(NamespaceBusyError):
+        await asyncio.gather(ownership.keep(bus), ownership_of(subjects, report, home="there").confirm(bus))
+    await bus.close()
 
 
 @pytest.fixture
@@ -149,11 +207,11 @@ def plain_nats() -> Iterator[BusAddress]:
 
 async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusAddress, subjects: Subjects) -> None:
     bus, report = await Bus.connect(plain_nats, name="test"), RecordingReport()
-    streams = ServerStreams(graph(subjects, "aggregated"), report)
+    streams = streams_of(graph(subjects, "aggregated"), report)
     await streams.create(bus)
     assert "does not do JetStream" in report.lines[0]
     with pytest.raises(SupervisorError, match="does not do JetStream"):
-        await ServerStreams(graph(subjects, "prefill"), report).create(bus)
+        await streams_of(graph(subjects, "prefill"), report).create(bus)
     await bus.close()
     await streams.delete(plain_nats)
     assert len(report.lines) == 1
@@ -161,7 +219,7 @@ async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusA
 
 async def test_a_bus_that_is_gone_at_the_end_is_only_reported(own_nats: NatsProcess, subjects: Subjects) -> None:
     bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
-    streams = ServerStreams(graph(subjects, "prefill"), report)
+    streams = streams_of(graph(subjects, "prefill"), report)
     await streams.create(bus)
     await bus.close()
     own_nats.kill()

@@ -1,0 +1,59 @@
+"""A bucket of JetStream whose keys are replaced only by who knows their last change: for records that several processes
+contend for."""
+
+from __future__ import annotations
+
+from dynamo_local.bus import without_websockets  # noqa: F401
+
+# isort: split
+from nats.js import api
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+
+from dynamo_local.bus.jetstream import STREAM_FORM, VALUE_BYTES, JetStream
+from dynamo_local.core.errors import BusError
+
+
+class RevisionError(BusError):
+    """The key has another revision than the one to replace."""
+
+
+class Revisions(JetStream):
+    """Buckets of that kind, as one connection reaches them."""
+
+    async def keep_bucket(self, name: str) -> None:
+        """Create a bucket that belongs to no server and outlives all, if there is none yet."""
+        with self._errors_of(f"bucket {name}"):
+            try:
+                await self._context.key_value(name)
+            except BucketNotFoundError:
+                await self._add_stream(
+                    api.StreamConfig(
+                        name=STREAM_FORM.format(name),
+                        subjects=[f"$KV.{name}.>"],
+                        storage=api.StorageType.FILE,
+                        discard=api.DiscardPolicy.NEW,
+                        max_msgs_per_subject=1,
+                        max_msg_size=VALUE_BYTES,
+                        allow_rollup_hdrs=True,
+                        deny_delete=True,
+                    )
+                )
+
+    async def read_revision(self, bucket: str, key: str) -> tuple[int, bytes]:
+        """The value of a key, and the number of its last change; 0 if it was never set."""
+        with self._errors_of(f"bucket {bucket}"):
+            store = await self._context.key_value(bucket)
+            try:
+                found = await store.get(key)
+            except KeyNotFoundError:
+                return 0, b""
+        return found.revision or 0, found.value or b""
+
+    async def replace(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        """Set a key whose last change has this number. Returns the new one. Raises RevisionError if it has another."""
+        with self._errors_of(f"bucket {bucket}"):
+            store = await self._context.key_value(bucket)
+            try:
+                return await store.update(key, value, last=revision)
+            except KeyWrongLastSequenceError as error:
+                raise RevisionError(f"{key} in bucket {bucket} has changed") from error

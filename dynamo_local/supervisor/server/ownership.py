@@ -1,0 +1,139 @@
+"""Keeps a server the only one of its namespace on a bus, also where servers are on several machines."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dynamo_local.bus.jetstream import StreamAbsentError
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.owner_record import OwnerRecord
+from dynamo_local.bus.revisions import RevisionError
+from dynamo_local.core.errors import BusError, NamespaceBusyError
+from dynamo_local.core.process.ownership import (
+    RENEW_EVERY_S,
+    Owner,
+    Record,
+    Refuse,
+    Take,
+    Watch,
+    is_sure,
+    judge,
+    renewable,
+)
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from state.machine.identity import machine_id
+
+_LOOK_EVERY_S = 0.25
+
+
+def owner_at(root: Path) -> Owner:
+    """This run of a server whose files are below this folder, under its lock."""
+    machine = machine_id()
+    home = f"{machine}:{root.resolve()}" if machine else ""
+    return Owner(secrets.token_hex(8), home, socket.gethostname())
+
+
+class Ownership:
+    """One server's claim to its namespace."""
+
+    def __init__(self, namespace: str, mine: Owner, report: Report, *, renew_every_s: float = RENEW_EVERY_S) -> None:
+        self._namespace = namespace
+        self._mine = mine
+        self._report = report
+        self._renew_every_s = renew_every_s
+        self._revision: int | None = None
+        """Of the own record; None as long as there is none."""
+        self._renewed_at = 0.0
+        self._lock = asyncio.Lock()
+
+    async def confirm(self, bus: Bus) -> None:
+        """Become the owner, or make sure to be the owner still. What only the owner may do is done right after.
+
+        Raises NamespaceBusyError if another server is, BusError if it cannot be told.
+        """
+        async with self._lock:
+            record = OwnerRecord(bus, self._namespace)
+            if self._revision is None:
+                await record.make_room()
+                await self._claim(record)
+            else:
+                await self._renew(record, self._revision)
+
+    async def keep(self, bus: Bus) -> None:
+        """Renew the record until cancelled. Raises NamespaceBusyError if another server has replaced this one."""
+        failure = ReportOnce(self._report)
+        while True:
+            await asyncio.sleep(self._renew_every_s)
+            if self._revision is None:
+                # Nothing was created that another server could delete, such as without JetStream.
+                continue
+            try:
+                await self.confirm(bus)
+            except BusError as error:
+                sure = is_sure(self._mine, self._renewed_at, time.monotonic())
+                failure.note("" if sure else f"that this server owns namespace {self._namespace} is not sure: {error}")
+            else:
+                failure.note("")
+
+    async def release(self, bus: Bus) -> None:
+        """Let another server have the namespace at once. Raises BusError."""
+        async with self._lock:
+            revision, self._revision = self._revision, None
+            if revision is not None:
+                with suppress(RevisionError, StreamAbsentError):
+                    await OwnerRecord(bus, self._namespace).replace(revision, None)
+
+    async def _claim(self, record: OwnerRecord) -> None:
+        watch: Watch | None = None
+        while True:
+            found = await record.read()
+            verdict = judge(found, self._mine, watch, time.monotonic())
+            match verdict:
+                case Refuse(owner):
+                    raise self._busy(owner)
+                case Take(revision):
+                    with suppress(RevisionError):
+                        await self._write(record, revision)
+                        return
+                case Watch():
+                    if watch is None:
+                        self._say_why(found)
+                    watch = verdict
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _renew(self, record: OwnerRecord, revision: int) -> None:
+        try:
+            await self._write(record, revision)
+        except (RevisionError, StreamAbsentError):
+            await self._recover(record)
+
+    async def _recover(self, record: OwnerRecord) -> None:
+        await record.make_room()
+        found = await record.read()
+        if not renewable(found, self._mine):
+            assert found.owner is not None
+            raise self._busy(found.owner)
+        await self._write(record, found.revision)
+
+    async def _write(self, record: OwnerRecord, revision: int) -> None:
+        sent_at = time.monotonic()
+        self._revision = await record.replace(revision, self._mine)
+        self._renewed_at = sent_at
+
+    def _say_why(self, found: Record) -> None:
+        assert found.owner is not None
+        self._report.step(
+            f"namespace {self._namespace} was last served by a server on {found.owner.host}: looking for up to "
+            f"{found.owner.lease_s:g} s whether it still runs"
+        )
+
+    def _busy(self, owner: Owner) -> NamespaceBusyError:
+        return NamespaceBusyError(
+            f"namespace {self._namespace} on this bus belongs to a server on {owner.host}",
+            "stop that one there, or start this one with another --namespace",
+        )
