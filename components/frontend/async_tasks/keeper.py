@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 
 from components.frontend.async_tasks.running import RunningTask, Surroundings
-from components.frontend.async_tasks.waiting import KnownTask, Line, WaitingTasks
+from components.frontend.async_tasks.waiting import KnownTask, Line, Outcome, WaitingTasks
 from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, target_of
 from dynamo_local.core.async_tasks.records import TaskHead
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
@@ -33,6 +33,15 @@ _AGAIN_S = 5.0
 _READ_AT_ONCE = 200
 
 
+@dataclass
+class _InHand:
+    """A task in hand. `line`: that it was taken from. `cancelled`: set when nobody wants the result any more."""
+
+    line: Line
+    task: asyncio.Task[Outcome]
+    cancelled: asyncio.Event
+
+
 class TaskKeeper:
     """Brings tasks to their end, as far as this frontend has them. `why_closed`: why none are taken."""
 
@@ -42,9 +51,7 @@ class TaskKeeper:
         self._around = around
         self._known: dict[str, KnownTask] = {}
         self._waiting: dict[Line, WaitingTasks] = {}
-        self._in_hand: dict[str, tuple[KnownTask, asyncio.Task[None], asyncio.Event]] = {}
-        self._of_line: Counter[Line] = Counter()
-        """Tasks in hand."""
+        self._in_hand: dict[str, _InHand] = {}
         self._changed = asyncio.Event()
         self._log_once = LogOnce(_log)
         self._remove_at = 0.0
@@ -78,7 +85,7 @@ class TaskKeeper:
     async def stop(self) -> None:
         """Leave all tasks to others, at once: what is recorded stays."""
         self._stopping = True
-        running = [task for _, task, _ in self._in_hand.values()]
+        running = [each.task for each in self._in_hand.values()]
         for task in running:
             task.cancel()
         if running:
@@ -109,7 +116,7 @@ class TaskKeeper:
                 self._line(known).discard(known)
         for task in cancelled & self._known.keys():
             if task in self._in_hand:
-                self._in_hand[task][2].set()
+                self._in_hand[task].cancelled.set()
             else:
                 # However many are in hand: it takes no room.
                 self._take(self._known[task], is_cancelled=True)
@@ -135,7 +142,7 @@ class TaskKeeper:
     def _learn(self, known: KnownTask) -> None:
         if known.task not in self._known:
             self._known[known.task] = known
-            self._line(known).add(known)
+            self._line(known).add(known, time.monotonic())
 
     def _line(self, known: KnownTask) -> WaitingTasks:
         return self._waiting.setdefault(known.line, WaitingTasks())
@@ -152,40 +159,41 @@ class TaskKeeper:
         now = time.monotonic()
         for line, waiting in list(self._waiting.items()):
             most = AT_ONCE_FOR_ORIGIN if line.receiver else self._around.limits.max_task_requests
-            while not self._stopping and self._of_line[line] < most and (known := waiting.pop(now)) is not None:
-                self._take(known)
-            if not len(waiting) and not self._of_line[line]:
-                del self._waiting[line], self._of_line[line]
+            while not self._stopping and waiting.in_hand < most and (known := waiting.pop(now)) is not None:
+                self._begin(known)
+            if not len(waiting) and not waiting.in_hand:
+                del self._waiting[line]
 
-    def _take(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
-        self._line(known).discard(known)
+    def _take(self, known: KnownTask, *, is_cancelled: bool) -> None:
+        """Take this task, whoever's turn it is."""
+        self._line(known).take(known)
+        self._begin(known, is_cancelled=is_cancelled)
+
+    def _begin(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
         cancelled = asyncio.Event()
         if is_cancelled:
             cancelled.set()
         task = asyncio.create_task(self._work(known, cancelled), name=known.task)
-        self._in_hand[known.task] = known, task, cancelled
-        line = known.line
-        self._of_line[line] += 1
-        task.add_done_callback(lambda _: self._put_down(known, line))
+        self._in_hand[known.task] = _InHand(known.line, task, cancelled)
+        task.add_done_callback(lambda done: self._put_down(known, done))
 
-    def _put_down(self, known: KnownTask, line: Line) -> None:
-        del self._in_hand[known.task]
-        self._of_line[line] -= 1
+    def _put_down(self, known: KnownTask, done: asyncio.Task[Outcome]) -> None:
+        now, line = time.monotonic(), self._in_hand.pop(known.task).line
         if known.task in self._known:
-            # It has not ended here.
-            self._line(known).add(known)
+            # It has not ended here. Added before it is counted no more: what is known of its line is not to be lost.
+            self._line(known).add(known, now)
+        self._waiting[line].put_down(known.owner, Outcome.OTHER if done.cancelled() else done.result(), now)
         self._fill()
 
-    async def _work(self, known: KnownTask, cancelled: asyncio.Event) -> None:
-        """Bring a task to its end, if nobody else has it."""
+    async def _work(self, known: KnownTask, cancelled: asyncio.Event) -> Outcome:
+        """Go on with a task, if nobody else has it."""
         taken: list[TakenTask | None] = []
         try:
             # Noted by the thread: whoever is cancelled meanwhile is to let go of what it has taken.
             await finish_in_thread(lambda: taken.append(self._store.take(known.owner, known.task)))
-            if taken[0] is None:
-                known.again_at = time.monotonic() + _ELSEWHERE_S
-            else:
-                await self._run(known, taken[0], cancelled)
+            if taken[0] is not None:
+                return await self._run(known, taken[0], cancelled)
+            known.again_at = time.monotonic() + _ELSEWHERE_S
         except StateError as error:
             _log.warning("%s goes on later: %s", known.task, error)
             known.again_at = time.monotonic() + _AGAIN_S
@@ -197,18 +205,23 @@ class TaskKeeper:
             for each in taken:
                 if each is not None:
                     each.release()
+        return Outcome.OTHER
 
-    async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> None:
+    async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> Outcome:
         try:
-            rest = await RunningTask(taken, self._around, cancelled).run()
+            rest = await RunningTask(taken, self._around, known.tries, cancelled).run()
         except DecodeError as error:
             _log.error("%s cannot go on: %s", known.task, error)
             await finish_in_thread(taken.end)
             rest = None
         if rest is None:
             self._known.pop(known.task, None)
-        else:
-            known.receiver, known.again_at = _receiver(rest.head), time.monotonic() + rest.pause_s
+            return Outcome.ANSWERED
+        known.again_at = time.monotonic() + rest.pause_s
+        if rest.answered is None:
+            return Outcome.REFUSED if rest.is_refused else Outcome.OTHER
+        known.receiver = _receiver(rest.answered)
+        return Outcome.ANSWERED
 
 
 def _receiver(head: TaskHead) -> str:

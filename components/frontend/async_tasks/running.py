@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from components.frontend.async_tasks.calling import Attempt
+from components.frontend.async_tasks.tries import Again, Tries
 from components.frontend.http.callers import Caller
-from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
+from components.frontend.http.own_requests import Answered, ask
 from dynamo_local.core.async_tasks.callbacks import pause_s
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskResult, failure
@@ -20,9 +21,6 @@ from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TakenTask
 
 _log = logging.getLogger(__name__)
-
-_UNKNOWN_MODEL_S = 120.0
-"""Time for which the model of a task may be unknown: after a restart, endpoints come one by one."""
 
 MAX_RESULT_BYTES = 32 * 1024 * 1024
 """Size of a result beyond which a task has failed."""
@@ -50,29 +48,34 @@ class Surroundings:
 
 
 class Rest(NamedTuple):
-    """What is left of a task: it is to be gone on with after `pause_s` seconds."""
+    """What is left of a task: it is to be gone on with after `pause_s` seconds. `answered`: its head, when it has its
+    result, and its receiver is to be called; else `is_refused` is as in Again."""
 
-    head: TaskHead
     pause_s: float
+    answered: TaskHead | None = None
+    is_refused: bool = False
 
 
 class RunningTask:
-    """A task from where it was left to its end. Raises StateError, DecodeError; others go on with it then."""
+    """A task from where it was left to where it has to wait. Raises StateError, DecodeError; others go on then."""
 
-    def __init__(self, taken: TakenTask, around: Surroundings, cancelled: asyncio.Event) -> None:
+    def __init__(self, taken: TakenTask, around: Surroundings, tries: Tries, cancelled: asyncio.Event) -> None:
         """`cancelled`: set when nobody wants the result any more."""
         self._taken = taken
         self._around = around
+        self._tries = tries
         self._cancelled = cancelled
 
     async def run(self) -> Rest | None:
-        """Have the task answered, or its receiver called once. Returns what is left of it; None: it has ended."""
+        """Have the task's model asked, or its receiver called, once. Returns what is left of it; None: it has ended."""
         task = await finish_in_thread(self._taken.read)
         is_unwanted = self._cancelled.is_set()
         if task.result is None:
             if not task.is_started and not is_unwanted:
                 await finish_in_thread(self._taken.note_start)
             result = self._cancellation() if is_unwanted else await self._result(task)
+            if isinstance(result, Again):
+                return Rest(result.pause_s, is_refused=result.is_refused)
             await finish_in_thread(lambda: self._taken.record(result))
             pause = 0.0 if task.head.callback_url and not self._cancelled.is_set() else None
         else:
@@ -80,7 +83,7 @@ class RunningTask:
         if pause is None:
             await finish_in_thread(self._taken.end)
             return None
-        return Rest(task.head, pause)
+        return Rest(pause, task.head)
 
     async def _call(self, task: Task) -> float | None:
         """Call the receiver. Returns after how many seconds it is to be called again; None: never."""
@@ -93,8 +96,9 @@ class RunningTask:
             _log.warning("the receiver of %s has not taken its result (%s), %s", task.head.task, made.outcome, what)
         return pause
 
-    async def _result(self, task: Task) -> TaskResult:
-        asking = asyncio.create_task(self._answer(task), name=f"answer to {task.head.task}")
+    async def _result(self, task: Task) -> TaskResult | Again:
+        self._tries.begin(time.monotonic())
+        asking = asyncio.create_task(self._ask(task), name=f"answer to {task.head.task}")
         cancelled = asyncio.create_task(self._cancelled.wait(), name=f"end of {task.head.task}")
         try:
             await asyncio.wait({asking, cancelled}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,6 +106,9 @@ class RunningTask:
             if not asking.done():
                 return self._cancellation()
             status, body = asking.result()
+            again = self._tries.note(status, time.monotonic(), self._around.limits.task_patience_s)
+            if again is not None:
+                return again
             if len(body) > MAX_RESULT_BYTES:
                 return failure(500, f"the result has {len(body)} bytes, at most {MAX_RESULT_BYTES} are kept", now)
             return TaskResult(status, body, int(now))
@@ -113,27 +120,8 @@ class RunningTask:
     def _cancellation(self) -> TaskResult:
         return failure(CANCELLED, "the task was cancelled", self._around.wall_clock())
 
-    async def _answer(self, task: Task) -> Answered:
-        """Ask until there is an answer that does not say to try again, or the task's time is over."""
-        faults, tries, begun = 0, 0, time.monotonic()
-        while True:
-            answer = await self._ask_once(task)
-            waited_s = time.monotonic() - begun
-            faults += answer.status == 500
-            if not self._is_to_be_tried_again(answer.status, faults, waited_s):
-                return answer
-            tries += 1
-            await asyncio.sleep(backoff_s(tries))
-
-    async def _ask_once(self, task: Task) -> Answered:
+    async def _ask(self, task: Task) -> Answered:
         caller = self._around.caller(self._taken.owner)
         if caller is None:
             return Answered(401, b'{"error":{"message":"the key of the task was revoked, or has expired"}}')
         return await ask(self._around.answer, caller, task.head.path, task.body, task.head.priority)
-
-    def _is_to_be_tried_again(self, status: int, faults: int, waited_s: float) -> bool:
-        if status == 404:
-            return waited_s < _UNKNOWN_MODEL_S
-        if status == 500:
-            return faults < FAULTS
-        return status in AGAIN and waited_s < self._around.limits.task_patience_s

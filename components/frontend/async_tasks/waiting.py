@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import heapq
+import itertools
+import sys
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
+
+from components.frontend.async_tasks.tries import Tries
+from components.frontend.http.own_requests import backoff_s
+
+
+class Outcome(Enum):
+    """What came of a task in hand, for others of its line. `REFUSED`: they would have been as well."""
+
+    ANSWERED = auto()
+    REFUSED = auto()
+    OTHER = auto()
 
 
 class Line(NamedTuple):
@@ -17,13 +31,14 @@ class Line(NamedTuple):
 @dataclass
 class KnownTask:
     """A task that has not ended. `receiver`: the origin of who is to be called, when there is a result; empty before.
-    `again_at`: it is not taken before (CLOCK_MONOTONIC, s)."""
+    `again_at`: it is not taken before (CLOCK_MONOTONIC, s). `tries`: that gave no result."""
 
     owner: str
     task: str
     model: str
     receiver: str = ""
     again_at: float = 0.0
+    tries: Tries = field(default_factory=Tries)
 
     @property
     def line(self) -> Line:
@@ -31,36 +46,125 @@ class KnownTask:
 
 
 class WaitingTasks:
-    """A line for each owner."""
+    """A line for each owner, and how many of it are in hand. `in_hand`: of all owners."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, dict[str, KnownTask]] = {}
+        self.in_hand = 0
+        self._owners: dict[str, _OwnersTasks] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._owners.values()))
 
-    def __iter__(self) -> Iterator[KnownTask]:
-        return (each for line in self._lines.values() for each in line.values())
-
-    def add(self, known: KnownTask) -> None:
+    def add(self, known: KnownTask, now: float) -> None:
         """Add a task at the end of its owner's line; one that is there stays where it is."""
-        self._lines.setdefault(known.owner, {}).setdefault(known.task, known)
+        self._of(known.owner).add(known, now)
 
     def discard(self, known: KnownTask) -> None:
         """Remove a task, if it is there."""
-        line = self._lines.get(known.owner, {})
-        line.pop(known.task, None)
-        if not line:
-            self._lines.pop(known.owner, None)
+        self._of(known.owner).discard(known)
+        self._tidy(known.owner)
 
     def pop(self, now: float) -> KnownTask | None:
-        """Take the first task, of the owner whose turn it is, that may be taken now."""
-        for owner, line in self._lines.items():
-            found = next((each for each in line.values() if each.again_at <= now), None)
+        """Take in hand the first task, of the owner whose turn it is, that may be taken now."""
+        for owner, line in self._owners.items():
+            found = line.pop(now)
             if found is not None:
-                self.discard(found)
-                if line:
-                    # The last one now.
-                    self._lines[owner] = self._lines.pop(owner)
+                self.in_hand += 1
+                # The last one now.
+                self._owners[owner] = self._owners.pop(owner)
                 return found
         return None
+
+    def take(self, known: KnownTask) -> None:
+        """Take this task in hand, whoever's turn it is."""
+        self.in_hand += 1
+        line = self._of(known.owner)
+        line.discard(known)
+        line.in_hand += 1
+
+    def put_down(self, owner: str, outcome: Outcome, now: float) -> None:
+        """Count a task of the owner as in hand no more."""
+        self.in_hand -= 1
+        self._of(owner).put_down(outcome, now)
+        self._tidy(owner)
+
+    def _of(self, owner: str) -> _OwnersTasks:
+        return self._owners.setdefault(owner, _OwnersTasks())
+
+    def _tidy(self, owner: str) -> None:
+        line = self._owners[owner]
+        if not len(line) and not line.in_hand:
+            del self._owners[owner]
+
+
+class _OwnersTasks:
+    """The tasks of an owner in one line.
+
+    A refusal says how many may be in hand: as many as were not refused. A result makes room for one more. Where neither
+    tells, because tasks take long or none is in hand, twice as many are tried from time to time, ever less often while
+    there are refusals. So 10,000 tasks that have to wait cost a try or two for each result.
+    """
+
+    def __init__(self) -> None:
+        self.in_hand = 0
+        self._ready: dict[str, KnownTask] = {}
+        self._later: dict[str, KnownTask] = {}
+        self._due: list[tuple[float, int, KnownTask]] = []
+        """When those of `_later` may be taken, the first one first. Those that were removed meanwhile stay here."""
+        self._numbers = itertools.count()
+        self._most = sys.maxsize
+        self._try_more_at = 0.0
+        self._refusals = 0
+        """Periods with a refusal, one after the other."""
+        self._has_refused = False
+        """Whether there was one in this period."""
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._later)
+
+    def add(self, known: KnownTask, now: float) -> None:
+        if known.task in self._ready or known.task in self._later:
+            return
+        if known.again_at <= now:
+            self._ready[known.task] = known
+        else:
+            self._later[known.task] = known
+            heapq.heappush(self._due, (known.again_at, next(self._numbers), known))
+
+    def discard(self, known: KnownTask) -> None:
+        self._ready.pop(known.task, None)
+        self._later.pop(known.task, None)
+
+    def pop(self, now: float) -> KnownTask | None:
+        while self._due and self._due[0][0] <= now:
+            known = heapq.heappop(self._due)[2]
+            if self._later.get(known.task) is known and known.again_at <= now:
+                self._ready[known.task] = self._later.pop(known.task)
+        if not self._ready or not self._has_room(now):
+            return None
+        self.in_hand += 1
+        return self._ready.pop(next(iter(self._ready)))
+
+    def put_down(self, outcome: Outcome, now: float) -> None:
+        self.in_hand -= 1
+        if outcome is Outcome.ANSWERED and self._most < sys.maxsize:
+            self._most += 1
+        elif outcome is Outcome.REFUSED:
+            self._most = min(self._most, self.in_hand)
+            if not self._has_refused:
+                self._has_refused = True
+                self._refusals += 1
+                self._try_more_at = now + backoff_s(self._refusals)
+
+    def _has_room(self, now: float) -> bool:
+        if self.in_hand < self._most:
+            return True
+        if now < self._try_more_at:
+            return False
+        if not self._has_refused:
+            self._refusals = 0
+        self._has_refused = False
+        self._most = max(1, 2 * self._most)
+        # Without a refusal until then, there is more room than is known.
+        self._try_more_at = now + backoff_s(0)
+        return True

@@ -261,6 +261,18 @@ async def test_owners_take_turns(tmp_path: Path) -> None:
     assert model.order == ["alice 0", "alice 1", "bob 0", "alice 2"]
 
 
+async def test_a_task_that_is_refused_gives_its_place_to_others_and_is_demand(tmp_path: Path) -> None:
+    model = Model()
+    model.instead = {"alice": [429] * 99, "bob": [503]}
+    async with Frontend(tmp_path, model, max_task_requests=1).running() as frontend:
+        refused = await frontend.order("alice")
+        await until(lambda: model.asked["alice"] == 1)
+        await frontend.ended(await frontend.order("bob", "bob"), "bob")
+        assert frontend.keeper.waiting() == {"chat": 1}
+        model.instead = {}
+        assert (await frontend.ended(refused))["status"] == "SUCCESS"
+
+
 async def test_a_task_that_is_deleted_is_asked_for_no_more(tmp_path: Path) -> None:
     model = Model()
     model.open.clear()
