@@ -1,37 +1,64 @@
-"""Tells what is queued for each model beside its requests, so that its workers scale on it."""
+"""Tells what tasks there are for each model beside its requests, so that its workers scale on them, and how many may be
+in flight."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 
-from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.batches.pacing import room_of
+from components.frontend.http.models import ModelEntry, ModelTable, Tasks
+from dynamo_local.core.fleet.view import FRONTEND_ROLE
 
 TELL_EVERY_S = 0.5
 
+_WAKING = 8
+"""Tasks in flight for a model without a ready worker: one wakes it, and all of them go to the first worker that is
+ready."""
+
+_MARGIN = 1.25
+_LEAST_MARGIN = 2
+"""Tasks that wait at the engines, so that none is idle from the end of a task until the next one comes."""
+
+
+def room_for_tasks(models: ModelTable, name: str, most: int) -> int:
+    """Return how many tasks this frontend may have in flight for a model, at most `most`: what its ready workers run at
+    once, and a margin. More would stay with the workers that are ready first while others start."""
+    entry = models.find(name)
+    if not isinstance(entry, ModelEntry):
+        return most
+    room = room_of(entry)
+    if not room.workers:
+        return min(most, _WAKING)
+    frontends = max(1, sum(each.role == FRONTEND_ROLE for each in entry.members()))
+    wanted = max(room.slots * _MARGIN, room.slots + _LEAST_MARGIN)
+    return min(most, math.ceil(wanted / frontends))
+
 
 class QueuedWork:
-    """`waiting` returns how many requests of the server are queued, by the name by which they ask for a model."""
+    """`tasks` returns the tasks of the server by the name by which they ask for a model."""
 
-    def __init__(self, models: ModelTable, waiting: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, models: ModelTable, tasks: Callable[[], Mapping[str, Tasks]]) -> None:
         self._models = models
-        self._waiting = waiting
+        self._tasks = tasks
 
     async def run(self) -> None:
-        """Tell it now and again, until cancelled."""
+        """Tell of them now and again, until cancelled."""
         while True:
             self.tell()
             await asyncio.sleep(TELL_EVERY_S)
 
     def tell(self) -> None:
-        """Note it at the models for which it has changed."""
-        queued: dict[int, int] = {}
-        for name, number in self._waiting().items():
+        """Note them at the models for which they have changed."""
+        found: dict[int, Tasks] = {}
+        for name, tasks in self._tasks().items():
             entry = self._models.find(name)
             if isinstance(entry, ModelEntry):
-                queued[id(entry)] = queued.get(id(entry), 0) + number
+                before = found.get(id(entry), Tasks())
+                found[id(entry)] = Tasks(before.queued + tasks.queued, before.taken + tasks.taken)
         for entry in self._models.entries:
-            number = queued.get(id(entry), 0)
-            if entry.queued != number:
-                entry.queued = number
+            now = found.get(id(entry), Tasks())
+            if entry.tasks != now:
+                entry.tasks = now
                 entry.on_change()

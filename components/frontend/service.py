@@ -36,7 +36,7 @@ from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Places
 from components.frontend.limits.rooms import Rooms
 from components.frontend.metrics import FrontendMetrics
-from components.frontend.queued import QueuedWork
+from components.frontend.queued import QueuedWork, room_for_tasks
 from components.frontend.settings import FrontendSettings, limits_of
 from components.frontend.stored.stores import Stores
 from components.frontend.usage import FrontendUsage
@@ -242,10 +242,18 @@ class Frontend(Service):
         context.tasks.spawn("files of keys", files.run())
         self._batches = self._stores.keeper(gate, self.served.table)
         context.tasks.spawn("batches", self._batches.run())
-        around = TaskSurroundings(gate.answer_kept, gate.caller_for, self._settings, calling)
+        queued = QueuedWork(self.served.table, lambda: {} if self._tasks is None else self._tasks.tasks())
+        around = TaskSurroundings(
+            gate.answer_kept,
+            gate.caller_for,
+            self._settings,
+            calling,
+            room=partial(room_for_tasks, self.served.table),
+            on_taken=queued.tell,
+        )
         tasks.keeper = self._tasks = TaskKeeper(self._task_store, around)
         context.tasks.spawn("asynchronous tasks", self._tasks.run())
-        context.tasks.spawn("queued work", QueuedWork(self.served.table, self._tasks.waiting).run())
+        context.tasks.spawn("queued work", queued.run())
         return gate
 
     async def _note_secret(self, what: str, why: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from components.frontend.async_tasks.running import RunningTask, Surroundings
 from components.frontend.async_tasks.waiting import KnownTask, Line, Outcome, WaitingTasks
+from components.frontend.http.models import Tasks
 from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, target_of
 from dynamo_local.core.async_tasks.records import TaskHead
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
@@ -100,9 +101,9 @@ class TaskKeeper:
         """Look at once: something was cancelled."""
         self._changed.set()
 
-    def waiting(self) -> dict[str, int]:
-        """Return how many tasks wait to be taken, by model."""
-        return {line.model: len(tasks) for line, tasks in self._waiting.items() if len(tasks) and line.model}
+    def tasks(self) -> dict[str, Tasks]:
+        """Return how many tasks without a result there are, by model."""
+        return {line.model: Tasks(len(tasks), tasks.in_hand) for line, tasks in self._waiting.items() if line.model}
 
     # Looking
 
@@ -158,11 +159,15 @@ class TaskKeeper:
         """Take tasks, as many as there is room for."""
         now = time.monotonic()
         for line, waiting in list(self._waiting.items()):
-            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._around.limits.max_task_requests
+            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._most(line.model)
             while not self._stopping and waiting.in_hand < most and (known := waiting.pop(now)) is not None:
                 self._begin(known)
             if not len(waiting) and not waiting.in_hand:
                 del self._waiting[line]
+        self._around.on_taken()
+
+    def _most(self, model: str) -> int:
+        return max(1, self._around.room(model, self._around.limits.max_task_requests))
 
     def _take(self, known: KnownTask, *, is_cancelled: bool) -> None:
         """Take this task, whoever's turn it is."""

@@ -45,6 +45,10 @@ class Surroundings:
     receivers: Receivers
     wall_clock: Callable[[], float] = time.time
     pause_s: Callable[[int], float | None] = pause_s
+    room: Callable[[str, int], int] = lambda _, most: most
+    """Returns how many tasks may be in flight for a model, at most so many."""
+    on_taken: Callable[[], None] = lambda: None
+    """Called when tasks were taken that wait for a model, or put down: they are requests in flight now, or wait."""
 
 
 class Rest(NamedTuple):

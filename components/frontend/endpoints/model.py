@@ -223,7 +223,8 @@ class ServedModel:
             migrations=self._migrations,
             in_flight=entry.demand,
             held=entry.line.sequences.total,
-            queued=entry.queued,
+            queued=entry.tasks.queued,
+            taken=entry.tasks.taken,
         )
 
     def _record(self, event: Event) -> None:

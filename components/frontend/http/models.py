@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from components.frontend.http.generations.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
@@ -34,6 +34,13 @@ NO_APPLICATION = "the model is not served here yet"
 
 async def _no_cards() -> list[dict[str, Any]]:
     return []
+
+
+class Tasks(NamedTuple):
+    """Asynchronous tasks for a model that have no result: those that this frontend has not in hand, and has."""
+
+    queued: int = 0
+    taken: int = 0
 
 
 class Pausable(Protocol):
@@ -78,8 +85,7 @@ class ModelEntry:
     """Requests that generate, in flight."""
     calls: int = 0
     """Other requests in flight."""
-    queued: int = 0
-    """Asynchronous tasks for the model that no frontend has in hand."""
+    tasks: Tasks = field(default_factory=Tasks)
     conversations: Conversations = field(default_factory=Conversations)
     """What the model has answered, and whether its workers still have it cached."""
     waking: Waking | None = None

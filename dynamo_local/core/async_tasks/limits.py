@@ -34,5 +34,8 @@ class TaskLimits:
     )
     max_task_requests: int = field(
         default=256,
-        metadata={"help": "Maximum number of asynchronous tasks in flight for each model in a frontend."},
+        metadata={
+            "help": "Maximum number of asynchronous tasks in flight for each model in a frontend, if the model's ready "
+            "workers run so many at once."
+        },
     )

@@ -142,7 +142,10 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     held: int | None = None
     """Sequences among `in_flight` that are held because no worker is ready. Falls again as well."""
     queued: int | None = None
-    """Asynchronous tasks that no frontend has in hand. All frontends of a revision tell of the same ones."""
+    """Asynchronous tasks that a frontend has not in hand. All frontends know of the same ones, so that those which
+    another one has are among them."""
+    taken: int | None = None
+    """Asynchronous tasks that a frontend has in hand, which are among `in_flight`."""
 
 
 class Exclusive(msgspec.Struct, frozen=True):

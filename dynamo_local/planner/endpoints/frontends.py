@@ -44,9 +44,10 @@ class FrontendsWatch:
         return sum(known) if counts and len(known) == len(counts) else None
 
     def queued(self, revision: str) -> int:
-        """Asynchronous tasks that no frontend has in hand: they are in one store, which all frontends tell of."""
-        counts = [presence.counts for presence in self._living(revision)]
-        return max((each.queued or 0 for each in counts if each is not None), default=0)
+        """Asynchronous tasks that no frontend has in hand. All frontends know all tasks, as they are in one store."""
+        counts = [presence.counts for presence in self._living(revision) if presence.counts is not None]
+        known = max(((each.queued or 0) + (each.taken or 0) for each in counts), default=0)
+        return max(0, known - sum(each.taken or 0 for each in counts))
 
     def forget_others(self, revisions: set[str]) -> None:
         """Forget the revisions that are not among these."""

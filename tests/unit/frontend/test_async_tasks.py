@@ -19,7 +19,7 @@ from components.frontend.async_tasks.running import Surroundings
 from components.frontend.http.administration import Administration
 from components.frontend.http.callers import Caller
 from components.frontend.http.gate import HttpGate
-from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.http.models import ModelEntry, ModelTable, Tasks
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.http.admission import AdmissionLimits
@@ -96,6 +96,8 @@ class Frontend:
         self.callers: Callable[[str], Caller | None] = self.gate.caller_for
         self.pause_s: Callable[[int], float | None] = lambda calls: 0.0 if calls < 4 else None
         """Pauses of callbacks."""
+        self.room = 256
+        self.taken = 0
         around = Surroundings(
             self.gate.answer_kept,
             lambda owner: self.callers(owner),
@@ -103,11 +105,16 @@ class Frontend:
             calling,
             self.clock,
             lambda calls: self.pause_s(calls),
+            lambda _, most: min(self.room, most),
+            self.note_taken,
         )
         self.keeper = rest.keeper = TaskKeeper(self.store, around)
 
     def clock(self) -> float:
         return self.wall_time
+
+    def note_taken(self) -> None:
+        self.taken = self.keeper.tasks().get("chat", Tasks()).taken
 
     async def ask(
         self, method: str, task: str = "", body: Any = None, key: str = "alice", query: str = ""
@@ -237,13 +244,13 @@ async def test_each_task_has_one_result_whatever_frontends_end(tmp_path: Path) -
         late = [await one.order(f"late {n}") for n in range(9)]
         await until(lambda: model.now == 3)
         assert [(await one.show(task))["status"] for task in late] == ["STARTED"] * 3 + ["PENDING"] * 6
-        assert one.keeper.waiting() == {"chat": 6}
+        assert one.keeper.tasks() == {"chat": (6, 3)}
     async with two.running():
         await until(lambda: model.now == 3)
         model.open.set()
         found = [await two.ended(task) for task in late]
         assert [each["result"]["text"] for each in found] == [f"late {n}" for n in range(9)]
-        assert two.keeper.waiting() == {}
+        await until(lambda: two.keeper.tasks() == {})
     assert {model.asked[f"early {n}"] for n in range(5)} == {1}
     assert model.most <= 3
 
@@ -268,7 +275,7 @@ async def test_a_task_that_is_refused_gives_its_place_to_others_and_is_demand(tm
         refused = await frontend.order("alice")
         await until(lambda: model.asked["alice"] == 1)
         await frontend.ended(await frontend.order("bob", "bob"), "bob")
-        assert frontend.keeper.waiting() == {"chat": 1}
+        await until(lambda: frontend.keeper.tasks() == {"chat": (1, 0)})
         model.instead = {}
         assert (await frontend.ended(refused))["status"] == "SUCCESS"
 
@@ -349,3 +356,19 @@ async def test_a_later_releases_store_is_left_alone(tmp_path: Path) -> None:
     async with Frontend(tmp_path, Model()).running() as later:
         refused = await later.ask("POST", "", {"args": {"prompt": "z"}}, query="model_endpoint_id=chat")
         assert (refused["http"], "version 99" in refused["error"]["message"]) == (503, True)
+
+
+async def test_no_more_are_in_flight_than_there_is_room_for(tmp_path: Path) -> None:
+    model = Model()
+    model.open.clear()
+    async with Frontend(tmp_path, model).running() as frontend:
+        frontend.room = 2
+        tasks = [await frontend.order(f"{n}") for n in range(6)]
+        await until(lambda: model.now == 2)
+        assert (frontend.keeper.tasks(), frontend.taken) == ({"chat": (4, 2)}, 2)
+        frontend.room = 5
+        await until(lambda: model.now == 5)
+        assert (frontend.keeper.tasks(), frontend.taken) == ({"chat": (1, 5)}, 5)
+        model.open.set()
+        for task in tasks:
+            await frontend.ended(task)

@@ -29,9 +29,15 @@ class HeardBus:
         assert (subject, data) == (Subjects("ns").probe_of_all, b"")
 
     async def hear(
-        self, revision: str, watcher: str, in_flight: int | None, role: str = "frontend", queued: int | None = None
+        self,
+        revision: str,
+        watcher: str,
+        in_flight: int | None,
+        role: str = "frontend",
+        queued: int | None = None,
+        taken: int | None = None,
     ) -> None:
-        counts = Counts(in_flight=in_flight, queued=queued)
+        counts = Counts(in_flight=in_flight, queued=queued, taken=taken)
         presence = Presence(watcher, "Service", role, f"{revision} {watcher}", 1, "ready", counts=counts)
         subject = Subjects("ns", revision).presence(watcher, role)
         for handler in self.handlers:
@@ -92,3 +98,10 @@ async def test_tasks_that_all_frontends_tell_of_are_counted_once(bus: HeardBus, 
     await bus.hear("chat@1", "f1", 1, queued=30)
     await bus.hear("chat@1", "f2", 2, queued=29)
     assert (watch.in_flight("chat@1"), watch.queued("chat@1"), watch.queued("code@1")) == (3, 30, 0)
+    # f2 learns of a task, and takes 12; f1 has 10.
+    await bus.hear("chat@1", "f1", 10, queued=30, taken=10)
+    await bus.hear("chat@1", "f2", 12, queued=29, taken=12)
+    assert (watch.in_flight("chat@1"), watch.queued("chat@1")) == (22, 41 - 22)
+    await bus.hear("chat@1", "f1", 10, queued=0, taken=10)
+    await bus.hear("chat@1", "f2", 12, queued=5, taken=12)
+    assert watch.queued("chat@1") == 0
