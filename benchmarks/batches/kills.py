@@ -1,8 +1,10 @@
-"""Background answers and lines of batches under kill -9 of workers, frontend, NATS and `dynamo serve`.
+"""Background answers and lines of batches, or asynchronous tasks, under kill -9 of workers, frontend, NATS and `dynamo
+serve`.
 
-Half of the requests are answers in the background, half are lines of two batches. All are asked for by openai's client,
-and compared with what the undisturbed server has answered. Every few seconds one of the processes is killed, in turn,
-until all is done; after that of `dynamo serve` a new one is started, which nobody tells what was under way.
+Half of the requests are answers in the background, half are lines of two batches; or all are tasks. They are asked for
+by openai's client, and compared with what the undisturbed server has answered. Every few seconds one of the processes
+is killed, in turn, until all is done; after that of `dynamo serve` a new one is started, which nobody tells what was
+under way.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.batches.work import BATCHES, MODEL, PROMPTS, Work
+from benchmarks.batches.client import BATCHES, MODEL, PROMPTS, PatientClient
+from benchmarks.batches.tasks import TaskWork
+from benchmarks.batches.work import Work
 from benchmarks.endpoints.mockers import all_ready, mocker
 from benchmarks.faults.parts import Parts
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import NAMESPACE, ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
+from state.async_tasks.store import TaskStore
+from state.paths import StatePaths
 
-SUMMARY = "10,000 background answers and lines of batches under kills of every process: has each one right result?"
+SUMMARY = "10,000 answers and lines of batches, or tasks, under kills of every process: has each one right result?"
 
 _PARTS = ("host", "frontend", "nats", "serve")
 _REQUESTS, _QUICK_REQUESTS = 10_000, 400
@@ -50,7 +56,8 @@ class Kill:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("mocker", "vllm"), default="mocker")
-    parser.add_argument("--requests", type=int, help=f"answers and lines together ({_REQUESTS})")
+    parser.add_argument("--tasks", action="store_true", help="asynchronous tasks instead of answers and lines")
+    parser.add_argument("--requests", type=int, help=f"all together ({_REQUESTS})")
     parser.add_argument("--every", type=float, default=_EVERY_S, help="seconds between a kill and the next")
     parser.add_argument("--tokens", type=int, default=_TOKENS, help="of each answer")
 
@@ -64,12 +71,12 @@ async def run(arguments: argparse.Namespace) -> Figures:
         server = start_endpoints(Path(scratch), specs, _OPTIONS)
         async with running(server):
             await all_ready(server, specs)
-            work = Work(f"http://{server.host}:{server.port}", arguments.tokens)
+            work = (TaskWork if arguments.tasks else Work)(f"http://{server.host}:{server.port}", arguments.tokens)
             await work.learn()
             progress(f"{PROMPTS} prompts have one answer from each API")
             begun = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                done = group.create_task(_all(work, number), name="requests")
+                done = group.create_task(_all(work, number, server), name="requests")
                 killer = group.create_task(_kill_until(done, work, server, Path(scratch), arguments, kills))
                 await asyncio.wait({done})
                 killer.cancel()
@@ -89,7 +96,13 @@ def _specs(engine: str) -> list[dict[str, Any]]:
     ]
 
 
-async def _all(work: Work, number: int) -> None:
+async def _all(work: PatientClient, number: int, server: Server) -> None:
+    if isinstance(work, TaskWork):
+        assert server.state_root is not None
+        await work.run(number, _AT_ONCE)
+        await work.left(TaskStore(StatePaths(server.state_root, NAMESPACE)))
+        return
+    assert isinstance(work, Work)
     lines = number // 2 // len(BATCHES)
     async with asyncio.TaskGroup() as group:
         for api in BATCHES:
@@ -99,7 +112,7 @@ async def _all(work: Work, number: int) -> None:
 
 async def _kill_until(
     done: asyncio.Task[None],
-    work: Work,
+    work: PatientClient,
     server: Server,
     scratch: Path,
     arguments: argparse.Namespace,
@@ -133,7 +146,7 @@ async def _serve_again(server: Server, scratch: Path) -> None:
     server.replace_by(start_endpoints(scratch, None, _OPTIONS, port=server.port))
 
 
-async def _goes_on(done: asyncio.Task[None], work: Work, server: Server, before: int) -> None:
+async def _goes_on(done: asyncio.Task[None], work: PatientClient, server: Server, before: int) -> None:
     """Wait until another request is done. Raises ServerError if none is in time, or the server has ended."""
     deadline = time.monotonic() + _GOES_ON_WITHIN_S
     while work.tally.done <= before and not done.done():
@@ -142,11 +155,11 @@ async def _goes_on(done: asyncio.Task[None], work: Work, server: Server, before:
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _figures(work: Work, number: int | None, kills: Sequence[Kill], took_s: float | None) -> Figures:
+def _figures(work: PatientClient, number: int | None, kills: Sequence[Kill], took_s: float | None) -> Figures:
     tally = work.tally
     return {
         "requests": number,
-        "right": {"answers": tally.answers, "lines": tally.lines},
+        "right": {"answers": tally.answers, "lines": tally.lines, "tasks": tally.tasks},
         "faults": dict(tally.faults),
         "unconfirmed": tally.unconfirmed,
         "seconds": took_s,
@@ -160,11 +173,13 @@ def _show(figures: Figures) -> None:
         str(figures["requests"]),
         str(right["answers"]),
         str(right["lines"]),
+        str(right["tasks"]),
         str(sum(faults.values())),
         str(figures["unconfirmed"]),
         f"{figures['seconds']:.0f}",
     )
-    table("Requests", ("asked", "right answers", "right lines", "faults", "creations cut off", "seconds"), [cells])
+    head = ("asked", "right answers", "right lines", "right tasks", "faults", "creations cut off", "seconds")
+    table("Requests", head, [cells])
     for fault, count in faults.items():
         print(f"{count} times: {fault}")
     rows = []
