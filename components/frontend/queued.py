@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from components.frontend.batches.pacing import room_of
@@ -37,11 +38,18 @@ def room_for_tasks(models: ModelTable, name: str, most: int) -> int:
 
 
 class QueuedWork:
-    """`tasks` returns the tasks of the server by the name by which they ask for a model."""
+    """`tasks` returns the tasks of the server by the name by which they ask for a model; `answers` how many answers
+    wait in this frontend."""
 
-    def __init__(self, models: ModelTable, tasks: Callable[[], Mapping[str, Tasks]]) -> None:
+    def __init__(
+        self,
+        models: ModelTable,
+        tasks: Callable[[], Mapping[str, Tasks]],
+        answers: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._models = models
         self._tasks = tasks
+        self._answers = answers
 
     async def run(self) -> None:
         """Tell of them now and again, until cancelled."""
@@ -57,8 +65,11 @@ class QueuedWork:
             if isinstance(entry, ModelEntry):
                 before = found.get(id(entry), Tasks())
                 found[id(entry)] = Tasks(before.queued + tasks.queued, before.taken + tasks.taken)
+        waiting = Counter[int]()
+        for name, number in self._answers().items():
+            waiting[id(self._models.find(name))] += number
         for entry in self._models.entries:
-            now = found.get(id(entry), Tasks())
-            if entry.tasks != now:
-                entry.tasks = now
+            tasks, answers = found.get(id(entry), Tasks()), waiting[id(entry)]
+            if (entry.tasks, entry.waiting_answers) != (tasks, answers):
+                entry.tasks, entry.waiting_answers = tasks, answers
                 entry.on_change()

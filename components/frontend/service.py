@@ -242,7 +242,9 @@ class Frontend(Service):
         context.tasks.spawn("files of keys", files.run())
         self._batches = self._stores.keeper(gate, self.served.table)
         context.tasks.spawn("batches", self._batches.run())
-        queued = QueuedWork(self.served.table, lambda: {} if self._tasks is None else self._tasks.tasks())
+        queued = QueuedWork(
+            self.served.table, lambda: {} if self._tasks is None else self._tasks.tasks(), self._answers.waiting
+        )
         around = TaskSurroundings(
             gate.answer_kept,
             gate.caller_for,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from components.frontend.answers.kept_log import KeptLog
 from components.frontend.answers.limits import AnswerLimits
 from components.frontend.answers.running import RunningAnswer
 from components.frontend.answers.writing import AnswerWriter, BatchedJournal
 from components.frontend.http.callers import Caller
-from dynamo_local.core.answers.records import AnswerHead, begun, event, records_in
+from dynamo_local.core.answers.records import AnswerHead, Record, begun, event, records_in
 from dynamo_local.core.answers.requests import first_events
 from dynamo_local.core.errors import DecodeError, StateError
 from dynamo_local.core.http.asgi import App
@@ -90,6 +91,11 @@ class Answers:
         found = self._computing.get(answer)
         return None if found is None else found[0]
 
+    def waiting(self) -> Mapping[str, int]:
+        """Return how many answers wait until they are tried again, by the name by which they ask for a model."""
+        waiting = (running for running, _ in self._computing.values() if running.is_waiting)
+        return Counter(str(running.head.fields.get("model", "")) for running in waiting)
+
     async def ended(self, answer: str) -> None:
         """Wait until this frontend does not compute the answer any more."""
         if (found := self._computing.get(answer)) is not None:
@@ -149,17 +155,32 @@ class Answers:
 
     async def _take_over(self, owner: str, answer: str) -> None:
         """Go on with an answer, if nobody computes it."""
-        journal = await finish_in_thread(lambda: self.folder.take(owner, answer))
-        if journal is None:
-            return
-        log = await self._read(journal)
-        if log is not None:
+        taken: list[tuple[AnswerJournal, list[Record]] | None] = []
+        try:
+            # Noted by the thread: whoever is cancelled meanwhile is to let go of what it has taken.
+            await finish_in_thread(lambda: taken.append(self._take(owner, answer)))
+        except asyncio.CancelledError:
+            for each in taken:
+                if each is not None:
+                    each[0].close()
+            raise
+        if taken[0] is not None and (log := await self._log_of(*taken[0])) is not None:
             running = self._compute(log)
             _log.info("answer %s goes on at token %d", answer, running.tokens)
 
-    async def _read(self, journal: AnswerJournal) -> KeptLog | None:
+    def _take(self, owner: str, answer: str) -> tuple[AnswerJournal, list[Record]] | None:
+        journal = self.folder.take(owner, answer)
+        if journal is None:
+            return None
         try:
-            return KeptLog(await finish_in_thread(journal.read), BatchedJournal(journal, self._writer))
+            return journal, journal.read()
+        except StateError:
+            journal.close()
+            raise
+
+    async def _log_of(self, journal: AnswerJournal, records: list[Record]) -> KeptLog | None:
+        try:
+            return KeptLog(records, BatchedJournal(journal, self._writer))
         except DecodeError as error:
             _log.error("answer %s cannot go on: %s", journal.answer, error)
             await finish_in_thread(journal.end)

@@ -59,6 +59,8 @@ class RunningAnswer:
         self._patience_s = patience_s
         self._waited_s = 0.0
         """From the last token before the current attempt to its beginning."""
+        self.is_waiting = False
+        """Whether it waits until it is tried again: it is no request in flight then."""
         self._is_cancelled = False
         self._broken: str | None = None
         self._interrupted = asyncio.Event()
@@ -130,9 +132,13 @@ class RunningAnswer:
             self._log.note_event(state.failed(why))
 
     async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._interrupted.wait()
+        self.is_waiting = True
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._interrupted.wait()
+        finally:
+            self.is_waiting = False
 
     async def _attempt(self) -> str | None:
         """Ask the application. Returns why the answer fails; None: it has ended, or is to be tried again."""

@@ -86,6 +86,8 @@ class ModelEntry:
     calls: int = 0
     """Other requests in flight."""
     tasks: Tasks = field(default_factory=Tasks)
+    waiting_answers: int = 0
+    """Answers in the background of this frontend that wait until they are tried again."""
     conversations: Conversations = field(default_factory=Conversations)
     """What the model has answered, and whether its workers still have it cached."""
     waking: Waking | None = None
@@ -100,8 +102,8 @@ class ModelEntry:
 
     @property
     def demand(self) -> int:
-        """Sequences in flight, and those of requests that are held."""
-        return self.in_flight.total + self.line.sequences.total
+        """Sequences in flight, those of requests that are held, and answers that wait."""
+        return self.in_flight.total + self.line.sequences.total + self.waiting_answers
 
     @property
     def taken(self) -> tuple[Taken, ...]:

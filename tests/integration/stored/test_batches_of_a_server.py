@@ -63,7 +63,8 @@ def wait(client: openai.OpenAI, batch_id: str) -> Batch:
 
 def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     assert file_id is not None
-    found = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    # Not splitlines(): JSON may have other ends of lines in its texts, such as U+2028.
+    found = [json.loads(line) for line in client.files.content(file_id).text.split("\n") if line]
     assert len({line["custom_id"] for line in found}) == len(found)
     return {line["custom_id"]: line["response"]["body"] for line in found}
 

@@ -60,3 +60,14 @@ def test_each_model_has_what_is_queued_under_its_names() -> None:
     waiting.clear()
     work.tell()
     assert ([entry.tasks for entry in entries], told) == ([(0, 0)] * 2, ["chat", "chat"])
+
+
+def test_answers_that_wait_are_requests() -> None:
+    entries = [ModelEntry([name], lambda: None) for name in ("chat", "code")]
+    waiting = {"chat": 3, "gone": 9}
+    work = QueuedWork(ModelTable(entries), dict, lambda: waiting)
+    work.tell()
+    assert [entry.demand for entry in entries] == [3, 0]
+    waiting.clear()
+    work.tell()
+    assert [entry.demand for entry in entries] == [0, 0]
