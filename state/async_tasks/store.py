@@ -29,8 +29,9 @@ from state.paths import StatePaths
 
 VERSION = 1
 
-_COUNTED_FOR_S = 1.0
-"""Time for which the number of an owner's tasks is taken as it was counted, with those added since."""
+_COUNTED_FOR_S, _COUNTED_FOR_RESULTS_S = 1.0, 10.0
+"""Time for which the number of an owner's tasks is taken as it was counted, with those added since: for new tasks, and
+for results, which may be many."""
 
 
 def new_task_id(now: float) -> str:
@@ -41,14 +42,20 @@ def new_task_id(now: float) -> str:
 class TakenTask:
     """A task whose lock this process holds, until `end` or `release`. All methods block, and raise DiskError."""
 
-    def __init__(self, journal: AnswerJournal) -> None:
+    def __init__(self, journal: AnswerJournal, count: Callable[[str, int], bool]) -> None:
+        """`count`: counts so many bytes more of an owner, if there is room for them."""
         self.owner = journal.owner
+        self._count = count
         self._journal = journal
         self._is_held = True
 
     def read(self) -> Task:
         """Return the task as far as it is. Raises DecodeError."""
         return task_in(self._journal.read())
+
+    def has_room(self, size: int) -> bool:
+        """Whether its owner may have so many bytes more; they are counted then."""
+        return self._count(self.owner, size)
 
     def note_start(self) -> None:
         """Note that the task is begun. A power cut may lose that, which changes nothing."""
@@ -122,7 +129,7 @@ class TaskStore:
     def take(self, owner: str, task: str) -> TakenTask | None:
         """Take a task that has not ended. None: somebody else has it, or it has ended."""
         journal = self._folder.take(owner, task)
-        return None if journal is None else TakenTask(journal)
+        return None if journal is None else TakenTask(journal, self._count_result)
 
     def has_ended(self, owner: str, task: str) -> bool:
         """Whether nothing of the task follows."""
@@ -157,16 +164,29 @@ class TaskStore:
 
     def _count(self, owner: str, size: int) -> None:
         """Count one more task. Raises StorageFullError."""
-        found = self._counted.get(owner)
-        if found is None or self._clock() - found[0] > _COUNTED_FOR_S:
-            found = self._clock(), self._folder.kept(owner)
-        kept, limits = found[1], self._limits
+        counted_at, kept = self._kept(owner, _COUNTED_FOR_S)
+        limits = self._limits
         if kept.answers >= limits.max_tasks:
             why = f"{kept.answers} tasks are kept for this key already (setting max-tasks)"
         elif kept.size >= limits.max_task_bytes:
             why = f"tasks of {kept.size} bytes are kept for this key already (setting max-task-bytes)"
         else:
-            self._counted[owner] = found[0], Kept(kept.answers + 1, kept.size + size)
+            self._counted[owner] = counted_at, Kept(kept.answers + 1, kept.size + size)
             return
-        self._counted[owner] = found
         raise StorageFullError(why, "delete some, or wait until they expire")
+
+    def _count_result(self, owner: str, size: int) -> bool:
+        """Count the bytes of a result. False: there is no room for them."""
+        with self._counting:
+            counted_at, kept = self._kept(owner, _COUNTED_FOR_RESULTS_S)
+            if kept.size + size > self._limits.max_task_bytes:
+                return False
+            self._counted[owner] = counted_at, Kept(kept.answers, kept.size + size)
+        return True
+
+    def _kept(self, owner: str, for_s: float) -> tuple[float, Kept]:
+        """Return what the owner has, and when it was counted: not longer ago than `for_s`."""
+        found = self._counted.get(owner)
+        if found is None or self._clock() - found[0] > for_s:
+            found = self._counted[owner] = self._clock(), self._folder.kept(owner)
+        return found

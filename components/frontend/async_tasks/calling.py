@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from dynamo_local.core.async_tasks.callbacks import (
     CallbackLimits,
     Target,
     chosen,
     headers_of,
+    is_address,
     is_delivered,
     is_last,
     networks_of,
@@ -30,7 +32,9 @@ from dynamo_local.tasks import finish_in_thread
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 _MAX_LINE_BYTES = 8192
-_LOOK_UPS_AT_ONCE = 4
+_LOOK_UPS_AT_ONCE, _OF_OWNER = 64, 4
+"""Look-ups at the same time, and those of one owner."""
+
 _MAX_INTERIM_LINES = 200
 """Of answers that precede the one that counts (status 1xx)."""
 
@@ -51,16 +55,37 @@ class LookUps:
     """Looks hosts up in threads of its own: one that takes long holds up other look-ups alone, and no exit."""
 
     def __init__(self) -> None:
-        self._room = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
+        self._rooms = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._threads = 0
 
-    async def find(self, target: Target) -> list[str]:
-        """Return the addresses of a host. To be called with a deadline. Raises CallError."""
-        await self._room.acquire()
+    async def find(self, owner: str, target: Target) -> list[str]:
+        """Return the addresses of a host, for a task of this owner. To be called with a deadline. Raises CallError."""
+        if is_address(target.host):
+            return [target.host]
+        room = self._rooms.setdefault(owner, asyncio.Semaphore(_OF_OWNER))
+        await room.acquire()
+        if self._threads >= _LOOK_UPS_AT_ONCE:
+            room.release()
+            raise CallError(f"{target.host[:60]} cannot be looked up now: {self._threads} look-ups take their time")
+        self._threads += 1
+        try:
+            return await self._in_thread(target, room)
+        except RuntimeError as error:
+            # No thread could be started.
+            self._done(room)
+            raise CallError(f"{target.host[:60]} cannot be looked up now: {error}") from error
+
+    def _done(self, room: asyncio.Semaphore) -> None:
+        self._threads -= 1
+        room.release()
+
+    async def _in_thread(self, target: Target, room: asyncio.Semaphore) -> list[str]:
+        """Look a host up. Raises CallError; RuntimeError: the thread could not be started."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[str]] = loop.create_future()
 
         def done(addresses: list[str], error: Exception | None) -> None:
-            self._room.release()
+            self._done(room)
             if found.done():
                 return
             if error is None:
@@ -96,12 +121,12 @@ class Calling:
         self._wall_clock = wall_clock
         self._look_ups = LookUps()
 
-    async def check(self, url: str) -> None:
-        """Check that a callback may go there. Raises ConfigError, which says why not."""
+    async def check(self, owner: str, url: str) -> None:
+        """Check that a callback of this owner may go there. Raises ConfigError, which says why not."""
         target = target_of(url)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._resolve(target)
+                await self._resolve(owner, target)
         except TimeoutError as error:
             raise ConfigError(f"callback_url: {target.host[:60]} was not found within {self._timeout_s:g} s") from error
         except CallError as error:
@@ -115,16 +140,16 @@ class Calling:
         try:
             async with asyncio.timeout(self._timeout_s):
                 target = target_of(task.head.callback_url)
-                status = await post(target, await self._resolve(target), headers, payload)
+                status = await post(target, await self._resolve(owner, target), headers, payload)
         except TimeoutError:
             return Attempt(f"no answer within {self._timeout_s:g} s", False, False)
         except (CallError, ConfigError) as error:
             return Attempt(one_line(error), False, False)
         return Attempt(f"status {status}", is_delivered(status), is_last(status))
 
-    async def _resolve(self, target: Target) -> str:
+    async def _resolve(self, owner: str, target: Target) -> str:
         """Return the address to call. Raises ConfigError, CallError."""
-        return chosen(target.host, await self._look_ups.find(target), self._allowed)
+        return chosen(target.host, await self._look_ups.find(owner, target), self._allowed)
 
 
 async def post(target: Target, address: str, headers: Mapping[str, str], body: bytes) -> int:

@@ -9,10 +9,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from components.frontend.async_tasks.calls import WaitingCalls
 from components.frontend.async_tasks.running import RunningTask, Surroundings
-from components.frontend.async_tasks.waiting import KnownTask, Line, Outcome, WaitingTasks
+from components.frontend.async_tasks.waiting import KnownTask, Outcome, Place, WaitingTasks
 from components.frontend.http.models import Tasks
-from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, target_of
+from dynamo_local.core.async_tasks.callbacks import left_s, target_of
 from dynamo_local.core.async_tasks.records import TaskHead
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
 from dynamo_local.log_once import LogOnce
@@ -36,9 +37,9 @@ _READ_AT_ONCE = 200
 
 @dataclass
 class _InHand:
-    """A task in hand. `line`: that it was taken from. `cancelled`: set when nobody wants the result any more."""
+    """A task in hand. `place`: that it was taken from. `cancelled`: set when nobody wants the result any more."""
 
-    line: Line
+    place: Place
     task: asyncio.Task[Outcome]
     cancelled: asyncio.Event
 
@@ -51,7 +52,8 @@ class TaskKeeper:
         self._store = store
         self._around = around
         self._known: dict[str, KnownTask] = {}
-        self._waiting: dict[Line, WaitingTasks] = {}
+        self._models: dict[str, WaitingTasks] = {}
+        self._calls = WaitingCalls()
         self._in_hand: dict[str, _InHand] = {}
         self._changed = asyncio.Event()
         self._log_once = LogOnce(_log)
@@ -95,15 +97,20 @@ class TaskKeeper:
     def note_new(self, owner: str, head: TaskHead) -> None:
         """Note a task that was just stored, so that it need not be looked for."""
         self._learn(KnownTask(owner, head.task, head.model))
-        self._fill()
+        self._fill_model(head.model)
 
     def look_soon(self) -> None:
         """Look at once: something was cancelled."""
         self._changed.set()
 
+    @property
+    def in_hand(self) -> int:
+        """How many tasks this frontend has in hand."""
+        return len(self._in_hand)
+
     def tasks(self) -> dict[str, Tasks]:
         """Return how many tasks without a result there are, by model."""
-        return {line.model: Tasks(len(tasks), tasks.in_hand) for line, tasks in self._waiting.items() if line.model}
+        return {model: Tasks(len(tasks), tasks.in_hand) for model, tasks in self._models.items()}
 
     # Looking
 
@@ -114,7 +121,7 @@ class TaskKeeper:
         for task, known in list(self._known.items()):
             if task not in there and task not in self._in_hand:
                 del self._known[task]
-                self._line(known).discard(known)
+                self._line(known.place).discard(known)
         for task in cancelled & self._known.keys():
             if task in self._in_hand:
                 self._in_hand[task].cancelled.set()
@@ -133,7 +140,10 @@ class TaskKeeper:
     def _known_task(self, owner: str, task: str) -> KnownTask | None:
         try:
             found = self._store.find(owner, task)
-            return KnownTask(owner, task, found.head.model, "" if found.result is None else _receiver(found.head))
+            if found.result is None:
+                return KnownTask(owner, task, found.head.model)
+            left = left_s(found.calls, self._around.wall_clock(), self._around.pause_s)
+            return KnownTask(owner, task, found.head.model, _receiver(found.head), time.monotonic() + left)
         except ItemAbsentError:
             return None
         except DecodeError:
@@ -143,10 +153,10 @@ class TaskKeeper:
     def _learn(self, known: KnownTask) -> None:
         if known.task not in self._known:
             self._known[known.task] = known
-            self._line(known).add(known, time.monotonic())
+            self._line(known.place).add(known, time.monotonic())
 
-    def _line(self, known: KnownTask) -> WaitingTasks:
-        return self._waiting.setdefault(known.line, WaitingTasks())
+    def _line(self, place: Place) -> WaitingTasks | WaitingCalls:
+        return self._calls if place.receiver else self._models.setdefault(place.model, WaitingTasks())
 
     async def _sweep(self) -> None:
         if time.monotonic() >= self._remove_at:
@@ -157,21 +167,31 @@ class TaskKeeper:
 
     def _fill(self) -> None:
         """Take tasks, as many as there is room for."""
-        now = time.monotonic()
-        for line, waiting in list(self._waiting.items()):
-            most = AT_ONCE_FOR_ORIGIN if line.receiver else self._most(line.model)
-            while not self._stopping and waiting.in_hand < most and (known := waiting.pop(now)) is not None:
-                self._begin(known)
-            if not len(waiting) and not waiting.in_hand:
-                del self._waiting[line]
+        for model in list(self._models):
+            self._fill_model(model)
+        self._fill_calls()
+
+    def _fill_model(self, model: str) -> None:
+        if (waiting := self._models.get(model)) is None:
+            return
+        now, most = time.monotonic(), self._most(model)
+        while not self._stopping and waiting.in_hand < most and (known := waiting.pop(now)) is not None:
+            self._begin(known)
+        if not len(waiting) and not waiting.in_hand:
+            del self._models[model]
         self._around.on_taken()
+
+    def _fill_calls(self) -> None:
+        now = time.monotonic()
+        while not self._stopping and (known := self._calls.pop(now)) is not None:
+            self._begin(known)
 
     def _most(self, model: str) -> int:
         return max(1, self._around.room(model, self._around.limits.max_task_requests))
 
     def _take(self, known: KnownTask, *, is_cancelled: bool) -> None:
         """Take this task, whoever's turn it is."""
-        self._line(known).take(known)
+        self._line(known.place).take(known)
         self._begin(known, is_cancelled=is_cancelled)
 
     def _begin(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
@@ -179,16 +199,20 @@ class TaskKeeper:
         if is_cancelled:
             cancelled.set()
         task = asyncio.create_task(self._work(known, cancelled), name=known.task)
-        self._in_hand[known.task] = _InHand(known.line, task, cancelled)
+        self._in_hand[known.task] = _InHand(known.place, task, cancelled)
         task.add_done_callback(lambda done: self._put_down(known, done))
 
     def _put_down(self, known: KnownTask, done: asyncio.Task[Outcome]) -> None:
-        now, line = time.monotonic(), self._in_hand.pop(known.task).line
-        if known.task in self._known:
+        now, place = time.monotonic(), self._in_hand.pop(known.task).place
+        stays = known.task in self._known
+        if stays:
             # It has not ended here. Added before it is counted no more: what is known of its line is not to be lost.
-            self._line(known).add(known, now)
-        self._waiting[line].put_down(known.owner, Outcome.OTHER if done.cancelled() else done.result(), now)
-        self._fill()
+            self._line(known.place).add(known, now)
+        self._line(place).put_down(place, Outcome.OTHER if done.cancelled() else done.result(), now)
+        if not place.receiver:
+            self._fill_model(place.model)
+        if place.receiver or (stays and known.receiver):
+            self._fill_calls()
 
     async def _work(self, known: KnownTask, cancelled: asyncio.Event) -> Outcome:
         """Go on with a task, if nobody else has it."""
@@ -214,7 +238,8 @@ class TaskKeeper:
 
     async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> Outcome:
         try:
-            rest = await RunningTask(taken, self._around, known.tries, cancelled).run()
+            running = RunningTask(taken, self._around, known.tries, cancelled)
+            rest = await running.run(may_call=known.receiver != "")
         except DecodeError as error:
             _log.error("%s cannot go on: %s", known.task, error)
             await finish_in_thread(taken.end)

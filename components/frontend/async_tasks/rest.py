@@ -89,7 +89,7 @@ class TasksRest:
         if isinstance(priority, Refusal):
             return priority
         if order.callback_url:
-            await self._calling.check(order.callback_url)
+            await self._calling.check(caller.owner, order.callback_url)
         now = self._wall_clock()
         head = TaskHead(
             task=new_task_id(now),

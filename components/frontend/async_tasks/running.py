@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from components.frontend.async_tasks.calling import Attempt
 from components.frontend.async_tasks.tries import Again, Tries
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import Answered, ask
-from dynamo_local.core.async_tasks.callbacks import pause_s
+from dynamo_local.core.async_tasks.callbacks import left_s, pause_s
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskResult, failure
 from dynamo_local.core.http.asgi import App
@@ -21,6 +21,10 @@ from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TakenTask
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_NO_ROOM = "there is no room: tasks of the key have as many as they may (setting max-task-bytes); delete some"
 
 MAX_RESULT_BYTES = 32 * 1024 * 1024
 """Size of a result beyond which a task has failed."""
@@ -70,8 +74,11 @@ class RunningTask:
         self._tries = tries
         self._cancelled = cancelled
 
-    async def run(self) -> Rest | None:
-        """Have the task's model asked, or its receiver called, once. Returns what is left of it; None: it has ended."""
+    async def run(self, *, may_call: bool) -> Rest | None:
+        """Have the task's model asked, or its receiver called, once. Returns what is left of it; None: it has ended.
+
+        `may_call`: it was taken to be called. Else another frontend may have had it answered meanwhile.
+        """
         task = await finish_in_thread(self._taken.read)
         is_unwanted = self._cancelled.is_set()
         if task.result is None:
@@ -82,8 +89,12 @@ class RunningTask:
                 return Rest(result.pause_s, is_refused=result.is_refused)
             await finish_in_thread(lambda: self._taken.record(result))
             pause = 0.0 if task.head.callback_url and not self._cancelled.is_set() else None
+        elif is_unwanted or task.has_ended:
+            pause = None
         else:
-            pause = None if is_unwanted or task.has_ended else await self._call(task)
+            # Another frontend may have called meanwhile.
+            left = left_s(task.calls, self._around.wall_clock(), self._around.pause_s)
+            pause = await self._call(task) if may_call and not left else left
         if pause is None:
             await finish_in_thread(self._taken.end)
             return None
@@ -91,7 +102,9 @@ class RunningTask:
 
     async def _call(self, task: Task) -> float | None:
         """Call the receiver. Returns after how many seconds it is to be called again; None: never."""
-        made = await self._around.receivers.attempt(self._taken.owner, task)
+        made = await self._unless_cancelled(self._around.receivers.attempt(self._taken.owner, task), task)
+        if made is None:
+            return None
         pause = None if made.is_last else self._around.pause_s(len(task.calls) + 1)
         call = Call(made.outcome, made.is_delivered, pause is None, int(self._around.wall_clock()))
         await finish_in_thread(lambda: self._taken.note_call(call))
@@ -102,24 +115,30 @@ class RunningTask:
 
     async def _result(self, task: Task) -> TaskResult | Again:
         self._tries.begin(time.monotonic())
-        asking = asyncio.create_task(self._ask(task), name=f"answer to {task.head.task}")
+        answer, now = await self._unless_cancelled(self._ask(task), task), self._around.wall_clock()
+        if answer is None:
+            return self._cancellation()
+        again = self._tries.note(answer.status, time.monotonic(), self._around.limits.task_patience_s)
+        if again is not None:
+            return again
+        size = len(answer.body)
+        if size > MAX_RESULT_BYTES:
+            return failure(500, f"the result has {size} bytes, at most {MAX_RESULT_BYTES} are kept", now)
+        if not await finish_in_thread(lambda: self._taken.has_room(size)):
+            return failure(507, f"the result has {size} bytes, for which {_NO_ROOM}", now)
+        return TaskResult(*answer, int(now))
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, _T], task: Task) -> _T | None:
+        """Do something that takes time. Returns None as soon as nobody wants the result any more."""
+        working = asyncio.create_task(work, name=f"work on {task.head.task}")
         cancelled = asyncio.create_task(self._cancelled.wait(), name=f"end of {task.head.task}")
         try:
-            await asyncio.wait({asking, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            now = self._around.wall_clock()
-            if not asking.done():
-                return self._cancellation()
-            status, body = asking.result()
-            again = self._tries.note(status, time.monotonic(), self._around.limits.task_patience_s)
-            if again is not None:
-                return again
-            if len(body) > MAX_RESULT_BYTES:
-                return failure(500, f"the result has {len(body)} bytes, at most {MAX_RESULT_BYTES} are kept", now)
-            return TaskResult(status, body, int(now))
+            await asyncio.wait({working, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
         finally:
             cancelled.cancel()
-            asking.cancel()
-            await asyncio.wait({asking})
+            working.cancel()
+            await asyncio.wait({working})
 
     def _cancellation(self) -> TaskResult:
         return failure(CANCELLED, "the task was cancelled", self._around.wall_clock())

@@ -1,10 +1,11 @@
-"""Tasks that wait to be taken, for one model or receiver: owners take turns, those of an owner go in their order."""
+"""Tasks that wait for their model to answer: owners take turns, those of an owner go in their order."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -21,9 +22,10 @@ class Outcome(Enum):
     OTHER = auto()
 
 
-class Line(NamedTuple):
-    """What tasks wait for: a model that is to answer, or a receiver that is to be called."""
+class Place(NamedTuple):
+    """Where a task waits: with those of its owner, for the model or, if there is one, for the receiver."""
 
+    owner: str
     model: str
     receiver: str
 
@@ -41,12 +43,12 @@ class KnownTask:
     tries: Tries = field(default_factory=Tries)
 
     @property
-    def line(self) -> Line:
-        return Line(self.model, "") if not self.receiver else Line("", self.receiver)
+    def place(self) -> Place:
+        return Place(self.owner, self.model, self.receiver)
 
 
 class WaitingTasks:
-    """A line for each owner, and how many of it are in hand. `in_hand`: of all owners."""
+    """A line for each owner, for one model, and how many of it are in hand. `in_hand`: of all owners."""
 
     def __init__(self) -> None:
         self.in_hand = 0
@@ -82,11 +84,11 @@ class WaitingTasks:
         line.discard(known)
         line.in_hand += 1
 
-    def put_down(self, owner: str, outcome: Outcome, now: float) -> None:
-        """Count a task of the owner as in hand no more."""
+    def put_down(self, place: Place, outcome: Outcome, now: float) -> None:
+        """Count a task that was taken from there as in hand no more."""
         self.in_hand -= 1
-        self._of(owner).put_down(outcome, now)
-        self._tidy(owner)
+        self._of(place.owner).put_down(outcome, now)
+        self._tidy(place.owner)
 
     def _of(self, owner: str) -> _OwnersTasks:
         return self._owners.setdefault(owner, _OwnersTasks())
@@ -95,6 +97,38 @@ class WaitingTasks:
         line = self._owners[owner]
         if not len(line) and not line.in_hand:
             del self._owners[owner]
+
+
+class Later:
+    """Tasks that may not be taken yet."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, KnownTask] = {}
+        self._due: list[tuple[float, int, KnownTask]] = []
+        """When they may be taken, the first one first. Those that were removed meanwhile stay here."""
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, task: str) -> bool:
+        return task in self._tasks
+
+    def add(self, known: KnownTask) -> None:
+        """Add a task."""
+        self._tasks[known.task] = known
+        heapq.heappush(self._due, (known.again_at, next(self._numbers), known))
+
+    def discard(self, known: KnownTask) -> None:
+        """Remove a task, if it is there."""
+        self._tasks.pop(known.task, None)
+
+    def due(self, now: float) -> Iterator[KnownTask]:
+        """Remove those that may be taken now, and give them."""
+        while self._due and self._due[0][0] <= now:
+            known = heapq.heappop(self._due)[2]
+            if self._tasks.get(known.task) is known and known.again_at <= now:
+                yield self._tasks.pop(known.task)
 
 
 class _OwnersTasks:
@@ -108,10 +142,7 @@ class _OwnersTasks:
     def __init__(self) -> None:
         self.in_hand = 0
         self._ready: dict[str, KnownTask] = {}
-        self._later: dict[str, KnownTask] = {}
-        self._due: list[tuple[float, int, KnownTask]] = []
-        """When those of `_later` may be taken, the first one first. Those that were removed meanwhile stay here."""
-        self._numbers = itertools.count()
+        self._later = Later()
         self._most = sys.maxsize
         self._try_more_at = 0.0
         self._refusals = 0
@@ -128,18 +159,14 @@ class _OwnersTasks:
         if known.again_at <= now:
             self._ready[known.task] = known
         else:
-            self._later[known.task] = known
-            heapq.heappush(self._due, (known.again_at, next(self._numbers), known))
+            self._later.add(known)
 
     def discard(self, known: KnownTask) -> None:
         self._ready.pop(known.task, None)
-        self._later.pop(known.task, None)
+        self._later.discard(known)
 
     def pop(self, now: float) -> KnownTask | None:
-        while self._due and self._due[0][0] <= now:
-            known = heapq.heappop(self._due)[2]
-            if self._later.get(known.task) is known and known.again_at <= now:
-                self._ready[known.task] = self._later.pop(known.task)
+        self._ready.update((known.task, known) for known in self._later.due(now))
         if not self._ready or not self._has_room(now):
             return None
         self.in_hand += 1

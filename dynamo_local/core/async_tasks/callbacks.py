@@ -11,20 +11,23 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from dynamo_local.core.async_tasks.records import Task
+from dynamo_local.core.async_tasks.records import Call, Task
 from dynamo_local.core.errors import ConfigError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_URL_CHARACTERS = 2048
+AT_ONCE = 64
+"""Attempts of a frontend at the same time."""
+
 AT_ONCE_FOR_ORIGIN = 4
 """Attempts of a frontend at the same time for one scheme, host and port."""
 
@@ -121,6 +124,11 @@ def checked_auth(auth: CallbackAuth) -> CallbackAuth:
     return auth
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an address, which need not be looked up."""
+    return _address(host) is not None
+
+
 def networks_of(text: str) -> tuple[Network, ...]:
     """Return the networks of the setting callback-allow. Raises ConfigError."""
     try:
@@ -157,6 +165,15 @@ def pause_s(attempts: int) -> float | None:
     if attempts >= MOST_ATTEMPTS:
         return None
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * float(_GROWTH ** min(attempts - 1, 8)))
+
+
+def left_s(calls: Sequence[Call], now: float, pause_s: Callable[[int], float | None] = pause_s) -> float:
+    """Return how many seconds are left until the receiver is to be called next, whoever has made these calls. `now`: in
+    seconds since 1970."""
+    if not calls or calls[-1].at > now:
+        # That of the last call is not known: the clock was set back.
+        return 0.0
+    return max(0.0, calls[-1].at + (pause_s(len(calls)) or 0.0) - now)
 
 
 def is_delivered(status: int) -> bool:

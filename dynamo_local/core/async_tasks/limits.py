@@ -29,7 +29,8 @@ class TaskLimits:
     max_task_bytes: int = field(
         default=1024 * 1024 * 1024,
         metadata={
-            "help": "Size of the tasks kept for a key, with their results, beyond which no more are taken, in bytes."
+            "help": "Size of the tasks kept for a key, with their results, in bytes. Beyond it no more are taken, and "
+            "results fail."
         },
     )
     max_task_requests: int = field(

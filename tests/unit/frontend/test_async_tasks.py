@@ -72,7 +72,13 @@ class Frontend:
     """What one frontend has of tasks, on a store that others may have as well."""
 
     def __init__(
-        self, folder: Path, model: Model, disk: FullDisk | None = None, allow: str = "", **limits: Any
+        self,
+        folder: Path,
+        model: Model,
+        disk: FullDisk | None = None,
+        allow: str = "",
+        callback_timeout_s: float = 5.0,
+        **limits: Any,
     ) -> None:
         bounds, of_tasks = AdmissionLimits(hold_timeout_s=0), TaskLimits(**limits)
         self.wall_time = 1000.0
@@ -82,7 +88,7 @@ class Frontend:
         chat = ModelEntry(["chat"], lambda: self.unready, bounds, model, GENERATES)
         texts = ModelEntry(["texts"], lambda: None, bounds, model, frozenset({"/v1/embeddings"}))
         self.table = ModelTable([chat, texts])
-        calling = Calling(CallbackLimits(allow, 5.0), lambda: callback_secret(self.paths), self.clock)
+        calling = Calling(CallbackLimits(allow, callback_timeout_s), lambda: callback_secret(self.paths), self.clock)
         rest = TasksRest(self.store, self.table, AdmissionLimits(max_body_bytes=3000), calling, self.clock)
         self.gate = HttpGate(
             model,
@@ -372,3 +378,13 @@ async def test_no_more_are_in_flight_than_there_is_room_for(tmp_path: Path) -> N
         model.open.set()
         for task in tasks:
             await frontend.ended(task)
+
+
+async def test_results_take_up_room_as_well(tmp_path: Path) -> None:
+    async with Frontend(tmp_path, Model(), max_task_bytes=3000).running() as frontend:
+        tasks = [await frontend.order(f"{n}" * 700) for n in range(2)]
+        found = [await frontend.ended(task) for task in tasks]
+        assert sorted(each["status_code"] for each in found) == [200, 507]
+        assert any("max-task-bytes" in (each["traceback"] or "") for each in found)
+        other = await frontend.order("x" * 700, "bob")
+        assert (await frontend.ended(other, "bob"))["status_code"] == 200

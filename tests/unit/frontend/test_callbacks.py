@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from components.frontend.async_tasks.calling import Calling
-from dynamo_local.core.async_tasks.callbacks import CallbackLimits, secret_of, secret_text
+from components.frontend.async_tasks.calling import CallError, Calling, LookUps
+from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, CallbackLimits, Target, secret_of, secret_text
 from dynamo_local.core.async_tasks.records import Task, TaskHead, TaskResult
 from state.async_tasks.secret import callback_secret
 from tests.unit.frontend.kept_scene import until
@@ -133,3 +136,115 @@ async def test_a_task_that_is_deleted_is_not_told(tmp_path: Path) -> None:
         assert (await frontend.ask("DELETE", f"/{task}"))["http"] == 200
         assert frontend.store.all() == []
     assert len(receiver.calls) == 1
+
+
+async def test_the_pause_until_the_next_call_is_that_of_whoever_called_last(tmp_path: Path) -> None:
+    """It holds for another frontend, and after a restart."""
+    receiver, model = Receiver(503), Model()
+    async with receiver.listening():
+        async with Frontend(tmp_path, model, allow=LOOPBACK).running() as frontend:
+            frontend.pause_s = lambda calls: 3600.0
+            task = await frontend.order("x", callback_url=receiver.url)
+            await until(lambda: len(receiver.calls) == 1)
+            await until(lambda: not frontend.keeper.in_hand)
+        early = Frontend(tmp_path, model, allow=LOOPBACK)
+        early.pause_s, early.wall_time = frontend.pause_s, frontend.wall_time + 3599
+        async with early.running():
+            assert early.keeper.tasks() == {}
+            await told(early, await early.order("y", callback_url=receiver.url), "DELIVERED")
+            assert (await early.show(task))["callback"]["calls"] == 1
+        late = Frontend(tmp_path, model, allow=LOOPBACK)
+        late.pause_s, late.wall_time = frontend.pause_s, frontend.wall_time + 3600
+        async with late.running():
+            assert (await told(late, task, "DELIVERED"))["callback"]["calls"] == 2
+
+
+async def test_a_call_under_way_holds_up_no_deletion(tmp_path: Path) -> None:
+    connected = asyncio.Event()
+
+    async def never_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never_answers, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    frontend = Frontend(tmp_path, Model(), allow=LOOPBACK, callback_timeout_s=3600.0)
+    async with server, frontend.running():
+        task = await frontend.order("x", callback_url=url)
+        await connected.wait()
+        assert (await frontend.ask("DELETE", f"/{task}"))["http"] == 200
+        assert frontend.store.all() == []
+
+
+async def test_what_others_have_had_answered_is_called_within_the_bounds(tmp_path: Path) -> None:
+    calls, end = Counter[str](), asyncio.Event()
+
+    async def answers_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls["now"] += 1
+        calls["most"] = max(calls["most"], calls["now"])
+        await reader.readuntil(b"\r\n\r\n")
+        await end.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        calls["now"] -= 1
+        writer.close()
+
+    server = await asyncio.start_server(answers_late, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    model = Model()
+    model.open.clear()
+    one = Frontend(tmp_path, model, allow=LOOPBACK)
+    two = Frontend(tmp_path, model, allow=LOOPBACK, callback_timeout_s=3600.0)
+    async with server:
+        async with one.running():
+            tasks = [await one.order(str(n), callback_url=url) for n in range(10)]
+            heads = [one.store.find("api-key-file", task).head for task in tasks]
+        for head in heads:
+            taken = one.store.take("api-key-file", head.task)
+            assert taken is not None
+            taken.record(TaskResult(200, b"{}", 1))
+            taken.release()
+        async with two.running():
+            for head in heads:
+                two.keeper.note_new("api-key-file", head)
+            await until(lambda: calls["now"] == AT_ONCE_FOR_ORIGIN)
+            end.set()
+            for task in tasks:
+                await told(two, task, "DELIVERED")
+    assert calls["most"] == AT_ONCE_FOR_ORIGIN
+
+
+async def test_an_address_needs_no_look_up_and_owners_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_ups, ends = LookUps(), threading.Event()
+
+    def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+        if host == "slow":
+            ends.wait()
+        return [(0, 0, 0, "", ("192.0.2.1", 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    slow = [asyncio.create_task(look_ups.find("a", Target(False, "slow", 80, "/"))) for _ in range(9)]
+    try:
+        assert await look_ups.find("b", Target(False, "quick", 80, "/")) == ["192.0.2.1"]
+        assert await look_ups.find("a", Target(False, "::1", 80, "/")) == ["::1"]
+        assert not any(each.done() for each in slow)
+    finally:
+        ends.set()
+    assert await asyncio.gather(*slow) == [["192.0.2.1"]] * 9
+
+
+async def test_a_look_up_that_cannot_begin_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_ups = LookUps()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(99):
+            with pytest.raises(CallError, match="cannot be looked up now"):
+                await look_ups.find("a", Target(False, "localhost", 80, "/"))
+    async with asyncio.timeout(30):
+        assert await look_ups.find("a", Target(False, "localhost", 80, "/"))

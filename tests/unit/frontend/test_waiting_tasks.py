@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.async_tasks.waiting import KnownTask, Outcome, WaitingTasks
+from components.frontend.async_tasks.waiting import KnownTask, Outcome, Place, WaitingTasks
+
+PLACE = Place("a", "m", "")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30))
@@ -50,13 +52,13 @@ class Model:
         for known in tried:
             if known not in self.running:
                 self.waiting.add(known, now)
-                self.waiting.put_down("a", Outcome.REFUSED, now)
+                self.waiting.put_down(PLACE, Outcome.REFUSED, now)
 
     def end(self, now: float) -> None:
         """One has its result."""
         self.running.pop()
         self.done += 1
-        self.waiting.put_down("a", Outcome.ANSWERED, now)
+        self.waiting.put_down(PLACE, Outcome.ANSWERED, now)
 
 
 def test_what_is_refused_waits_without_being_tried_again_and_again() -> None:
@@ -87,7 +89,7 @@ def test_an_owner_that_is_refused_holds_up_nobody_else() -> None:
     first = waiting.pop(0.0)
     assert first is not None
     waiting.add(first, 0.0)
-    waiting.put_down("a", Outcome.REFUSED, 0.0)
+    waiting.put_down(PLACE, Outcome.REFUSED, 0.0)
     assert [found and found.task for found in (waiting.pop(0.0), waiting.pop(0.0))] == ["3", None]
     found = waiting.pop(0.6)
     assert (found and found.task, waiting.in_hand, len(waiting)) == ("2", 2, 1)
