@@ -30,6 +30,17 @@ def test_what_a_crash_cut_off_is_no_result(tmp_path: Path) -> None:
         assert path.read_bytes() == line("a") + line("c")
 
 
+def test_a_result_has_whatever_ends_of_lines_json_allows_in_texts(tmp_path: Path) -> None:
+    path, body = tmp_path / "out.jsonl", '{"text":"a\u0085b\u2028c"}'.encode()
+    for _ in range(2):
+        file = ResultFile(path)
+        file.open()
+        file.append([answered_line("r", "a", 200, body)])
+        file.close()
+    assert [each.custom_id for each in ResultFile(path).open()] == ["a", "a"]
+    assert body in path.read_bytes()
+
+
 @pytest.mark.parametrize("content", [b"a letter\n", b"a letter", b"{}\n", line("a") + b"\n" + line("b")])
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "letter"
