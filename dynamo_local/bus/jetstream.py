@@ -52,10 +52,6 @@ class StreamAbsentError(BusError):
     """The stream, consumer or bucket does not exist."""
 
 
-class JetStreamAbsentError(BusError):
-    """NATS does not do JetStream."""
-
-
 class StreamFullError(BusError):
     """The stream takes no more messages."""
 
@@ -264,7 +260,7 @@ class JetStream:
             if error.err_code == _STORE_FAILED:
                 raise StreamFullError(f"{what} is full: {error.description}") from error
             if isinstance(error, ServiceUnavailableError):
-                raise JetStreamAbsentError(
+                raise BusError(
                     f"{what}: NATS does not do JetStream: {error.description or 'nobody answers'}",
                     "enable it in the configuration of the NATS server",
                 ) from error

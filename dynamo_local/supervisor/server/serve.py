@@ -6,8 +6,8 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from dynamo_local.bus.jetstream import JetStreamAbsentError
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
@@ -76,8 +76,8 @@ async def _check_bus(address: BusAddress, ownership: Ownership) -> None:
     a server elsewhere owns the namespace there."""
     bus = await Bus.connect(address, name="check", deadline_s=_BUS_DEADLINE_S)
     try:
-        # Where there is no JetStream nothing is created that could be another one's, and who needs it says so.
-        with suppress(JetStreamAbsentError):
+        # Without JetStream, or room in it, nothing is created that could be another one's, and who needs it says so.
+        with suppress(BusError):
             await ownership.confirm(bus)
     finally:
         await bus.close()
