@@ -57,7 +57,9 @@ class _Connect(msgspec.Struct):
 
 
 def speaks_plainly(address: BusAddress) -> bool:
-    """Whether `probe` can be used: no TLS, and a token if anything."""
+    """Whether `probe` can be used: one server, no TLS, and a token if anything."""
+    if len(address.urls) > 1:
+        return False
     parts = urlsplit(address.url)
     return parts.scheme == "nats" and bool(parts.hostname) and parts.username is None
 

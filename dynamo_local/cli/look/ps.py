@@ -79,4 +79,6 @@ def _load(row: Row) -> str:
         words.append(f"KV {load.kv_usage:.0%}")
     if row.no_transfer is not None:
         words.append(f"no KV transfer: {row.no_transfer}")
+    elif row.kv is not None and row.kv.computed_anew:
+        words.append(f"KV of {row.kv.computed_anew} other workers computed anew")
     return ", ".join(words)

@@ -10,6 +10,7 @@ import msgspec
 
 from dynamo_local.bus.probing import probe, speaks_plainly
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
+from dynamo_local.core.fleet.kv_ways import KvWays, ways_of_kv
 from dynamo_local.core.fleet.view import TTL_S, Change
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import (
@@ -65,6 +66,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's load after its last engine step."""
     no_transfer: str | None = None
     """The reason why the worker's engine cannot transfer KV; None if it can."""
+    kv: KvWays | None = None
+    """How KV of other workers gets to this one; None for what is no worker, or announces nothing."""
 
 
 async def list_watchers(paths: StatePaths) -> list[Row]:
@@ -82,7 +85,8 @@ async def list_watchers(paths: StatePaths) -> list[Row]:
         row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
         for name, component in state.components.items()
     ]
-    return sorted(rows, key=_by_endpoint)
+    ways = ways_of_kv(present.values())
+    return sorted((msgspec.structs.replace(each, kv=ways.get(each.watcher)) for each in rows), key=_by_endpoint)
 
 
 async def devices_of_others(paths: StatePaths) -> list[str]:

@@ -7,30 +7,18 @@ import json
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.renewal import follow_address
 from dynamo_local.core.errors import BusError, BusRefusedError
-from dynamo_local.core.subjects import Subjects
-from tests.chaos.answers import Outcome
-from tests.chaos.frontend import ChaosFrontend
-from tests.chaos.settings import BLOCK_SIZE
 from tests.integration.server_process import PATIENCE_S, eventually
+from tests.integration.supervisor.answered_streams import GRAPH, MOCKERS, address, streams, until_answered
 from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 
 pytestmark = pytest.mark.integration
-
-MOCKERS = [
-    f"--{service}.{option}"
-    for service in ("VllmWorker", "PrefillWorker")
-    for option in ("engine=mocker", "mocker-step-base-ms=10", f"mocker-block-size={BLOCK_SIZE}")
-]
-GRAPH = "tests.integration.supervisor.roles_graph:Front"
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScaledServer]:
     with ScaledServer(root, GRAPH, *MOCKERS, "--bus-host=127.0.0.2") as server:
         assert address(server).wants_tls
         yield server
-
-
-def address(server: ScaledServer) -> BusAddress:
-    return BusAddress.load(server.paths.bus_file)
 
 
 async def rotate(server: ScaledServer) -> dict[str, object]:
@@ -63,33 +47,6 @@ def nats_pid(server: ScaledServer) -> int:
 async def refused(former: BusAddress) -> None:
     with pytest.raises(BusRefusedError, match="refuses the token"):
         await Bus.connect(former, name="stranger")
-
-
-@asynccontextmanager
-async def streams(server: ScaledServer, count: int, *, loses_state: bool = False) -> AsyncIterator[ChaosFrontend]:
-    """Clients that ask on and on; not one of them may get a wrong answer, or none. `loses_state`: a worker hangs for
-    long, and answers that cannot be continued elsewhere are lost with it."""
-    bus = await Bus.connect(address(server), name="test", file=server.paths.bus_file)
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
-    await follow_address(bus, Subjects(NAMESPACE), frontend.lease)
-    await frontend.start()
-    frontend.open_streams(count, "rotation")
-    try:
-        yield frontend
-        assert await frontend.close_streams(PATIENCE_S) == 0
-        assert frontend.results.failures == []
-        assert loses_state or Outcome.STATE_LOST.value not in frontend.results.outcomes
-    finally:
-        await frontend.tasks.close()
-        await bus.close()
-
-
-async def until_answered(frontend: ChaosFrontend, more: int) -> None:
-    """Wait until so many more requests have got the right answer."""
-    wanted = frontend.results.right + more
-    async with asyncio.timeout(PATIENCE_S):
-        while frontend.results.right < wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def test_streams_run_through_a_rotation_and_no_process_is_restarted(server: ScaledServer) -> None:

@@ -112,6 +112,7 @@ async def test_no_server_is_an_error() -> None:
         ("nats://127.0.0.1:4222", True),
         ("nats://[::1]:4222", True),
         ("tls://host:4222", False),
+        ("nats://one:4222,nats://two:4222", False),
         ("nats://me:secret@host:4222", False),
     ],
 )

@@ -1,0 +1,31 @@
+"""How KV gets from one worker to another."""
+
+from __future__ import annotations
+
+from dynamo_local.core.fleet.kv_ways import KvWays, ways_of_kv
+from dynamo_local.core.messages.presence import EngineInfo, Presence
+
+
+def worker(name: str, machine: str, *, no_transfer: str | None = None, role: str = "decode") -> Presence:
+    engine = EngineInfo("mocker", "m", 1024, 16, 64, 8, no_transfer=no_transfer)
+    return Presence(f"ns_{name}", name, role, name, 1, "ready", engine=engine, machine=machine)
+
+
+def test_kv_is_read_on_one_machine_and_computed_anew_on_another() -> None:
+    found = ways_of_kv([worker("A", "here"), worker("B", "here", role="prefill"), worker("C", "there")])
+    assert found == {"ns_A": KvWays(1, 1), "ns_B": KvWays(1, 1), "ns_C": KvWays(0, 2)}
+
+
+def test_a_machine_that_is_not_known_is_shared_with_nobody() -> None:
+    assert ways_of_kv([worker("A", ""), worker("B", "")])["ns_A"] == KvWays(0, 1)
+
+
+def test_an_engine_that_transfers_nothing_is_read_by_nobody() -> None:
+    found = ways_of_kv([worker("A", "here", no_transfer="no room"), worker("B", "here"), worker("C", "here")])
+    assert found == {"ns_A": KvWays(0, 2), "ns_B": KvWays(1, 1), "ns_C": KvWays(1, 1)}
+
+
+def test_other_models_and_processes_are_not_counted() -> None:
+    one, other = worker("chat@1_A", "here"), worker("chat@2_A", "here")
+    frontend = worker("Frontend", "here", role="frontend")
+    assert ways_of_kv([one, other, frontend]) == {one.watcher: KvWays(0, 0), other.watcher: KvWays(0, 0)}
