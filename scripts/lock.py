@@ -44,7 +44,7 @@ class Lock:
 
 LOCKS: Mapping[str, Lock] = {
     "cpu": Lock(
-        extras=("cpu", "dev"),
+        extras=("cpu", "ray", "dev"),
         excluded={
             "torchvision": "built for CUDA: importing it breaks transformers on CPU torch; text needs none",
             "torchaudio": "the same",
@@ -54,7 +54,7 @@ LOCKS: Mapping[str, Lock] = {
         },
         apart=("torch",),
     ),
-    "cuda": Lock(extras=("cuda", "dev"), also=("torch!=2.13.0+cpu",)),
+    "cuda": Lock(extras=("cuda", "ray", "dev"), also=("torch!=2.13.0+cpu",)),
 }
 
 

@@ -61,7 +61,7 @@ def taken_port() -> Iterator[int]:
 
 def test_the_command_line_imports_nothing_heavy() -> None:
     heavy = {"asyncio", "circus", "msgspec", "nats", "prometheus_client", "rich", "tensorboard", "torch"}
-    heavy |= {"transformers", "vllm", "yaml", "zmq"}
+    heavy |= {"ray", "transformers", "vllm", "yaml", "zmq"}
     script = f"""
 import sys
 from dynamo_local.cli.main import run
@@ -72,12 +72,12 @@ print(sorted({heavy!r} & set(sys.modules)))
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_planning_imports_neither_vllm_nor_torch() -> None:
+def test_planning_imports_neither_vllm_nor_torch_nor_ray() -> None:
     script = f"""
 import sys
 from dynamo_local.cli.main import run
 assert run(["serve", "{GRAPH}", "--dry-run"]) == 0
-print(sorted({{"torch", "transformers", "vllm"}} & set(sys.modules)))
+print(sorted({{"ray", "torch", "transformers", "vllm"}} & set(sys.modules)))
 """
     environ = {**os.environ, "DYN_CPU_SLOTS": "2"}
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)

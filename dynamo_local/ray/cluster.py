@@ -1,0 +1,88 @@
+"""A Ray cluster (supervisor/places/cluster.py): each method is one of Ray's blocking calls, or some, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.ray import agents
+from dynamo_local.ray.connection import join
+from dynamo_local.ray.groups import Groups
+from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
+from dynamo_local.supervisor.places.port import Need
+
+_T = TypeVar("_T")
+
+_WITHIN_S = 15.0
+_JOINED_WITHIN_S = 40.0
+_SLOW_WITHIN_S = 150.0
+"""Longer than the deadlines of groups.py and agents.py, so that their errors are heard."""
+
+
+@dataclass
+class RayCluster:
+    """The cluster as one graph sees it (cluster.Cluster). `program`: the node server, as arguments of Python.
+    `calls`: how often anything was asked of Ray."""
+
+    groups: Groups
+    program: Sequence[str] = ("-m", "dynamo_local.supervisor.node")
+    calls: int = 0
+
+    @classmethod
+    async def connect(cls, namespace: str, address: str | None) -> RayCluster:
+        """Join a cluster that is there: of the head at `address`, or None: the one of this machine or $RAY_ADDRESS.
+        Never starts one. Raises UsageError if there is none, or one of other versions."""
+        cluster = cls(Groups(namespace))
+        await cluster._call("its head", join, namespace, address, within_s=_JOINED_WITHIN_S)
+        # Ray writes a stack at each SIGTERM before this process's own handler has it: that is set again.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        return cluster
+
+    async def nodes(self) -> Mapping[str, ClusterNode]:
+        return await self._call("nodes", self.groups.nodes)
+
+    async def reserve(self, name: str, need: Need) -> Slot:
+        return await self._call(f"reserve {name}", self.groups.reserve, name, need, within_s=_SLOW_WITHIN_S)
+
+    async def release(self, name: str) -> None:
+        await self._call(f"release {name}", self.groups.release, name)
+
+    async def reservations(self) -> Mapping[str, Slot]:
+        return await self._call("reservations", self.groups.reservations, within_s=_SLOW_WITHIN_S)
+
+    async def start_node(self, node: str, order: bytes) -> None:
+        what = f"start node {node}"
+        await self._call(what, agents.start_node, node, self.program, order, within_s=_SLOW_WITHIN_S)
+
+    async def end_node(self, node: str) -> None:
+        await self._call(f"end node {node}", agents.end_node, node, within_s=_SLOW_WITHIN_S)
+
+    async def close(self) -> None:
+        await self._call("shutdown", ray.shutdown)
+
+    async def _call(self, what: str, work: Callable[..., _T], *arguments: Any, within_s: float = _WITHIN_S) -> _T:
+        """The result of `work`, or its error. A thread that waits for ever keeps neither this process nor others."""
+        self.calls += 1
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            done.set_running_or_notify_cancel()
+            try:
+                done.set_result(work(*arguments))
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+                done.set_exception(error)
+
+        threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
+        except TimeoutError as error:
+            raise SupervisorError(f"Ray has not answered within {within_s:g} s: {what}", "see `ray status`") from error
