@@ -15,7 +15,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.port import Need, Places, Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from state.statefile.transitions import claim, release
+from state.statefile.transitions import add_template, claim, release
 
 NAMESPACE = "dynamo"
 DEVICES = 4
@@ -51,10 +51,9 @@ def worker(index: int = 0) -> Watcher:
 
 
 async def reserved(site: Site, index: int = 0, need: Need = ONE) -> Reservation:
-    if index > 0 and str(worker()) not in (await site.books.read()).components:
+    if index > 0:
         # The entry that a service leaves when its processes are gone.
-        await site.books.update(lambda state: claim(state, worker(), role=need.role, cmd="run"))
-        await site.books.update(lambda state: release(state, worker()))
+        await site.books.update(lambda state: add_template(state, worker(), need.role))
     return await site.places.reserve(worker(index), need)
 
 
@@ -63,7 +62,14 @@ async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tupl
     plan = site.plan(reservation, program)
     await site.books.update(
         lambda state: claim(
-            state, plan.watcher, role=plan.role, cmd="run", devices=reservation.devices, phase="starting"
+            state,
+            plan.watcher,
+            role=plan.role,
+            cmd="run",
+            devices=reservation.devices,
+            share=reservation.share,
+            phase="starting",
+            node=reservation.node,
         )
     )
     return reservation, plan
@@ -191,6 +197,25 @@ class PlacesContract:
         await until_stopped(site, str(worker(1)))
         assert dict(await site.places.statuses()) == {str(worker()): "active", str(worker(1)): "stopped"}
         assert await site.places.last_error(str(worker(1))) == "no memory"
+
+    async def test_a_process_that_has_ended_can_be_started_again(self, site: Site) -> None:
+        reservation, plan = await claimed(site)
+        await site.places.start(reservation, plan)
+        await site.begun(plan.name)
+        await site.places.end(plan.name, 30.0)
+        assert site.pids(plan.name) == ()
+        await site.places.start(reservation, plan)
+        async with asyncio.timeout(60):
+            while not site.pids(plan.name):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # its log says that it has begun, from the first time on
+
+    async def test_the_last_lines_of_a_log_are_told(self, site: Site) -> None:
+        await started(site, program="dies")
+        await until_stopped(site, str(worker()))
+        part = await site.places.log(str(worker()), 1)
+        assert part.lines == ("error: no memory",)
+        assert (await site.places.log(str(worker()), 5, after=part.end)).lines == ()
+        assert (await site.places.log(str(worker()), 5, after=0)).lines == part.lines
 
     async def test_unknown_is_not_stopped(self, site: Site) -> None:
         await started(site)

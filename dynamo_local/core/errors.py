@@ -105,6 +105,10 @@ class SupervisorError(DynamoError):
     """circus refused a command, did not answer in time, or a service could not be started or stopped."""
 
 
+class SilentNodeError(SupervisorError):
+    """A node does not answer. What ran there may still run."""
+
+
 class BusError(DynamoError):
     """NATS cannot be reached, refused an operation, or did not answer in time."""
 

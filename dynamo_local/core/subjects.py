@@ -201,6 +201,21 @@ class Subjects:
         return f"{self._server}.holds"
 
     @property
+    def places(self) -> str:
+        """Orders and questions to the server about all places of its graph (core/messages/places.py; request and
+        answer)."""
+        return f"{self._server}.places"
+
+    def node(self, node: str) -> str:
+        """The same to the node server of one node."""
+        return f"{self._server}.node.{node}"
+
+    @property
+    def head(self) -> str:
+        """Tells node servers that the server lives."""
+        return f"{self._server}.head"
+
+    @property
     def planner(self) -> str:
         """The planner's reports."""
         return f"{self._server}.planner"

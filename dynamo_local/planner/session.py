@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.errors import SupervisorError, UsageError
+from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
@@ -71,7 +71,7 @@ class PlannerSession:
         tasks.spawn("fleet", watch.run())
         reports = PlannerPublisher(bus, subjects, self.options, self.watcher)
         tasks.spawn("planner reports", reports.run())
-        state = StateReader(StateStore(self.paths), partial(usable_devices, blueprint))
+        state = StateReader(StateStore(self.paths), partial(usable_devices_now, self.paths, blueprint))
         templates = {template.role: template.service for template in reversed(blueprint.workers_of())}
         metrics = FleetMetrics(bus, subjects, watch, state, templates, lambda: float(endpoints.devices))
         if not self.watcher:
@@ -177,9 +177,20 @@ class ReopenedActuator:
             return await actuator.reconcile()
 
 
+def usable_devices_now(paths: StatePaths, blueprint: Blueprint, state: State) -> int:
+    """As `usable_devices`, by the blueprint as it is now where the devices are a cluster's. Blocks for milliseconds."""
+    if blueprint.clustered:
+        # As it was at first, if the server is about to end.
+        with suppress(SupervisorError, StateError, DecodeError):
+            blueprint = Blueprint.read(paths)
+    return usable_devices(blueprint, state)
+
+
 def usable_devices(blueprint: Blueprint, state: State) -> int:
     """Return the number of devices that the server's workers hold or may take. Devices of other servers
     do not count, except where no worker computes."""
+    if blueprint.clustered:
+        return int(blueprint.device_count)
     devices = len(blueprint.inventory.devices)
     own = blueprint.workers_of()
     if own and all(template.virtual for template in own):

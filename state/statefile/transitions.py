@@ -15,6 +15,7 @@
     holding     --clear_lease-->  holding     that process is gone, another one is to follow
     holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
     holding     --release-->      (no entry)  suffixed: gone for good
+    holding     --unclaim-->      reserved    the process is gone, and what it held stays reserved
     any         --remove-->       (no entry)  a start that is rolled back
     template    --remove_revision-->  (no entry)  all of an endpoint's revision at once
 
@@ -134,6 +135,18 @@ def restart(state: State, watcher: Watcher | str) -> State:
     if component.phase is not None:
         raise StateError(f"{watcher} is {component.phase}", "wait until that is over")
     return _with(state, msgspec.structs.replace(component, phase="restarting"))
+
+
+def unclaim(state: State, watcher: Watcher | str) -> State:
+    """Record that the watcher's process is gone, and that what it held stays reserved."""
+    component = msgspec.structs.replace(_holding(state, watcher), lease=None, pid=None, phase="reserved", replaces=None)
+    return _with(state, component)
+
+
+def add_template(state: State, watcher: Watcher, role: str) -> State:
+    """Have an unsuffixed entry of the watcher's service, emptied if there was none."""
+    first = watcher.first
+    return state if str(first) in state.components else release(claim(state, first, role=role, cmd=""), first)
 
 
 def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:

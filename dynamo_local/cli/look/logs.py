@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -17,7 +16,6 @@ from dynamo_local.cli.output.log_lines import LEVELS, Repeats, Selection, level_
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.reports.logs import Follower
     from state.paths import StatePaths
 
 DEFAULT_LINES = 100
@@ -55,7 +53,8 @@ def logs(
     """Print the logs of all services, or of one SERVICE.
 
     SERVICE is the name of a service or watcher, of an endpoint or one of its revisions, Nats or circusd. Logs are kept
-    after the server has ended. With -f, a line that is repeated is shown once, with a number.
+    after the server has ended; those of other nodes are there. With -f, a line that is repeated is shown once, with a
+    number.
 
     \b
     dynamo logs -f                  follow all logs
@@ -63,14 +62,29 @@ def logs(
     dynamo logs chat                the workers of endpoint chat; chat@2: of its second revision
     """
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.server.reports.logs import select
+    from dynamo_local.supervisor.admin.far_logs import FarLogs
+    from dynamo_local.supervisor.server.reports.logs import Follower, select
     from state.locks import server_pid
 
     paths = paths_of_logs(namespace)
-    if not select(paths.logs_dir, service) and server_pid(paths) is None:
-        raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
-    choose = partial(select, paths.logs_dir, service)
-    show_logs(paths, choose, follow, lines, since, level, prefixed=service is None)
+    with FarLogs(paths) as far:
+
+        def choose() -> Sequence[str]:
+            others = far.select(service)
+            try:
+                return (*select(paths.logs_dir, service), *others)
+            except NotRunningError:
+                # Its processes may all be on other nodes.
+                if others:
+                    return others
+                raise
+
+        def reader(name: str) -> Lines:
+            return far.follower(name) if name in far.select(None) else Follower(paths.log_file(name))
+
+        if not choose() and server_pid(paths) is None:
+            raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
+        show_logs(paths, choose, follow, lines, since, level, prefixed=service is None, reader=reader)
 
 
 def show_logs(
@@ -82,16 +96,18 @@ def show_logs(
     level: str | None,
     *,
     prefixed: bool = True,
+    reader: Callable[[str], Lines] | None = None,
 ) -> None:
     """Print the logs that `choose` names, by the options of `dynamo logs`. `prefixed`: each line begins with the name
-    of its log, as it does anyway if there are several."""
+    of its log, as it does anyway if there are several. `reader`: reads the log of that name; by default its file."""
     from dynamo_local.supervisor.server.reports.logs import Follower
 
     cutoff, names = cutoff_of(since), choose()
     prefixed = prefixed or len(names) > 1
 
     def log_of(name: str) -> _Log:
-        return _Log(name, Follower(paths.log_file(name)), Selection(cutoff, level), Repeats(), prefixed)
+        lines = Follower(paths.log_file(name)) if reader is None else reader(name)
+        return _Log(name, lines, Selection(cutoff, level), Repeats(), prefixed)
 
     if lines is None:
         lines = DEFAULT_LINES if since is None else _MOST_LINES
@@ -102,12 +118,19 @@ def show_logs(
         _follow(paths, choose, shown, log_of)
 
 
+class Lines(Protocol):
+    """Reads a log as it grows (supervisor.server.reports.logs.Follower)."""
+
+    def last_lines(self, lines: int) -> list[str]: ...
+    def new_lines(self) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class _Log:
     """The log of a service: its new lines, which of them are wanted, and which repeat the last one."""
 
     name: str
-    follower: Follower
+    follower: Lines
     selection: Selection
     repeats: Repeats
     prefixed: bool

@@ -15,7 +15,11 @@ from dynamo_local.core.shares import shown_devices
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.status import Row
 
-_HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE", "DETAIL")
+_HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
+
+
+_NODE_SHOWN = 12
+"""Characters of a node's name that tell it from others: those of Ray have 56."""
 
 
 @click.command()
@@ -24,7 +28,8 @@ _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "PID", "DEVICES", "STATE
 def ps(namespace: str, as_json: bool) -> None:
     """List the processes of a server, with their states and devices.
 
-    The table has the pid, role, devices, state and load of each process, and its endpoint if the server has endpoints.
+    The table has the pid, role, devices, state and load of each process, its endpoint if the server has endpoints, and
+    its node if they are on several.
     Below it are the devices that other servers hold.
 
     \b
@@ -48,11 +53,14 @@ def ps(namespace: str, as_json: bool) -> None:
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """Return the rows as text, with a column of endpoints if there are any."""
-    lines = [_HEADERS, *map(_cells, rows)]
+    """Return the rows as text, with a column of endpoints if there are any, and of nodes if there are several."""
+    left_out = set[str]()
     if not any(row.endpoint for row in rows):
-        column = _HEADERS.index("ENDPOINT")
-        lines = [(*line[:column], *line[column + 1 :]) for line in lines]
+        left_out.add("ENDPOINT")
+    if len({row.node for row in rows}) < 2:
+        left_out.add("NODE")
+    kept = [column for column, header in enumerate(_HEADERS) if header not in left_out]
+    lines = [tuple(line[column] for column in kept) for line in (_HEADERS, *map(_cells, rows))]
     return table(lines[0], lines[1:])
 
 
@@ -62,6 +70,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.endpoint or "-",
         row.component,
         row.role,
+        row.node[:_NODE_SHOWN],
         "-" if row.pid is None else str(row.pid),
         shown_devices(row.devices, row.share) or "-",
         row.state,

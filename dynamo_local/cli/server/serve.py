@@ -111,6 +111,14 @@ class _ServeCommand(click.Command):
     help="Certificate authority (PEM) of that NATS server, if this machine does not know it. [env: NATS_CA]",
 )
 @click.option(
+    "--environment",
+    default="local",
+    show_default=True,
+    metavar="NAME",
+    help="Where workers live: local, ray (an existing Ray cluster), or MODULE:CLASS of another cluster.",
+)
+@click.option("--address", help="Address of the cluster, as it takes it. [default: the cluster's own]")
+@click.option(
     "--cpu-slots",
     type=click.IntRange(min=1),
     help="Number of CPU slots to run workers on, instead of GPUs or one slot per core. "
@@ -232,6 +240,8 @@ def serve(
         forkserver=forkserver,
         endpoints=endpoints or (),
         forget=forget,
+        environment=options["environment"],
+        cluster_address=options["address"],
     )
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))

@@ -25,6 +25,7 @@ from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.listening import claim_address
 from dynamo_local.supervisor.server.launch.machine_room import check_room
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
@@ -69,6 +70,8 @@ class Serving:
     forkserver: bool = True
     endpoints: tuple[EndpointSpec, ...] = ()
     forget: bool = False
+    environment: str = LOCAL
+    cluster_address: str | None = None
 
     @classmethod
     def of(cls, line: CommandLine, wishes: Wishes, model: str | None, *, alone: bool = False) -> Serving:
@@ -134,7 +137,7 @@ class Serving:
         check_room(state_root(os.environ))
         chooser, source = self._chooser(report, fetches_weights=True)
         launch = prepare(self._request(), address, os.environ, source.named, source.obtain, chooser)
-        check_room(launch.paths.root, launch.templates, launch.inventory.kind)
+        check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
         tools = EndpointToolMaker.at_start(launch.inventory)
@@ -157,6 +160,8 @@ class Serving:
             self.flags,
             self.endpoints,
             self.forget,
+            self.environment,
+            self.cluster_address,
         )
 
     def _check_endpoints(self) -> None:

@@ -257,12 +257,9 @@ class LocalActuator:
         """Release claims without a watcher. Returns the new state and a note for each."""
         notes: list[str] = []
         names: set[str] = set()
-        # Of a node that does not answer nothing is known, and nothing freed.
-        answering = await self._ports.places.places()
 
         def released(state: State) -> State:
-            mine = {n for n, c in state.components.items() if c.node in answering and self._is_mine(n)}
-            after, found = reconcile(state, statuses, mine.__contains__)
+            after, found = reconcile(state, statuses, self._is_mine)
             notes[:] = found
             names.update(holding(state) - holding(after))
             return after

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dynamo_local.core.errors import DeviceError, StateError, SupervisorError, UsageError
+from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.shares import fits, shown_devices, summed
 from dynamo_local.supervisor.actuator.ports import Ports, Result
@@ -37,7 +38,7 @@ def claim_worker(
     template = template_of(blueprint, change)
     check_budget(state, template, limits)
     watcher = next_watcher(state, template.service, template.revision)
-    state, reservation = reserve_here(state, blueprint.inventory, watcher, _need(template), elsewhere)
+    state, reservation = reserve_here(state, blueprint.inventory, watcher, need_of(template), elsewhere)
     plan = plan_watcher(template, watcher, blueprint.inventory, reservation.devices)
     return claim_reserved(state, template, plan, limits), plan
 
@@ -128,7 +129,7 @@ class WorkerAddition:
         state = await self.ports.read()
         check_budget(state, template, limits)
         watcher = next_watcher(state, template.service, template.revision)
-        reservation = await self.ports.places.reserve(watcher, _need(template))
+        reservation = await self.ports.places.reserve(watcher, need_of(template))
         try:
             inventory = await self.ports.inventory(reservation.node)
             plan = plan_watcher(template, watcher, inventory, reservation.devices)
@@ -168,7 +169,9 @@ class WorkerAddition:
     def _on_devices(self, plan: WatcherPlan) -> str:
         if not plan.devices:
             return ""
-        return f" on {noun(self.blueprint.inventory.kind, len(plan.devices))} {shown_devices(plan.devices, plan.share)}"
+        where = "" if plan.node == LOCAL_NODE else f" of node {plan.node}"
+        devices = noun(self.blueprint.inventory.kind, len(plan.devices))
+        return f" on {devices} {shown_devices(plan.devices, plan.share)}{where}"
 
 
 def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
@@ -181,7 +184,8 @@ def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
     return template
 
 
-def _need(template: ServiceTemplate) -> Need:
+def need_of(template: ServiceTemplate) -> Need:
+    """What each process of a service needs."""
     return Need(template.role, template.devices, template.share, template.virtual)
 
 

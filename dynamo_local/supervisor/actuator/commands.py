@@ -15,6 +15,7 @@ from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker,
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.actuator.add import devices_held
 from dynamo_local.supervisor.actuator.endpoint_commands import (
     check_not_of_endpoint,
     endpoint_named,
@@ -85,7 +86,7 @@ def plan_scaling(
     removals: list[RemoveWorker] = []
     additions: list[AddWorker] = []
     held = shares_taken(state)
-    devices = summed(held.values())
+    devices = devices_held(state)
     others: dict[int, str] = {}
     for component, number in targets.items():
         template = blueprint.worker(component)
@@ -96,13 +97,15 @@ def plan_scaling(
         devices = summed([devices, template.device_count * (number - len(present))])
         if not template.virtual:
             others = {device_id: who for device_id, who in elsewhere.items() if device_id not in held}
-    total, kind = len(blueprint.inventory.devices), blueprint.inventory.kind
+    total, kind = blueprint.device_count, blueprint.inventory.kind
     if not fits(0, devices, total - len(others)):
         raise DeviceError(
-            f"that takes {devices:g} devices, and there are {total} {noun(kind, total)}{held_by(kind, others)}",
+            f"that takes {devices:g} devices, and there are {total:g} {noun(kind, int(total))}{held_by(kind, others)}",
             "ask for fewer workers",
         )
-    _check_packing(state, blueprint, {removal.watcher for removal in removals}, additions, elsewhere)
+    if not blueprint.clustered:
+        # The cluster packs them itself.
+        _check_packing(state, blueprint, {removal.watcher for removal in removals}, additions, elsewhere)
     changes: tuple[Action, ...] = (*removals, *additions)
     if not even_the_last:
         _check_answered(state, changes)

@@ -26,6 +26,7 @@ from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, check_reachable
@@ -34,6 +35,9 @@ from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory
 from state.paths import StatePaths
 from state.statefile.store import StateStore
+
+_NODE_STARTS_S = 120.0
+"""For an order that may start a node server first."""
 
 _CIRCUS_DEADLINE_S = 30.0
 """Long enough for a circusd that other programs starve, or that is being replaced."""
@@ -67,18 +71,20 @@ async def open_actuator(
             lock_wait_s = blueprint.ready_deadline_s + blueprint.drain_deadline_s
         store = StateStore(paths)
         state = await asyncio.to_thread(store.read)
+        subjects = Subjects(paths.namespace)
         await asyncio.to_thread(check_reachable, paths, state)
         fleet = BusFleet(bus, paths.namespace, everywhere=bool(endpoint))
         books = Books(store)
-        devices = MachineDevices(bus, Subjects(paths.namespace), blueprint.inventory, state.owner.pid)
+        devices = MachineDevices(bus, subjects, blueprint.inventory, state.owner.pid)
         specs = WatcherSpecs(paths, blueprint.death_pipe, Path(blueprint.working_dir))
         circusd = CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S, silence=CircusSilence(report))
         async with circusd as circus, fleet.watched():
             watchers = CircusWatchers(circus, specs, StateRegistry(store).pid_of, report)
+            local = LocalPlaces(books, blueprint.inventory, devices, watchers, paths.log_file)
             ports = Ports(
                 namespace=paths.namespace,
                 books=books,
-                places=LocalPlaces(books, blueprint.inventory, devices, watchers, paths.log_file),
+                places=places_of_graph(bus, paths) if blueprint.clustered else local,
                 fleet=fleet,
                 change_lock=partial(change_lock, paths, lock_wait_s, report, endpoint),
                 check_changeable=partial(check_changeable, paths),
@@ -87,6 +93,11 @@ async def open_actuator(
                 clock=time.monotonic,
             )
             yield LocalActuator(ports, blueprint, ready_deadline_s, endpoint)
+
+
+def places_of_graph(bus: Bus, paths: StatePaths) -> FarPlaces:
+    """The places of a graph on a cluster, for which its server answers."""
+    return FarPlaces(bus, Subjects(paths.namespace).places, "the server", slow_within_s=_NODE_STARTS_S)
 
 
 @asynccontextmanager

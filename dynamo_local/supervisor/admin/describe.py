@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dynamo_local.core.errors import BusError, DecodeError, GraphError, UsageError
+from dynamo_local.core.errors import BusError, DecodeError, GraphError, SupervisorError, UsageError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
-from dynamo_local.core.names import MACHINERY, endpoint_of, short_watcher
+from dynamo_local.core.names import LOCAL_NODE, MACHINERY, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.supervisor.actuator.local import places_of_graph
+from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.admin.requests import RequestLine, list_requests
 from dynamo_local.supervisor.admin.status import Row, list_watchers, presences
 from dynamo_local.supervisor.server.reports.event_log import EventReader
@@ -157,7 +160,7 @@ async def _describe_watcher(paths: StatePaths, row: Row, requests: Sequence[Requ
         state=row.state,
         detail=row.detail,
         pid=row.pid,
-        children=() if row.pid is None else await asyncio.to_thread(_children, row.pid),
+        children=() if row.pid is None or row.node != LOCAL_NODE else await asyncio.to_thread(_children, row.pid),
         devices=row.devices,
         age_s=None if started_at is None else max(0.0, time.monotonic() - started_at),
         starts=sum(event.what == "started" for event in events),
@@ -170,8 +173,8 @@ async def _describe_watcher(paths: StatePaths, row: Row, requests: Sequence[Requ
         leaving=None if known is None else sum(line.moving_to is not None for line in known),
         arriving=None if requests is None else sum(line.moving_to == row.watcher for line in requests),
         config=await asyncio.to_thread(_config, paths.graph_of(row.revision), row.component),
-        log=str(log),
-        errors=await asyncio.to_thread(_errors, log),
+        log=str(log) if row.node == LOCAL_NODE else f"on node {row.node}: `dynamo logs {short_watcher(row.watcher)}`",
+        errors=await _errors_of(paths, row),
     )
 
 
@@ -198,5 +201,13 @@ def _config(graph_file: Path, component: str) -> dict[str, Any]:
         return {}
 
 
-def _errors(log: Path) -> tuple[str, ...]:
-    return tuple(line for line in tail(log, _LOG_LINES) if any(mark in line for mark in _ERROR_MARKS))[-_SHOWN:]
+async def _errors_of(paths: StatePaths, row: Row) -> tuple[str, ...]:
+    """The last error lines of the watcher's log. None of a node that does not answer."""
+    lines: Sequence[str] = ()
+    if row.node == LOCAL_NODE:
+        lines = await asyncio.to_thread(tail, paths.log_file(row.watcher), _LOG_LINES)
+    else:
+        with suppress(BusError, SupervisorError):
+            async with bus_of(paths, "describe") as bus:
+                lines = (await places_of_graph(bus, paths).log(row.watcher, _LOG_LINES)).lines
+    return tuple(line for line in lines if any(mark in line for mark in _ERROR_MARKS))[-_SHOWN:]

@@ -16,6 +16,7 @@ from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import (
     BUS_SERVICE,
     FORKSERVER_SERVICE,
+    LOCAL_NODE,
     MACHINERY,
     endpoint_of,
     parse_revision,
@@ -68,6 +69,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why the worker's engine cannot transfer KV; None if it can."""
     kv: KvWays | None = None
     """How KV of other workers gets to this one; None for what is no worker, or announces nothing."""
+    node: str = LOCAL_NODE
+    """Where the process runs, and whose its pid and devices are; "local": the server's machine."""
 
 
 async def list_watchers(paths: StatePaths) -> list[Row]:
@@ -76,13 +79,16 @@ async def list_watchers(paths: StatePaths) -> list[Row]:
     Raises as `state_of`.
     """
     state = await state_of(paths)
+    far = [name for name, entry in state.components.items() if entry.node != state.node and entry.lease is not None]
     async with CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S) as circus:
         statuses = await circus.statuses()
         pids = {name: await circus.pids(name) for name in statuses}
-    expected = [name for name, status in statuses.items() if status == ACTIVE]
+    expected = [*(name for name, status in statuses.items() if status == ACTIVE), *far]
     present, reachable = await presences(paths, expected)
     rows = [
         row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
+        if component.node == state.node
+        else row_of_node(component, present.get(name), reachable)
         for name, component in state.components.items()
     ]
     ways = ways_of_kv(present.values())
@@ -114,11 +120,19 @@ def row(
     reachable: bool,
 ) -> Row:
     """Put together what is known of one watcher. `status` and `pids` are circus's; `reachable`: the bus answers."""
-    revision = component.watcher.revision
     # A forked process registers its own pid in the statefile; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
-    engine = presence.engine if presence is not None else None
-    health, detail = _health(component, status, pid, presence, reachable)
+    return _row(component, pid, presence, *_health(component, status, pid, presence, reachable))
+
+
+def row_of_node(component: Component, presence: Presence | None, reachable: bool) -> Row:
+    """The same of a watcher on another node, whose circusd is not asked."""
+    pid = None if presence is None else presence.pid
+    return _row(component, pid, presence, *_health(component, ACTIVE, pid, presence, reachable))
+
+
+def _row(component: Component, pid: int | None, presence: Presence | None, health: str, detail: str) -> Row:
+    revision, engine = component.watcher.revision, presence.engine if presence is not None else None
     return Row(
         watcher=component.watcher_name,
         component=component.component,
@@ -134,6 +148,7 @@ def row(
         url=presence.url if presence is not None else None,
         load=presence.load if presence is not None else None,
         no_transfer=engine.no_transfer if engine is not None else None,
+        node=component.node,
     )
 
 
@@ -144,6 +159,8 @@ def _health(
         return "stopped", ""
     if component.phase is not None:
         return component.phase, _described(presence, pid)
+    if component.node != LOCAL_NODE and pid is None:
+        return ("silent", "its node may not answer") if reachable else ("unknown", "the bus does not answer")
     if status != ACTIVE or pid is None:
         return "ended", "to be started again" if status is not None else "to be started"
     if component.component == BUS_SERVICE:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,7 +45,8 @@ class Drain:
 
     `hurry`, once set, cuts every wait short. `deadline_s`: for each process to end by itself. `registered`: the pid
     that a watcher's process has registered in the statefile, or None. For a forked process (process/forkserver) it
-    differs from the pid that circus knows.
+    differs from the pid that circus knows. `after_first`: called by `stop_all` when those that stop first are gone, for
+    what is to end elsewhere before the others.
     """
 
     circus: Watched
@@ -53,12 +54,17 @@ class Drain:
     hurry: asyncio.Event
     deadline_s: float
     registered: Callable[[str], int | None] = lambda _: None
+    after_first: Callable[[], Awaitable[None]] | None = None
 
     async def stop_all(self, order: Sequence[Collection[str]]) -> None:
         """Stop all watchers, in the order of their services. Services of one group stop at the same time."""
+        is_first = True
         # Listed again after each wave: a change that was under way may have added a watcher.
         while left := waves(await self.circus.statuses(), order):
             await asyncio.gather(*(self.stop(name) for name in left[0]))
+            if is_first and self.after_first is not None:
+                await self.after_first()
+            is_first = False
 
     async def stop(self, name: str) -> None:
         """End a watcher's processes, and remove it."""

@@ -17,7 +17,7 @@ from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.endpoints.served import served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.turns.contenders import Limits
-from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
+from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError, UsageError
 from dynamo_local.core.messages.endpoints import (
     BoardRevision,
     CreateEndpoint,
@@ -283,6 +283,8 @@ class EndpointController:
 
     async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
         inventory = self._ports.inventory
+        if not inventory.devices:
+            raise UsageError("endpoints cannot be served on a cluster", "serve them with --environment local")
         check_devices(spec, others, len(inventory.devices) - self._ports.own_devices, noun(inventory.kind, 2))
 
     async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:

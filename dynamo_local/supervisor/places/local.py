@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
@@ -12,9 +13,9 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.machine import Devices, Watchers
-from dynamo_local.supervisor.places.port import Need, Place, Reservation, Status
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
+from dynamo_local.supervisor.server.reports.logs import Follower, last_error, size, tail
 from state.devices.allocation import Inventory, allocate, held_by
 from state.statefile.model import Component, State
 from state.statefile.transitions import release, reserve, shares_taken
@@ -29,7 +30,8 @@ def reserve_here(
     holder in words. Raises DeviceError if too few are free, StateError if the watcher has some."""
     # Virtual workers compute nothing, and share devices with whoever does.
     others = {} if need.virtual else elsewhere
-    devices = allocate(inventory, shares_taken(state), need.devices, watcher.service, others, need.share)
+    chosen = inventory if need.on is None else _only(inventory, need.on)
+    devices = allocate(chosen, shares_taken(state), need.devices, watcher.service, others, need.share)
     state = reserve(state, watcher, role=need.role, devices=devices, share=need.share)
     return state, Reservation(watcher, state.node, devices, need.share)
 
@@ -92,11 +94,17 @@ class LocalPlaces:
             await self.devices.hold_claimed()
 
     async def statuses(self) -> Mapping[str, Status]:
+        state = await self.books.read()
         found = await self.watchers.statuses()
-        return {name: "stopped" if status == STOPPED else "active" for name, status in found.items()}
+        others = [name for name, entry in state.components.items() if entry.holds and entry.node != state.node]
+        statuses: dict[str, Status] = dict.fromkeys(others, "unknown")
+        return statuses | {name: "stopped" if status == STOPPED else "active" for name, status in found.items()}
 
     async def last_error(self, watcher: str) -> str | None:
         return last_error(tail(self.log_file(watcher), _LINES_READ, after=self._log_starts.get(watcher, 0)))
+
+    async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
+        return await asyncio.to_thread(_part, self.log_file(watcher), lines, after)
 
     async def _check_here(self, watcher: str) -> None:
         """Raise SupervisorError for a process of another node. That none of its name runs here says nothing of it."""
@@ -114,6 +122,16 @@ class LocalPlaces:
         missing = {device_id: who for device_id, who in refused.items() if device_id in reservation.devices}
         if missing:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")
+
+
+def _part(log: Path, lines: int, after: int | None) -> LogPart:
+    follower = Follower(log, after or 0)
+    found = follower.last_lines(lines) if after is None else follower.new_lines()[-lines:]
+    return LogPart(tuple(found), follower.offset)
+
+
+def _only(inventory: Inventory, ids: Collection[int]) -> Inventory:
+    return replace(inventory, devices=tuple(device for device in inventory.devices if device.id in ids))
 
 
 def _reservation(entry: Component) -> Reservation:

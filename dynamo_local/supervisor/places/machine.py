@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,7 @@ from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.upkeep.devices import ask_to_hold
+from dynamo_local.supervisor.upkeep.devices import GONE_S, DeviceHolding, ask_to_hold
 from state.devices.allocation import Inventory
 from state.devices.holding import held_elsewhere
 
@@ -92,3 +93,17 @@ class MachineDevices:
 
     async def hold_claimed(self) -> Mapping[int, str]:
         return await ask_to_hold(self.bus, self.subjects)
+
+
+@dataclass(frozen=True)
+class HeldDevices:
+    """The devices of this machine, which this process itself holds."""
+
+    holding: DeviceHolding
+
+    async def elsewhere(self) -> Mapping[int, str]:
+        found = await asyncio.to_thread(held_elsewhere, self.holding.inventory, os.getpid())
+        return {device_id: str(holder) for device_id, holder in found.items()}
+
+    async def hold_claimed(self) -> Mapping[int, str]:
+        return await self.holding.hold_claimed(GONE_S)

@@ -30,12 +30,14 @@ answer. An unknown process may run: it keeps its devices, and its requests."""
 @dataclass(frozen=True)
 class Need:
     """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
-    computes nothing, and shares its devices with processes of others."""
+    computes nothing, and shares its devices with processes of others. `on`: ids of the devices, where a cluster has
+    chosen them."""
 
     role: str
     devices: int
     share: float = 1.0
     virtual: bool = False
+    on: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ class Place:
     node: str
     inventory: Inventory
     reservations: Mapping[str, Reservation]
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Lines of a log. `end`: the offset after them, in bytes."""
+
+    lines: tuple[str, ...]
+    end: int = 0
 
 
 class Places(Protocol):
@@ -86,7 +96,12 @@ class Places(Protocol):
         """
 
     async def statuses(self) -> Mapping[str, Status]:
-        """Status of every watcher. A watcher that is missing has no process, and is about to have none."""
+        """Status of every watcher. A watcher that is missing has no process, and is about to have none. One that a
+        place that does not answer may have is `unknown`."""
 
     async def last_error(self, watcher: str) -> str | None:
         """The error in which the watcher's last process ended, as its log says; None if it names none."""
+
+    async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
+        """The last complete lines of the watcher's log, of those `after` that offset in bytes if one is given; none if
+        there is no log."""

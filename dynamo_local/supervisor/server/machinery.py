@@ -50,8 +50,9 @@ from state.statefile.store import StateStore
 class Machinery:
     """Run directory, statefile, circusd, and the tasks that keep them. Methods are called in the order below.
 
-    The caller holds the namespace's server lock and the devices, and has cleared leftovers. `circus`, `restarter`,
-    `files` exist once `start` has returned. `tasks`: all background tasks of the owner.
+    The caller holds the namespace's server lock and the devices, and has cleared leftovers. `circus` exists once
+    `start` has returned, `restarter` and `files` once `keep` has. `tasks`: all background tasks of the owner.
+    `all_expendable`: see Restarter.
     """
 
     circus: CircusClient
@@ -62,7 +63,14 @@ class Machinery:
     _sockets: Sockets
 
     def __init__(
-        self, launch: Launch, settings: ServerSettings, report: Report, lock: ServerLock, holds: DeviceHolds
+        self,
+        launch: Launch,
+        settings: ServerSettings,
+        report: Report,
+        lock: ServerLock,
+        holds: DeviceHolds,
+        *,
+        all_expendable: bool = False,
     ) -> None:
         self._launch = launch
         self._paths = launch.paths
@@ -70,6 +78,7 @@ class Machinery:
         self._report = report
         self._lock = lock
         self._holds = holds
+        self._all_expendable = all_expendable
         self._death_pipe = DeathPipe()
         self.blueprint = BlueprintFile(launch.paths)
         self.directory = RunDirectory(launch, lock, report)
@@ -167,6 +176,7 @@ class Machinery:
             self._launch.templates,
             self._settings.ready_deadline_s,
             self._settings.drain_deadline_s,
+            0 if self._launch.clustered else None,
         )
         await asyncio.to_thread(self.blueprint.write, blueprint)
         own = {plan.name: plan for plan in machinery}
@@ -182,14 +192,19 @@ class Machinery:
         if failed in done:
             await failed
 
-    async def drain(self, order: Sequence[Collection[str]], hurry: asyncio.Event) -> None:
-        """Stop all watchers in that order, then circusd. Call when `tasks` are closed."""
+    async def drain(
+        self,
+        order: Sequence[Collection[str]],
+        hurry: asyncio.Event,
+        after_first: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Stop all watchers in that order, then circusd. Call when `tasks` are closed. `after_first`: see Drain."""
         await self.directory.note(ServerRecord("stopping"))
         await self.directory.forbid_changes(self.blueprint)
         deadline_s, registered = self._settings.drain_deadline_s, self.registry.pid_of
 
         def drain(watched: Watched) -> Drain:
-            return Drain(watched, self._report, hurry, deadline_s, registered)
+            return Drain(watched, self._report, hurry, deadline_s, registered, after_first)
 
         await self._circusd.stop(drain, self.circus, order)
 
@@ -203,6 +218,7 @@ class Machinery:
             *(self.circus, self.registry, self._paths.log_file, self._report),
             quiet={plan.name for plan in plans} - services,
             expendable=expendable,
+            all_expendable=self._all_expendable,
             limits=RestartLimits(max_delay_s=self._settings.restart_delay_max_s),
             record=self.events.record,
         )

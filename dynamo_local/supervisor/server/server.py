@@ -20,6 +20,7 @@ from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.progress import Progress
 from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
@@ -27,7 +28,7 @@ from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.rotation import NatsProcesses, TokenRotation
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.server.streams import ServerStreams
-from dynamo_local.supervisor.server.token_orders import TokenOrders
+from dynamo_local.supervisor.server.token_orders import NATS_OF_OTHERS, ON_NODES, TokenOrders
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
 from state.endpoints.board import read_board
@@ -66,6 +67,8 @@ class Server:
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
         self._ownership = ownership
         self._streams = ServerStreams(launch.graph, report, ownership)
+        machinery = self._machinery
+        self._nodes = ServerNodes(launch, settings, machinery, report, self._tasks) if launch.clustered else None
         self.was_ready = False
         """Whether all services have been ready at the same time."""
 
@@ -79,12 +82,16 @@ class Server:
         # undoes it.
         async with AsyncExitStack() as stack:
             await machinery.make_files(stack, self._bus, self._plans())
+            if self._nodes is not None:
+                await self._nodes.connect(stack)
             api = self._open_api(stack)
             await machinery.start(stack)
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
-            stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry)
+            # The nodes once nobody sends requests any more, and while NATS runs.
+            after_root = None if self._nodes is None else self._nodes.end
+            stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry, after_root)
             # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
             # nobody restarts what is being stopped.
             if api is not None:
@@ -116,8 +123,14 @@ class Server:
     def _nats_plan(self, server: NatsServer) -> WatcherPlan:
         return plan_bus(self._launch.graph.namespace, server.argv, self._paths.root)
 
-    def _service_names(self) -> tuple[str, ...]:
-        return tuple(plan.name for plan in self._launch.services)
+    def _first_watchers(self) -> tuple[str, ...]:
+        """The watchers of all services at the start, those on nodes included."""
+        namespace = self._launch.graph.namespace
+        return tuple(
+            str(template.watcher(namespace, index))
+            for template in self._launch.templates
+            for index in range(template.workers)
+        )
 
     # Bring-up, then the steady state.
 
@@ -134,7 +147,7 @@ class Server:
             subjects = Subjects(self._launch.graph.namespace)
             watch = FleetWatch(bus, subjects, everywhere=True)
             progress = Progress(
-                self._service_names(), self._report, machinery.restarter.note_ready, self._launch.importing
+                self._first_watchers(), self._report, machinery.restarter.note_ready, self._launch.importing
             )
             watch.subscribe(progress.on_change)
             await self._events.start(bus, watch)
@@ -148,6 +161,9 @@ class Server:
             self._tasks.spawn("reconciler", self._reconciler.run())
             await asyncio.to_thread(machinery.files.remember)
             await self._take_token_orders(bus, watch)
+            if self._nodes is not None:
+                await self._nodes.start(bus, address, watch)
+                self._tasks.spawn("first workers", self._nodes.add_first_workers())
             self._spawn_controller(bus, watch)
             await self._await_ready(progress)
             await expiry
@@ -171,8 +187,10 @@ class Server:
         self._tasks.spawn("controller", self._controller(server))
 
     async def _take_token_orders(self, bus: Bus, watch: FleetWatch) -> None:
-        rotation = None
-        if isinstance(self._bus, NatsServer):
+        rotation, why_not = None, NATS_OF_OTHERS
+        if self._nodes is not None:
+            why_not = ON_NODES
+        elif isinstance(self._bus, NatsServer):
             nats = NatsProcesses(self._machinery.circus, self._nats_plan(self._bus).name)
             rotation = TokenRotation(
                 *(self._bus, nats, bus, self._paths.bus_file),
@@ -180,7 +198,7 @@ class Server:
                 members=watch.view.members,
                 remember=self._machinery.files.remember,
             )
-        orders = TokenOrders(rotation, self._tasks, self._events.record, self._report)
+        orders = TokenOrders(rotation, self._tasks, self._events.record, self._report, why_not=why_not)
         await orders.start(bus, Subjects(self._launch.graph.namespace))
 
     async def _bus_address(self) -> BusAddress:

@@ -16,9 +16,18 @@ from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.rotation import TokenRotation
 from dynamo_local.tasks import TaskGuard
 
+NATS_OF_OTHERS = UsageError(
+    "the NATS server was not started by this server", "replace the token there, and start the server anew with it"
+)
+ON_NODES = UsageError(
+    "processes on other nodes have the token as well, and take no new one while they run",
+    "stop the server and serve again, which makes another token",
+)
+
 
 class TokenOrders:
-    """Answers at once how far an order is, and carries it out meanwhile. `rotation`: None for somebody else's NATS."""
+    """Answers at once how far an order is, and carries it out meanwhile. `rotation`: None where the token
+    cannot be replaced, as `why_not` says."""
 
     def __init__(
         self,
@@ -27,12 +36,14 @@ class TokenOrders:
         record: Callable[[Event], None],
         report: Report,
         clock: Callable[[], float] = time.monotonic,
+        why_not: UsageError = NATS_OF_OTHERS,
     ) -> None:
         self._rotation = rotation
         self._tasks = tasks
         self._record = record
         self._report = report
         self._clock = clock
+        self._why_not = why_not
         self._order = ""
         self._answer = RotationAnswer(finished=True)
 
@@ -47,8 +58,7 @@ class TokenOrders:
     def take(self, order: RotateToken) -> RotationAnswer:
         """Begin to carry out an order, or return how far it is."""
         if self._rotation is None:
-            where = "the NATS server was not started by this server"
-            return _refusal(UsageError(where, "replace the token there, and start the server anew with it"))
+            return _refusal(self._why_not)
         if order.order == self._order:
             return self._answer
         if not (self._answer.finished or self._answer.refused):

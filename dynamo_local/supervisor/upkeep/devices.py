@@ -119,7 +119,7 @@ def beside(launch: Launch, others: Mapping[int, Holder]) -> Launch:
     """Plan the launch on devices that nobody else holds. Raises DeviceError when too few are free. Pure."""
     elsewhere = {device_id: str(holder) for device_id, holder in others.items()}
     namespace = launch.graph.namespace
-    return replace(launch, services=plan_services(namespace, launch.templates, launch.inventory, elsewhere))
+    return replace(launch, services=plan_services(namespace, launch.own_templates, launch.inventory, elsewhere))
 
 
 def names_of_plans(launch: Launch) -> frozenset[str]:

@@ -90,7 +90,8 @@ class Restarter:
 
     `quiet`: watchers whose processes announce no presence; they count as ready while they run. `expendable`: watchers
     that are left ended when they cannot be started, as nothing depends on them. So are the workers of endpoints: the
-    others serve on. `record` is called with the event of each end, and of each start of a quiet watcher.
+    others serve on. `all_expendable`: so are all, as on a node, which is not the whole of a graph. `record` is called
+    with the event of each end, and of each start of a quiet watcher.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Restarter:
         *,
         quiet: Collection[str] = (),
         expendable: Collection[str] = (),
+        all_expendable: bool = False,
         limits: RestartLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         record: Callable[[Event], None] = lambda _: None,
@@ -113,6 +115,7 @@ class Restarter:
         self._report = report
         self._quiet = frozenset(quiet)
         self._expendable = frozenset(expendable)
+        self._all_expendable = all_expendable
         self._limits = limits or RestartLimits()
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
@@ -250,7 +253,7 @@ class Restarter:
         if _is_of_an_endpoint(name):
             error = last_error(self._last_lines(name))
             self.given_up[name] = reason if error is None else f"{reason}: {error}"
-        elif name not in self._expendable:
+        elif not self._all_expendable and name not in self._expendable:
             raise self._given_up(name, reason)
         watched.restart_at = math.inf
         self._show(name, f"{reason}, going on without it", self._last_lines(name))

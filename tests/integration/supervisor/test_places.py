@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers
-from dynamo_local.supervisor.places.port import Places, Reservation
+from dynamo_local.supervisor.places.port import Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots
 from state.machine.processes import this_process
@@ -49,7 +50,7 @@ class NobodyElse:
 
 
 class CircusSite:
-    def __init__(self, paths: StatePaths, circusd: CircusDaemon, circus: CircusClient) -> None:
+    def __init__(self, paths: StatePaths, circusd: CircusDaemon, circus: CircusClient, devices: int = DEVICES) -> None:
         store = StateStore(paths)
         store.create(new_state(NAMESPACE, circusd.files.endpoint, "cpu-slot", this_process()))
         specs = WatcherSpecs(paths, "", paths.root)
@@ -58,8 +59,8 @@ class CircusSite:
         self._circusd = circusd
         self._began: dict[str, set[int]] = {}
         self.books = Books(store)
-        inventory = cpu_slots(range(DEVICES), DEVICES)
-        self.places: Places = LocalPlaces(self.books, inventory, NobodyElse(), watchers, self._log)
+        inventory = cpu_slots(range(devices), devices)
+        self.places: LocalPlaces = LocalPlaces(self.books, inventory, NobodyElse(), watchers, self._log)
 
     def plan(self, reservation: Reservation, program: Program) -> WatcherPlan:
         argv = ("sh", "-c", f"echo $$ >> {self._log(str(reservation.watcher))}.pids; {PROGRAMS[program]}")
@@ -82,23 +83,29 @@ class CircusSite:
         return log.exists() and any(line in log.read_text() for line in ("up\n", "error: "))
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[CircusSite]:
-    paths = StatePaths(tmp_path, NAMESPACE)
+@asynccontextmanager
+async def circus_site(root: Path, devices: int = DEVICES) -> AsyncIterator[CircusSite]:
+    paths = StatePaths(root, NAMESPACE)
     paths.log_file("any").parent.mkdir(parents=True, mode=0o700)
-    endpoint, events = f"ipc://{tmp_path}/c.sock", f"ipc://{tmp_path}/c.pub"
+    endpoint, events = f"ipc://{root}/c.sock", f"ipc://{root}/c.pub"
     circusd = await CircusDaemon.spawn(
-        CircusFiles(endpoint, events, tmp_path / "circus.ini", tmp_path / "circusd.log"), os.environ
+        CircusFiles(endpoint, events, root / "circus.ini", root / "circusd.log"), os.environ
     )
     # The deadline is for the circusd that is stopped.
     async with CircusClient(endpoint) as patient, CircusClient(endpoint, deadline_s=2.0) as circus:
         await patient.statuses()
-        yield CircusSite(paths, circusd, circus)
+        yield CircusSite(paths, circusd, circus, devices)
         os.kill(circusd.pid, signal.SIGCONT)
         for name in await patient.statuses():
             await patient.remove(name)
         await patient.quit()
     await circusd.end(10)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[CircusSite]:
+    async with circus_site(tmp_path) as found:
+        yield found
 
 
 class TestLocalPlaces(PlacesContract):

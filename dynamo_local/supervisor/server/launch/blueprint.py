@@ -30,7 +30,9 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The templates of a server's services, and the values that all its processes share.
 
     `death_pipe`: address of the pipe on whose end every watcher's process ends. `ready_deadline_s`: for a worker that
-    is added. `drain_deadline_s`: for a worker that is told to end.
+    is added. `drain_deadline_s`: for a worker that is told to end. `cluster_devices`: where workers live on the nodes
+    of a cluster, the number of devices there that they hold or may take, as of a second ago; `inventory` is then that
+    of the server's own machine, without devices.
     """
 
     death_pipe: str
@@ -39,6 +41,17 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     templates: tuple[ServiceTemplate, ...]
     ready_deadline_s: float
     drain_deadline_s: float
+    cluster_devices: float | None = None
+
+    @property
+    def clustered(self) -> bool:
+        """Whether workers live on the nodes of a cluster. The server answers for all places then."""
+        return self.cluster_devices is not None
+
+    @property
+    def device_count(self) -> float:
+        """Number of devices that the server's workers hold or may take, as far as nobody else holds them."""
+        return len(self.inventory.devices) if self.cluster_devices is None else self.cluster_devices
 
     @property
     def workers(self) -> tuple[ServiceTemplate, ...]:

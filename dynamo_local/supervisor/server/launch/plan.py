@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -144,9 +144,12 @@ def plan_bus(namespace: str, argv: tuple[str, ...], state_root: Path) -> Watcher
     return WatcherPlan(watcher, BUS_ROLE, argv, environment)
 
 
-def plan_forkserver(graph: ResolvedGraph, inventory: Inventory, state_root: Path) -> WatcherPlan | None:
-    """Plan the watcher of the fork server; None if no service is to be forked."""
-    modules = tuple(dict.fromkeys(service.preload for service in graph.services if service.preload is not None))
+def plan_forkserver(
+    graph: ResolvedGraph, inventory: Inventory, state_root: Path, services: Collection[str]
+) -> WatcherPlan | None:
+    """Plan the watcher of the fork server; None if no service is to be forked. `services`: those of this machine."""
+    found = (service.preload for service in graph.services if service.name in services)
+    modules = tuple(dict.fromkeys(module for module in found if module is not None))
     if not modules:
         return None
     watcher = Watcher(graph.namespace, FORKSERVER_SERVICE)

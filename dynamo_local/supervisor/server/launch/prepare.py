@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from dynamo_local.core.endpoints.devices import check_devices
 from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.endpoints.served import check_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.shares import summed
 from dynamo_local.model.named.names import NAMES, NamedModel
@@ -23,6 +24,7 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
+from dynamo_local.supervisor.places.environments import LOCAL, check_environment
 from dynamo_local.supervisor.server.adapter_rooms import with_rooms
 from dynamo_local.supervisor.server.launch.bus import LOOPBACK, bus_of
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
@@ -63,6 +65,10 @@ class ServeRequest:
     """Endpoints to create, or to update if they exist."""
     forget: bool = False
     """Whether the endpoints that were ordered earlier are dropped."""
+    environment: str = LOCAL
+    """Where workers live (supervisor/places/environments.py)."""
+    cluster_address: str | None = None
+    """Address of the cluster, as it takes it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,18 @@ class Launch:
     endpoints: tuple[EndpointSpec, ...] = ()
     forget: bool = False
     bus_host: str = LOOPBACK
+    environment: str = LOCAL
+    cluster_address: str | None = None
+
+    @property
+    def clustered(self) -> bool:
+        """Whether workers live on the nodes of a cluster. `services` and `inventory` are without them then."""
+        return self.environment != LOCAL
+
+    @property
+    def own_templates(self) -> tuple[ServiceTemplate, ...]:
+        """The templates of the services whose processes are on this machine."""
+        return _here(self.templates, clustered=self.clustered)
 
     @property
     def importing(self) -> dict[str, str]:
@@ -134,25 +152,31 @@ def prepare(
     inventory = probe(request.cpu_slots, environ)
     # Planned before a model is made or fetched, which takes time: this may fail.
     templates = service_templates(resolved, paths.root, http)
-    services = plan_services(resolved.namespace, templates, inventory)
+    clustered = request.environment != LOCAL
+    services = plan_services(resolved.namespace, _here(templates, clustered=clustered), inventory)
     if choose is not None:
         chosen = choose(graph, resolved, inventory)
         resolved = _resolve(graph, request, chosen.sections)
         inventory = divided(inventory, chosen.slots)
         templates = service_templates(resolved, paths.root, http)
-        services = plan_services(resolved.namespace, templates, inventory)
-    check_endpoints(request.endpoints, registry, resolved, inventory, templates)
+        services = plan_services(resolved.namespace, _here(templates, clustered=clustered), inventory)
+    if clustered:
+        check_no_endpoints(registry)
+    else:
+        check_endpoints(request.endpoints, registry, resolved, inventory, templates)
     endpoints = with_rooms(request.endpoints, registry, inventory)
     if named_models is not None:
         resolved = with_named_models(graph, resolved, named_models)
     if obtain is not None:
         resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
-    forkserver = plan_forkserver(resolved, inventory, paths.root)
+    own = {template.service for template in _here(templates, clustered=clustered)}
+    forkserver = plan_forkserver(resolved, inventory, paths.root, own)
     return Launch(
-        *(resolved, inventory, paths, bus, http, templates, services, forkserver),
-        endpoints,
-        request.forget,
-        host,
+        *(resolved, without_devices(inventory) if clustered else inventory, paths, bus, http),
+        *(templates, services, forkserver, endpoints, request.forget),
+        bus_host=host,
+        environment=check_environment(request.environment),
+        cluster_address=request.cluster_address,
     )
 
 
@@ -184,6 +208,16 @@ def check_endpoints(
         check_devices(spec, (other for other in others if other in endpoints), total, noun(inventory.kind, 2))
 
 
+def check_no_endpoints(registry: Registry) -> None:
+    """Raise UsageError for endpoints where workers live on the nodes of a cluster: their devices are counted on this
+    machine."""
+    if registry.entries:
+        raise UsageError(
+            f"endpoints cannot be served on a cluster: {', '.join(registry.entries)}",
+            "serve them with --environment local, or drop them by --forget",
+        )
+
+
 def own_devices(templates: Iterable[ServiceTemplate]) -> float:
     """Devices, or shares of them, that the graph's own workers have at the start."""
     return summed(one.device_count * one.workers for one in templates if one.role in ENGINE_ROLES)
@@ -195,6 +229,15 @@ def own_names(graph: ResolvedGraph) -> frozenset[str]:
         return frozenset()
     config = graph.root.config
     return frozenset(map(str, config.get(_SERVED_NAME) or filter(None, [config.get(_MODEL)])))
+
+
+def _here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:
+    return tuple(one for one in templates if not clustered or one.role not in ENGINE_ROLES)
+
+
+def without_devices(inventory: Inventory) -> Inventory:
+    """The inventory of a machine on which no worker is to live."""
+    return replace(inventory, devices=())
 
 
 def _resolve(graph: Graph, request: ServeRequest, chosen: Mapping[str, Section] | None = None) -> ResolvedGraph:

@@ -28,14 +28,20 @@ Record = Callable[[Event], None]
 
 class ServerEvents:
     """Records the events of one server. `record` is for those that other parts of the server observe. `flush` writes
-    those that a full disk did not take."""
+    those that a full disk did not take. `listeners` are called with each event that is recorded."""
 
     def __init__(self, paths: StatePaths, report: Report) -> None:
         self._subjects = Subjects(paths.namespace)
-        log = EventLog(paths.events_file, report)
-        self.record: Record = log.add
-        self.flush = log.flush
+        self._log = EventLog(paths.events_file, report)
+        self.flush = self._log.flush
+        self.listeners: list[Record] = []
         self.devices = DeviceEvents(self.record)
+
+    def record(self, event: Event) -> None:
+        """Record an event."""
+        self._log.add(event)
+        for listener in self.listeners:
+            listener(event)
 
     @contextmanager
     def of_server(self, target: str) -> Iterator[None]:

@@ -164,19 +164,19 @@ class Follower:
     """Reads a log as it grows, also across its rotation, in complete lines."""
 
     path: Path
-    _offset: int = 0
+    offset: int = 0
 
     def last_lines(self, lines: int) -> list[str]:
         """The last complete lines of the log as it is now. `new_lines` continues after them."""
-        self._offset = _end_of_last_line(self.path)
-        return tail(self.path, lines, before=self._offset)
+        self.offset = _end_of_last_line(self.path)
+        return tail(self.path, lines, before=self.offset)
 
     def new_lines(self) -> list[str]:
         """The complete lines that were added since the last call."""
         end = _end_of_last_line(self.path)
-        if end < self._offset:
-            self._offset = 0  # emptied meanwhile
-        start, self._offset = self._offset, end
+        if end < self.offset:
+            self.offset = 0  # emptied meanwhile
+        start, self.offset = self.offset, end
         return tail(self.path, MAX_BYTES, after=start, before=end)
 
 

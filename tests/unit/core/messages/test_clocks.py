@@ -42,6 +42,8 @@ OTHER_NUMBERS = {
     "MetricSample.value": "whatever is measured",
     "Reserve.floor": "steps",
     "RoleReport.usage": "a share",
+    "ReserveOrder.share": "a share",
+    "ReservationRow.share": "a share",
     "PlannerReport.devices": "a number",
     "Load.kv_usage": "a share",
     "Load.kv_pinned": "a share",

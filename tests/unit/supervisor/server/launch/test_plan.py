@@ -41,6 +41,10 @@ def plan(slots: int, *services: ResolvedService) -> tuple[WatcherPlan, ...]:
     return planned(graph(*services), cpu_slots(range(8), slots))
 
 
+def names(graph: ResolvedGraph) -> frozenset[str]:
+    return frozenset(service.name for service in graph.services)
+
+
 def planned(graph: ResolvedGraph, inventory: Inventory) -> tuple[WatcherPlan, ...]:
     return plan_services(graph.namespace, service_templates(graph, ROOT, HTTP), inventory)
 
@@ -169,18 +173,20 @@ def test_services_with_something_to_import_are_started_through_the_launcher_and_
     commands = {p.name: p.argv[2] for p in plans}
     launcher, host = "dynamo_local.process.forkserver.launcher", "dynamo_local.process.main"
     assert commands == {"ns_Worker": launcher, "ns_Worker_1": launcher, "ns_Router": host, "ns_Front": launcher}
-    forkserver = plan_forkserver(resolved, slots, ROOT)
+    forkserver = plan_forkserver(resolved, slots, ROOT, names(resolved))
     assert forkserver is not None
     assert forkserver.argv[2:] == ("dynamo_local.process.forkserver", "--namespace", "ns", "big.one")
     assert forkserver.environment["DYN_WATCHER"] == "ns_ForkServer"
     assert forkserver.environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert plan_forkserver(graph(service("Router")), slots, ROOT) is None
-    assert plan_forkserver(without_preloads(resolved), slots, ROOT) is None
+    assert plan_forkserver(graph(service("Router")), slots, ROOT, {"Router"}) is None
+    assert plan_forkserver(without_preloads(resolved), slots, ROOT, names(resolved)) is None
 
 
 def test_gpus_are_hidden_from_forks_only() -> None:
     gpus = Inventory("gpu", (Device(0, "gpu", "one", uuid="u"),))
-    forkserver = plan_forkserver(graph(msgspec.structs.replace(service("Front"), preload="big.one")), gpus, ROOT)
+    forkserver = plan_forkserver(
+        graph(msgspec.structs.replace(service("Front"), preload="big.one")), gpus, ROOT, {"Front"}
+    )
     assert forkserver is not None
     assert "CUDA_VISIBLE_DEVICES" not in forkserver.environment
 

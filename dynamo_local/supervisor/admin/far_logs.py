@@ -1,0 +1,87 @@
+"""Logs of processes on other nodes, which the server asks for. For `dynamo logs`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
+from dynamo_local.core.names import short_watcher
+from dynamo_local.supervisor.actuator.local import places_of_graph
+from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.places.far import FarPlaces
+from state.paths import StatePaths
+from state.statefile.store import StateStore
+
+
+class FarLogs:
+    """The logs of a server's processes on other nodes; none where there are no others, or no server. Use as a context
+    manager. Each method blocks until the node has answered."""
+
+    def __init__(self, paths: StatePaths) -> None:
+        self._paths = paths
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self._places: FarPlaces | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._places is not None:
+            self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    def select(self, selector: str | None) -> tuple[str, ...]:
+        """Names of the processes on other nodes that `selector` selects, as `reports.logs.select` takes it."""
+        try:
+            state = StateStore(self._paths).read()
+        except (NotRunningError, StateError):
+            return ()
+        far = [entry for entry in state.components.values() if entry.holds and entry.node != state.node]
+        return tuple(
+            entry.watcher_name
+            for entry in far
+            if selector is None or selector in {entry.watcher_name, entry.component, short_watcher(entry.watcher_name)}
+        )
+
+    def follower(self, watcher: str) -> FarFollower:
+        """Reads the log of a process on another node."""
+        return FarFollower(self, watcher)
+
+    def read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
+        """Lines, and the offset after them. None of a node that does not answer."""
+        with suppress(BusError, SupervisorError):
+            return self._runner.run(self._read(watcher, lines, after))
+        return (), after or 0
+
+    async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
+        if self._places is None:
+            bus = await self._stack.enter_async_context(bus_of(self._paths, "logs"))
+            self._places = places_of_graph(bus, self._paths)
+        part = await self._places.log(watcher, lines, after)
+        return part.lines, part.end
+
+
+@dataclass
+class FarFollower:
+    """Reads a log on another node as it grows, as `reports.logs.Follower` does one here."""
+
+    logs: FarLogs
+    watcher: str
+    _offset: int = 0
+
+    def last_lines(self, lines: int) -> list[str]:
+        """The last lines of the log as it is now: so many, and no more than fit into a message."""
+        found, self._offset = self.logs.read(self.watcher, lines, None)
+        return list(found)
+
+    def new_lines(self) -> list[str]:
+        """The lines that were added since the last call."""
+        found, self._offset = self.logs.read(self.watcher, 1000, self._offset)
+        return list(found)

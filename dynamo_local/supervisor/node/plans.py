@@ -1,0 +1,70 @@
+"""Plans the processes of a node by its own interpreter, paths and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch.plan import plan_forkserver, plan_watcher, revision_templates
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.supervisor.server.private_files import write_private
+from state.devices.allocation import Inventory
+from state.files import make_private_directory
+from state.paths import StatePaths
+
+_MODEL = "model"
+_ENGINE = "engine"
+_MOCKER = "mocker"
+
+
+@dataclass(frozen=True)
+class NodePlans:
+    """Plans of the workers of a graph, and of the endpoints' revisions whose graphs were learned. `node`: its name, for
+    errors. `exists`: whether there is such a folder."""
+
+    node: str
+    paths: StatePaths
+    inventory: Inventory
+    blueprint: BlueprintFile
+    exists: Callable[[Path], bool] = Path.exists
+
+    def plan(self, asked: WatcherPlan) -> WatcherPlan:
+        """Plan that process for this node, on the devices asked for. Raises UsageError for what cannot run here."""
+        watcher = asked.watcher
+        template = self.blueprint.current().worker(watcher.service, watcher.revision)
+        graph = ResolvedGraph.from_json(self.paths.graph_of(watcher.revision).read_bytes())
+        self._check_model(graph.service(watcher.service))
+        return plan_watcher(template, watcher, self.inventory, asked.devices)
+
+    def learn(self, revision: str, data: bytes) -> None:
+        """Take the graph of an endpoint's revision. Raises DecodeError for what is none."""
+        graph = ResolvedGraph.from_json(data)
+        path = self.paths.graph_of(revision)
+        make_private_directory(path.parent)
+        write_private(path, data)
+        templates = revision_templates(graph, revision, self.paths.root)
+        self.blueprint.change(lambda blueprint: blueprint.with_revision(templates))
+
+    def _check_model(self, service: ResolvedService) -> None:
+        model = service.config.get(_MODEL)
+        if service.config.get(_ENGINE) == _MOCKER or not isinstance(model, str) or not Path(model).is_absolute():
+            return
+        if not self.exists(Path(model)):
+            raise UsageError(f"node {self.node} has no {model}", "have the model in the same folder on all nodes")
+
+
+def forkserver_of(graph: ResolvedGraph, inventory: Inventory, root: Path) -> WatcherPlan | None:
+    """Plan the fork server of a node: for the graph's workers alone."""
+    workers = {service.name for service in graph.services if service.role in ENGINE_ROLES}
+    return plan_forkserver(graph, inventory, root, workers)
+
+
+def without_cluster(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a cluster sets for the process that starts a node server: a worker's devices and
+    threads are this server's to choose."""
+    return {name: value for name, value in environ.items() if not name.startswith(("RAY_", "OMP_", "CUDA_VISIBLE_"))}

@@ -1,0 +1,92 @@
+"""When a node server ends by itself: its head is silent, was replaced, or the process that it watches is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.messages.places import HeadBeat
+from dynamo_local.core.subjects import Subjects
+
+BEAT_S = 2.0
+"""Interval of the head's beats."""
+
+SILENT_S = 30.0
+"""A head that was not heard for so long is gone: longer than NATS takes to be restarted and all to connect again. The
+workers, of which nobody hears without NATS, would hold their devices for nobody."""
+
+_LOOK_S = 1.0
+
+
+@dataclass
+class HeadSilence:
+    """Listens for the beats of the head's server of that id."""
+
+    server: str
+    silent_s: float = SILENT_S
+    clock: Callable[[], float] = time.monotonic
+    replaced: bool = field(default=False, init=False)
+    _heard_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._heard_at = self.clock()
+
+    async def listen(self, bus: Bus, subjects: Subjects) -> None:
+        """Hear the beats on the bus."""
+        await bus.listen(subjects.head, HeadBeat, self.on_beat)
+
+    async def on_beat(self, beat: HeadBeat) -> None:
+        """Note a beat: of the server, or of one that has taken its place."""
+        if beat.server == self.server:
+            self._heard_at = self.clock()
+        else:
+            self.replaced = True
+
+    @property
+    def reason(self) -> str | None:
+        """Why this node server is to end; None while it is not."""
+        if self.replaced:
+            return "another server has taken the place of the one that has started this node server"
+        silent_s = self.clock() - self._heard_at
+        return f"nothing was heard of the server for {silent_s:.0f} s" if silent_s >= self.silent_s else None
+
+    async def over(self) -> str:
+        """Wait until this node server is to end. Returns the reason."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if (reason := self.reason) is not None:
+                return reason
+
+
+async def beat(bus: Bus, subjects: Subjects, server: str) -> None:
+    """Tell node servers, until cancelled, that the head's server lives."""
+    while True:
+        # The next one is as good.
+        with suppress(BusError):
+            await bus.send(subjects.head, HeadBeat(server))
+        await asyncio.sleep(BEAT_S)
+
+
+async def ended(pid: int) -> str:
+    """Wait until that process of this machine has ended, reaped or not. Returns that in words."""
+    text = f"process {pid}, with which this node server is to end, is gone"
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return text
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    # Readable as soon as the process has ended, also while nobody reaps it.
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return text

@@ -1,0 +1,106 @@
+"""Answers orders to places that come over the bus: at the head for all of a graph, in a node server for its node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer, Subscription
+from dynamo_local.core.errors import DynamoError, UsageError
+from dynamo_local.core.messages.places import (
+    MOST_LOG_BYTES,
+    Done,
+    EndOrder,
+    ErrorQuestion,
+    GraphOrder,
+    LinesAnswer,
+    LogQuestion,
+    PlacesAnswer,
+    PlacesQuestion,
+    PlacesRequest,
+    ReleaseOrder,
+    Reserved,
+    ReserveOrder,
+    StartOrder,
+    StatusesAnswer,
+    StatusesQuestion,
+)
+from dynamo_local.supervisor.places.port import Places
+from dynamo_local.supervisor.places.wire import (
+    need_of,
+    plan_of,
+    refusal,
+    reservation_of,
+    row_of_place,
+    row_of_reservation,
+    watcher_of,
+)
+from dynamo_local.tasks import TaskGuard
+
+
+async def _knows_graph(revision: str, _: bytes) -> None:
+    raise UsageError(f"the graph of {revision} is known here")
+
+
+@dataclass(frozen=True)
+class PlacesService:
+    """Serves places on a subject. `learn(revision, graph)`: takes the graph of an endpoint's revision."""
+
+    places: Places
+    tasks: TaskGuard
+    learn: Callable[[str, bytes], Awaitable[None]] = _knows_graph
+
+    async def serve(self, bus: Bus, subject: str) -> Subscription:
+        """Answer until the bus closes or the subscription ends. Each order is carried out in a task of its own."""
+
+        async def on_request(request: PlacesRequest, answer: Answer) -> None:
+            self.tasks.spawn(f"order {type(request).__name__}", self._answered(request, answer))
+
+        return await bus.serve(subject, PlacesRequest, on_request)
+
+    async def _answered(self, request: PlacesRequest, answer: Answer) -> None:
+        try:
+            reply = await self._carried_out(request)
+        except DynamoError as error:
+            reply = refusal(error)
+        await answer.send(reply)
+
+    async def _carried_out(self, request: PlacesRequest) -> msgspec.Struct:
+        match request:
+            case PlacesQuestion():
+                return PlacesAnswer(tuple(map(row_of_place, (await self.places.places()).values())))
+            case StatusesQuestion():
+                return StatusesAnswer(dict(await self.places.statuses()))
+            case ReserveOrder():
+                reservation = await self.places.reserve(watcher_of(request.watcher), need_of(request))
+                return Reserved(row_of_reservation(reservation))
+            case ErrorQuestion(watcher=watcher):
+                error = await self.places.last_error(watcher)
+                return LinesAnswer(() if error is None else (error,))
+            case LogQuestion(watcher=watcher, lines=lines, after=after):
+                part = await self.places.log(watcher, lines, after)
+                return LinesAnswer(_bounded(part.lines), part.end)
+            case StartOrder():
+                await self.places.start(reservation_of(request.reservation), plan_of(request))
+            case EndOrder(watcher=watcher, deadline_s=deadline_s):
+                await self.places.end(watcher, deadline_s)
+            case ReleaseOrder(watcher=watcher):
+                await self.places.release(watcher)
+            case GraphOrder(revision=revision, graph=graph):
+                await self.learn(revision, graph)
+        return Done()
+
+
+def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last of the lines that fit into a message."""
+    kept: list[str] = []
+    room = MOST_LOG_BYTES
+    for line in reversed(lines):
+        room -= len(line.encode(errors="replace")) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))

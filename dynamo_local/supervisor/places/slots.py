@@ -1,0 +1,76 @@
+"""What a graph has reserved with its cluster, by watcher. Only the head's server changes it, and nodes that die do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.names import Watcher
+from dynamo_local.supervisor.places.cluster import Cluster, Slot
+from dynamo_local.supervisor.places.port import Need
+
+_KNOWN_S = 1.0
+"""While a worker starts, its status is asked for several times a second, and the cluster may take long to answer."""
+
+
+@dataclass
+class Slots:
+    """The reservations of one namespace, each under the name NAMESPACE/WATCHER."""
+
+    cluster: Cluster
+    namespace: str
+    clock: Callable[[], float] = time.monotonic
+    _known: tuple[float, Mapping[str, Slot]] = field(default=(-math.inf, {}), init=False)
+
+    async def all(self) -> Mapping[str, Slot]:
+        """What is reserved, as of _KNOWN_S ago at most."""
+        known, now = self._known, self.clock()
+        if now - known[0] < _KNOWN_S:
+            return known[1]
+        found = await self.cluster.reservations()
+        prefix = f"{self.namespace}/"
+        slots = {name.removeprefix(prefix): slot for name, slot in found.items() if name.startswith(prefix)}
+        if self._known is known:
+            # Nothing was reserved or given back meanwhile.
+            self._known = (now, slots)
+        return slots
+
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
+        """Reserve with the cluster. Raises DeviceError, which says for whom."""
+        try:
+            return await self.cluster.reserve(self._name(str(watcher)), need)
+        except DeviceError as error:
+            needed = f"{need.devices} device{'' if need.devices == 1 else 's'}"
+            raise DeviceError(f"{watcher.service} needs {needed}: {error.cause}", error.remedy) from error
+        finally:
+            self._forget()
+
+    async def release(self, watcher: str) -> None:
+        """Give back what is reserved for the watcher. Harmless if there is nothing."""
+        try:
+            await self.cluster.release(self._name(watcher))
+        finally:
+            self._forget()
+
+    async def clear(self, nodes: Collection[str] = ()) -> None:
+        """Release all that is reserved, and end the node servers there and on those `nodes`. Tries all, then raises the
+        first error."""
+        self._forget()
+        slots = await self.all()
+        standing = {*nodes, *(slot.node for slot in slots.values())}
+        ended = await asyncio.gather(*map(self.cluster.end_node, standing), return_exceptions=True)
+        freed = await asyncio.gather(*map(self.release, slots), return_exceptions=True)
+        for failure in (*ended, *freed):
+            if failure is not None:
+                raise failure
+
+    def _forget(self) -> None:
+        """Have the cluster asked anew, also by whoever is asking at the moment."""
+        self._known = (-math.inf, {})
+
+    def _name(self, watcher: str) -> str:
+        return f"{self.namespace}/{watcher}"

@@ -1,0 +1,110 @@
+"""A cluster whose node servers are child processes of the server, each with a state folder of its own: for tests.
+
+dynamo serve GRAPH --environment tests.child_nodes:ChildNodes --address a=2,b=2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamo_local.core.errors import SupervisorError
+from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
+from dynamo_local.supervisor.places.port import Need
+from state.paths import state_root
+from tests.memory_cluster import MemoryCluster
+
+_ENDS_WITHIN_S = 60.0
+
+
+def node_root(root: Path, node: str) -> Path:
+    """The state folder of a node, by that of the head."""
+    return root.parent / f"{root.name}.{node}"
+
+
+def pid_file(root: Path, node: str) -> Path:
+    """Where the pid of a node server is."""
+    return node_root(root, node) / "node.pid"
+
+
+@dataclass
+class ChildNodes:
+    """A file `dead` in a node's folder has the cluster declare it dead."""
+
+    sizes: Mapping[str, int]
+    root: Path
+    memory: MemoryCluster = field(init=False)
+    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryCluster(self.sizes, self._start, self._end)
+
+    @classmethod
+    async def connect(cls, namespace: str, address: str | None) -> ChildNodes:
+        pairs = (pair.split("=") for pair in (address or "a=2,b=2").split(","))
+        return cls({name: int(size) for name, size in pairs}, state_root(os.environ))
+
+    async def nodes(self) -> Mapping[str, ClusterNode]:
+        self.memory.dead = {node for node in self.sizes if (node_root(self.root, node) / "dead").exists()}
+        return await self.memory.nodes()
+
+    async def reserve(self, name: str, need: Need) -> Slot:
+        await self.nodes()
+        return await self.memory.reserve(name, need)
+
+    async def release(self, name: str) -> None:
+        await self.memory.release(name)
+
+    async def reservations(self) -> Mapping[str, Slot]:
+        await self.nodes()
+        return await self.memory.reservations()
+
+    async def start_node(self, node: str, order: bytes) -> None:
+        process = self.processes.get(node)
+        if process is not None and process.returncode is not None:
+            self.memory.running.discard(node)
+        await self.memory.start_node(node, order)
+
+    async def end_node(self, node: str) -> None:
+        await self.memory.end_node(node)
+
+    async def close(self) -> None:
+        pass
+
+    async def _start(self, node: str, order: bytes) -> None:
+        folder = node_root(self.root, node)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        log = folder / "node.log"
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dynamo_local.supervisor.node", "--state-dir", str(folder / "state")),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        self.processes[node] = process
+        pid_file(self.root, node).write_text(str(process.pid))
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(order)
+        process.stdin.close()
+        async with asyncio.timeout(60):
+            line = await process.stdout.readline()
+        if line != b"ready\n":
+            last = (log.read_text().splitlines() or ["its log is empty"])[-1]
+            raise SupervisorError(f"node {node}: {last.removeprefix('error: ')}")
+
+    async def _end(self, node: str) -> None:
+        process = self.processes.pop(node)
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(_ENDS_WITHIN_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()

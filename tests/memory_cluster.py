@@ -1,0 +1,69 @@
+"""A cluster in memory (supervisor/places/cluster.py): nodes that a test gives it, and what is reserved on them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.shares import fits, summed
+from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
+from dynamo_local.supervisor.places.port import Need
+
+
+async def _nothing(_: str) -> None:
+    pass
+
+
+@dataclass
+class MemoryCluster:
+    """`sizes`: devices by node. `start`, `end`: called for node servers that are not running, and those that are."""
+
+    sizes: Mapping[str, int]
+    start: Callable[[str, bytes], Awaitable[None]]
+    end: Callable[[str], Awaitable[None]] = _nothing
+    dead: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    reserved: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    async def nodes(self) -> Mapping[str, ClusterNode]:
+        return {
+            node: ClusterNode(node, node not in self.dead, size, size - self._used(node))
+            for node, size in self.sizes.items()
+        }
+
+    async def reserve(self, name: str, need: Need) -> Slot:
+        needed = need.devices * need.share
+        if name not in self.reserved:
+            roomy = [node for node in self.sizes if self._has_room(node, needed)]
+            if not roomy:
+                raise DeviceError("no node has them free", "ask for fewer")
+            # Shares are to be of one device, and whole workers on all nodes.
+            node = max(roomy, key=self._used) if need.share < 1 else min(roomy, key=self._used)
+            self.reserved[name] = (node, needed)
+        return Slot(self.reserved[name][0])
+
+    async def release(self, name: str) -> None:
+        self.reserved.pop(name, None)
+
+    async def reservations(self) -> Mapping[str, Slot]:
+        return {name: Slot(node) for name, (node, _) in self.reserved.items() if node not in self.dead}
+
+    async def start_node(self, node: str, order: bytes) -> None:
+        if node not in self.running:
+            self.running.add(node)
+            await self.start(node, order)
+
+    async def end_node(self, node: str) -> None:
+        if node in self.running:
+            self.running.remove(node)
+            await self.end(node)
+
+    async def close(self) -> None:
+        pass
+
+    def _used(self, node: str) -> float:
+        return summed(needed for where, needed in self.reserved.values() if where == node)
+
+    def _has_room(self, node: str, needed: float) -> bool:
+        return node not in self.dead and fits(self._used(node), needed, self.sizes[node])

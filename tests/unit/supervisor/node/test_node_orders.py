@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.core.errors import ConfigError, DecodeError, UsageError
+from dynamo_local.core.messages.places import HeadBeat
+from dynamo_local.core.names import Watcher
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
+from dynamo_local.supervisor.node.plans import NodePlans, without_cluster
+from dynamo_local.supervisor.node.silence import HeadSilence, ended
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.launch.plan import revision_templates
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from state.devices.allocation import cpu_slots
+from state.paths import STATE_DIR_VARIABLE, StatePaths
+
+WATCHER = Watcher("dynamo", "VllmWorker", 3)
+SLOTS = cpu_slots(range(4), 4)
+
+
+def service(name: str, role: str, **config: object) -> ResolvedService:
+    return ResolvedService(name, f"graph:{name}", role, 1, 1 if role == "decode" else 0, 0, {"KEEP": "me"}, config, ())
+
+
+def graph(**config: object) -> ResolvedGraph:
+    return ResolvedGraph(
+        "graph:Frontend", "dynamo", (service("VllmWorker", "decode", **config), service("Frontend", "frontend"))
+    )
+
+
+def order(**changes: object) -> NodeOrder:
+    whole = NodeOrder("dynamo", "n1", "id", BusAddress("nats://h:1", "t"), graph(), installed_versions(), 4, 60.0, 30.0)
+    return msgspec.structs.replace(whole, **changes)
+
+
+def plans(root: Path, **config: object) -> NodePlans:
+    paths = StatePaths(root, "dynamo")
+    paths.run_dir.mkdir(mode=0o700)
+    paths.graph_file.write_bytes(graph(**config).to_json())
+    file = BlueprintFile(paths)
+    file.write(Blueprint("", "/", SLOTS, revision_templates(graph(**config), "", root), 60.0, 30.0))
+    return NodePlans("n1", paths, SLOTS, file)
+
+
+def asked(watcher: Watcher = WATCHER) -> WatcherPlan:
+    return WatcherPlan(watcher, "decode", ("somewhere/python",), {STATE_DIR_VARIABLE: "/head"}, (2,))
+
+
+def test_an_order_is_read_as_it_was_written() -> None:
+    assert NodeOrder.decode(order().encode()) == order()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", order().encode()[:-9]])
+def test_garbage_is_no_order(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        NodeOrder.decode(data)
+
+
+def test_names_in_an_order_are_checked() -> None:
+    with pytest.raises(ConfigError):
+        NodeOrder.decode(order(node="../n").encode())
+
+
+def test_a_node_with_other_versions_is_refused_in_a_line() -> None:
+    order().check_versions()
+    with pytest.raises(ConfigError, match=r"node n1 has vllm .*, and the head has 0\.0\.1; install the same"):
+        order(versions={"vllm": "0.0.1"}).check_versions()
+
+
+def test_a_node_plans_by_its_own_paths(tmp_path: Path) -> None:
+    plan = plans(tmp_path).plan(asked())
+    assert (plan.watcher, plan.devices) == (WATCHER, (2,))
+    assert plan.environment[STATE_DIR_VARIABLE] == str(tmp_path)
+    assert plan.environment["KEEP"] == "me"
+    assert plan.environment["DYN_CPU_CORES"] == "2"
+    assert "somewhere/python" not in plan.argv
+
+
+def test_a_node_without_the_model_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="node n1 has no /models/x; have the model in the same folder"):
+        plans(tmp_path, model="/models/x").plan(asked())
+
+
+def test_mockers_need_no_model(tmp_path: Path) -> None:
+    assert plans(tmp_path, model="/models/x", engine="mocker").plan(asked()).watcher == WATCHER
+
+
+def test_the_graph_of_a_revision_is_learned(tmp_path: Path) -> None:
+    found = plans(tmp_path)
+    watcher = Watcher("dynamo", "VllmWorker", 0, "chat@2")
+    with pytest.raises(UsageError, match="VllmWorker"):
+        found.plan(asked(watcher))
+    found.learn("chat@2", graph().to_json())
+    assert found.plan(asked(watcher)).watcher == watcher
+    with pytest.raises(DecodeError):
+        found.learn("chat@3", b"{}")
+
+
+def test_what_a_cluster_sets_for_its_own_processes_is_not_for_workers() -> None:
+    environ = {"RAY_X": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CUDA_HOME": "/c", "PATH": "/bin"}
+    assert without_cluster(environ) == {"CUDA_HOME": "/c", "PATH": "/bin"}
+
+
+async def test_a_node_server_ends_when_its_head_is_silent() -> None:
+    now = 0.0
+    head = HeadSilence("id", silent_s=30.0, clock=lambda: now)
+    now = 29.0
+    assert head.reason is None
+    await head.on_beat(HeadBeat("id"))
+    now = 58.0
+    assert head.reason is None
+    now = 59.0
+    assert head.reason == "nothing was heard of the server for 30 s"
+
+
+async def test_a_node_server_ends_when_another_server_has_its_namespace() -> None:
+    head = HeadSilence("id")
+    await head.on_beat(HeadBeat("another"))
+    await head.on_beat(HeadBeat("id"))
+    assert "another server" in str(head.reason)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_the_end_of_a_process_is_seen_although_nobody_reaps_it() -> None:
+    process = await asyncio.to_thread(subprocess.Popen, ["sleep", "600"])
+    watching = asyncio.create_task(ended(process.pid))
+    await asyncio.sleep(0)
+    process.kill()
+    async with asyncio.timeout(60):
+        assert "is gone" in await watching
+        # It is a zombie still.
+        assert state_of(process.pid) == "Z"
+        await ended(process.pid)
+    await asyncio.to_thread(process.wait)
