@@ -157,17 +157,30 @@ class FairQueue(Generic[Item]):
         self._offered = self._head(declined=self._offered) if called is None else called
         return self._offered
 
-    def make_room(self, running: Iterable[Item], ready: Callable[[Item], bool] = lambda _: True) -> Item | None:
+    def make_room(
+        self,
+        running: Iterable[Item],
+        ready: Callable[[Item], bool] = lambda _: True,
+        above: PriorityClass | None = None,
+    ) -> Item | None:
         """Return the running request that is to give way to a waiting one, which `peek` returns next, or None.
 
-        The one that waits is the first of the highest class of which any is `ready` to begin.
+        The one that waits is the first of the highest class of which any is `ready` to begin. `above`: only of a higher
+        class than this one.
         """
         for one in PriorityClass:
+            if one is above:
+                break
             if (first := self._classes[one].first(ready)) is not None:
                 found = self.gives_way(running, one)
                 self._called = None if found is None else first
                 return found
         return None
+
+    @property
+    def is_called(self) -> bool:
+        """Whether room has been made for a request that has not been offered since."""
+        return self._called is not None
 
     def gives_way(self, running: Iterable[Item], to: PriorityClass) -> Item | None:
         """Return the running request that gives way to one of class `to`, or None.

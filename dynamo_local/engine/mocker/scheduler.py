@@ -129,7 +129,8 @@ class Scheduler:
         for sequence, count in self._plan_running(draft).items():
             self._compute(sequence, count, draft)
         if not draft.preempted:
-            self._admit_loaded(draft)
+            if not self._waiting.is_called:
+                self._admit_loaded(draft)
             self._admit_waiting(draft, now)
         if given_way is not None:
             # Not before: it is not let in again in the step in which it gave way.
@@ -169,10 +170,11 @@ class Scheduler:
         """Where a place is wanting, have a running request give way to one of a higher class. Return it, or None."""
         if self._has_place:
             return None
-        if self._loaded:
-            victim = self._waiting.gives_way(self._running, class_of(self._loaded[0].claim.priority))
-        else:
-            victim = self._waiting.make_room(self._running)
+        # Of one class, those that are loaded are let in first.
+        loaded = class_of(self._loaded[0].claim.priority) if self._loaded else None
+        victim = self._waiting.make_room(self._running, above=loaded)
+        if victim is None and loaded is not None:
+            victim = self._waiting.gives_way(self._running, loaded)
         if victim is not None:
             self._running.remove(victim)
             self._free(victim)
@@ -198,7 +200,8 @@ class Scheduler:
         return planned
 
     def _admit_loaded(self, draft: Draft) -> None:
-        """First those that hold blocks already: others may wait for these."""
+        """First those that hold blocks already: others may wait for these. Not while room has been made for one that is
+        more urgent."""
         while self._loaded and draft.budget > 0 and self._has_place:
             self._start(self._loaded.pop(0), draft)
 

@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
 from dynamo_local.engine.vllm.patches.requests.make_room import have_urgent_requests_find_room
-from tests.e2e.contract.lone_scheduler import PLACES, PROMPT, lone_scheduler, request_of
+from tests.e2e.contract.lone_scheduler import BLOCK, PLACES, PROMPT, lone_scheduler, request_of
 
 LONG = 40
 
@@ -45,6 +45,15 @@ class Engine:
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             request.structured_output_request = SimpleNamespace(grammar=None)  # type: ignore[assignment]
         self.scheduler.add_request(request)
+        return request
+
+    def load(self, priority: int, steps: int) -> Request:
+        """A request whose first block has been read from elsewhere, as a connector leaves it."""
+        request = request_of(next(self._numbers), steps=steps, priority=priority)
+        request.num_computed_tokens = BLOCK
+        assert self.scheduler.kv_cache_manager.allocate_slots(request, BLOCK, delay_cache_blocks=True) is not None
+        self.scheduler.add_request(request)
+        assert request in self.scheduler.kv_holding_waiting
         return request
 
     def step(self) -> None:
@@ -121,6 +130,25 @@ def test_each_of_a_burst_takes_one_slot_and_background_work_goes_on(engine: Engi
     engine.finish()
     assert all(answered(each) for each in background)
     assert all(answered(each, 4) for each in urgent)
+
+
+def test_one_that_is_loaded_hides_no_more_urgent_one(engine: Engine) -> None:
+    running = [engine.submit(), engine.submit()]
+    for _ in range(3):
+        engine.step()
+    loaded = engine.load(priority=3, steps=2)
+    for _ in range(3):
+        engine.step()
+    assert engine.preempted == []
+    urgent = engine.submit(priority=-1, steps=3)
+    engine.step()
+    assert engine.preempted == [running[1].request_id]
+    assert engine.let_in[-1] == urgent.request_id
+    engine.finish()
+    assert engine.preempted == [running[1].request_id]
+    assert answered(loaded, 2)
+    assert answered(urgent, 3)
+    assert all(answered(each) for each in running)
 
 
 def test_nobody_gives_way_to_a_request_for_whose_adapter_there_is_no_room(engine: Engine) -> None:

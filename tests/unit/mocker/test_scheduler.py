@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.engine.mocker.kv.pulling import Pull
+from dynamo_local.engine.mocker.scheduler import Scheduler
 from dynamo_local.engine.mocker.sequence import Hold
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
@@ -175,6 +177,25 @@ def test_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
     assert watched.preemptions == 1
     assert [len(one.tokens) for one in (first, second, urgent, equal)] == [14, 14, 8, 6]
     assert second.tokens[5:] == continuation([1] * 5, 9, VOCAB_SIZE)
+
+
+def test_one_that_is_loaded_hides_no_more_urgent_one() -> None:
+    scheduler = Scheduler(tiny(max_num_seqs=2, kv_blocks=20))
+    loaded = scheduler.submit([7] * 5, greedy(2), priority=3)
+    loaded.pull = Pull("elsewhere", (0,), 0, until=99.0)
+    (read,) = scheduler.begin().reads
+    running = [scheduler.submit([number] * 5, greedy(9)) for number in range(2)]
+    scheduler.complete(scheduler.begin())
+    scheduler.memory.write(read.targets[0], loaded.hashes(1, 4)[0])
+    scheduler.end_read(read, received=True)
+    assert scheduler.begin().preempted == (), "nobody is less urgent than the one that is loaded"
+    urgent = scheduler.submit([9] * 5, greedy(3), priority=-1)
+    outcome = scheduler.begin()
+    assert (outcome.preempted, outcome.admitted) == ((running[1],), (urgent,))
+    scheduler.complete(outcome)
+    while scheduler.has_work:
+        scheduler.complete(scheduler.begin())
+    assert_exact([loaded, urgent, *running])
 
 
 def test_one_that_made_way_after_its_turn_computes_nothing_in_that_step() -> None:

@@ -33,9 +33,12 @@ class FairRequestQueue(RequestQueue):
     def pop_request(self) -> Request:
         return self._queue.pop()
 
-    def make_room(self, running: Iterable[Request], ready: Callable[[Request], bool]) -> Request | None:
-        """Return the running request that is to give way to one that waits and is ready, and offer that one next."""
-        return self._queue.make_room(running, ready)
+    def make_room(
+        self, running: Iterable[Request], ready: Callable[[Request], bool], above: PriorityClass | None
+    ) -> Request | None:
+        """Return the running request that is to give way to one that waits and is ready, and offer that one next.
+        `above`: only if it is of a higher class than this one."""
+        return self._queue.make_room(running, ready, above)
 
     def gives_way(self, running: Iterable[Request], to: PriorityClass) -> Request | None:
         """Return the running request that gives way to one of this class, or None."""

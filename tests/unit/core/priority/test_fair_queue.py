@@ -199,7 +199,9 @@ def test_nobody_gives_way_to_one_that_cannot_begin() -> None:
     for one in waiting:
         queue.add(one, one.claim)
     assert queue.make_room([running], lambda _: False) is None
-    assert queue.make_room([running], lambda one: one is waiting[1]) is running
+    assert queue.make_room([running], above=PriorityClass.HIGH) is None
+    assert queue.make_room([running], lambda one: one is waiting[1], above=PriorityClass.NORMAL) is running
+    assert queue.is_called
     assert queue.peek() is waiting[1]
     assert queue.make_room([running]) is running
     queue.remove(waiting[0])

@@ -5,12 +5,15 @@ Who gives way: core/priority/fair_queue.py. It does so before a step is planned,
 all do in `reset_prefix_cache`. So what a step in flight still computes for it is delivered, or dropped, and its blocks
 are freed, as vLLM does that. It enters the queue when the step has been planned, because vLLM lets none in that was
 preempted in the same step.
+
+vLLM lets those in first whose KV has been loaded, whatever their class. They are kept out of a step in which one gives
+way to a request of a higher class than theirs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any
 
@@ -40,32 +43,36 @@ def _making_room(schedule: Callable[..., SchedulerOutput]) -> Callable[..., Sche
     @wraps(schedule)
     def making_room(scheduler: Any, throttle_prefills: bool = False) -> SchedulerOutput:
         # A step that puts off prompts lets nobody in.
-        victim = None if throttle_prefills else _gives_way(scheduler)
+        victim, later = (None, ()) if throttle_prefills else _gives_way(scheduler)
         if victim is None:
             return schedule(scheduler, throttle_prefills)
         scheduler.running.remove(victim)
         scheduler._preempt_request(victim, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery)
         scheduler.waiting.remove_request(victim)
+        scheduler.kv_holding_waiting.remove_requests(later)
         try:
             return schedule(scheduler, throttle_prefills)
         finally:
             scheduler.waiting.prepend_request(victim)
+            for request in later:
+                scheduler.kv_holding_waiting.add_request(request)
 
     return making_room
 
 
-def _gives_way(scheduler: Any) -> Request | None:
-    """The running request that is to give way, or None."""
+def _gives_way(scheduler: Any) -> tuple[Request | None, Sequence[Request]]:
+    """The running request that is to give way, or None, and those that are loaded and to be let in later."""
     waiting = scheduler.waiting
     if not isinstance(waiting, FairRequestQueue) or scheduler.pause_state != PauseState.UNPAUSED:
-        return None
+        return None, ()
     if len(scheduler.running) + scheduler.num_waiting_for_streaming_input < scheduler.max_num_active_reqs:
-        return None
-    for request in scheduler.kv_holding_waiting:
-        # These are let in first, whatever their class.
-        if _can_begin(scheduler, request):
-            return waiting.gives_way(scheduler.running, class_of(request.priority))
-    return waiting.make_room(scheduler.running, lambda request: _can_begin(scheduler, request))
+        return None, ()
+    loaded = [request for request in scheduler.kv_holding_waiting if _can_begin(scheduler, request)]
+    highest = class_of(loaded[0].priority) if loaded else None
+    victim = waiting.make_room(scheduler.running, lambda request: _can_begin(scheduler, request), highest)
+    if victim is not None or highest is None:
+        return victim, loaded
+    return waiting.gives_way(scheduler.running, highest), ()
 
 
 def _can_begin(scheduler: Any, request: Request) -> bool:
