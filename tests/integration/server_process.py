@@ -16,6 +16,7 @@ from typing import Self
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
+from state.endpoints.board import read_board
 from state.machine.processes import Process, ProcFs, kin
 from state.paths import StatePaths
 from state.statefile.model import State
@@ -121,6 +122,16 @@ class ServerProcess:
 
     def state(self) -> State:
         return StateStore(self.paths).read()
+
+    def serves_all(self) -> bool:
+        """Whether all endpoints are ready: by the file that frontends read, since each command that asks takes a second
+        of CPU time from those that start."""
+        board = read_board(self.paths)
+        return (
+            board is not None
+            and len(board.endpoints) > 0
+            and all(each.status.state == "ready" for each in board.endpoints)
+        )
 
     def pid(self, service: str) -> int:
         """Pid in the statefile of the first process of a service."""

@@ -77,9 +77,6 @@ class Frontends(ServerProcess):
         names = ("dynamo_frontends", "dynamo_frontends_unread", "dynamo_frontend_requests_in_flight")
         return [shown[name] for name in names] == [2, 0, STREAMS]
 
-    def serves_all(self) -> bool:
-        return all(each["status"]["state"] == "ready" for each in self.command("endpoint", "list"))
-
 
 class Stream:
     """A stream of one client, on a connection of its own."""

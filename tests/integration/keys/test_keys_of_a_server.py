@@ -52,10 +52,6 @@ class KeyServer(ServerProcess):
             base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S, trust_env=False
         )
 
-    def is_ready(self) -> bool:
-        listed = self.run("endpoint", "list")
-        return listed.returncode == 0 and json.loads(listed.stdout)[0]["status"]["state"] == "ready"
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyServer]:
@@ -68,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyServer]:
         port = probe.getsockname()[1]
     with KeyServer(folder / "state", port, file) as server:
         server.line("API ready at", within_s=READY_WITHIN_S)
-        eventually(server.is_ready, "the endpoint is not ready")
+        eventually(server.serves_all, "the endpoint is not ready")
         yield server
 
 

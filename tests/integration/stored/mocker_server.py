@@ -71,17 +71,12 @@ class MockerServer(ServerProcess):
         except httpx.HTTPError:
             return False
 
-    def is_ready(self) -> bool:
-        """Whether the endpoint is."""
-        listed = self.run("endpoint", "list")
-        return listed.returncode == 0 and json.loads(listed.stdout)[0]["status"]["state"] == "ready"
-
 
 @contextmanager
 def running(folder: Path, *settings: str, **endpoint: Any) -> Iterator[MockerServer]:
     """Run a server whose endpoint is ready. `endpoint`: fields of it beside the usual ones."""
     with started(folder, *settings, **endpoint) as server:
-        eventually(server.is_ready, "the endpoint is not ready")
+        eventually(server.serves_all, "the endpoint is not ready")
         yield server
 
 
