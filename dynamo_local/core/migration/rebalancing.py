@@ -76,9 +76,10 @@ class WorkerRoom:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a request waits there that does not fit, and has not run: one that has would be preempted again."""
-        head = self.instance.head_tokens
-        return head > 0 and self.preempted_tokens == 0 and (self.slots < 1 or self.free_tokens < head)
+        """Whether a request waits there that does not fit. One that has run waits for a slot alone, which it lost to a
+        more urgent one: in too little KV cache it would be preempted again."""
+        head, fits = self.instance.head_tokens, self.free_tokens >= self.instance.head_tokens
+        return head > 0 and not (fits and self.slots >= 1) and (fits or self.preempted_tokens == 0)
 
     @property
     def lacking_tokens(self) -> float:

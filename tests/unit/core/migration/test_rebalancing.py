@@ -38,6 +38,9 @@ def names(transfers: tuple[PlannedMigration, ...]) -> list[str]:
     return [f"{transfer.request_id}>{transfer.destination}" for transfer in transfers]
 
 
+ONLY_ROOM = RebalancingLimits(below=-1e9, above=1e9)
+
+
 # Relieving
 
 
@@ -137,6 +140,15 @@ def test_a_full_batch_is_made_room_in_too() -> None:
     # 50 tokens less for the first of the queue, 550 for 8 requests.
     assert transfers[0].floor == 550 / 8
     assert plan([blocked, room("b", 500, 8)], candidates("a", 50), LIMITS) == ()
+
+
+def test_others_make_way_for_one_that_lost_its_slot_and_not_for_one_that_lost_its_blocks() -> None:
+    # It finds blocks: 600 are free.
+    blocked = replace(room("a", 400, 8, head=50, slots=0), preempted_tokens=50)
+    assert names(plan([blocked, room("b", 100, 1)], candidates("a", 50), LIMITS)) == ["a50>b"]
+    for slots in (0, 1):
+        blocked = replace(room("a", 800, 3, head=300, slots=slots), preempted_tokens=300)
+        assert plan([blocked, room("b", 100, 1)], candidates("a", 400), ONLY_ROOM) == ()
 
 
 def test_nobody_gives_way_to_one_that_fits() -> None:
