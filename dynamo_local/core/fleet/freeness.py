@@ -24,9 +24,10 @@ from dynamo_local.core.fleet.readings import reading_of
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.priority.classes import PriorityClass
 
-HEADROOM: Mapping[PriorityClass, float] = MappingProxyType({PriorityClass.HIGH: 0.5})
+HEADROOM: Mapping[PriorityClass, float] = MappingProxyType({PriorityClass.HIGH: 0.1})
 """Share of the KV cache that is kept free on a worker that runs requests of the class, so that others come to it late,
-and leave it early."""
+and leave it early. From simulation (docs/internals/results/routing.md): with 0.5 nearly all workers look full if a
+tenth of the requests is urgent, so that requests migrate in vain, and the policy `freeness` spreads them no more."""
 
 HEAD_GROWS_S = 1.0
 """After so many seconds at the head of a queue a request counts with all that it needs."""

@@ -60,7 +60,7 @@ def test_a_worker_that_runs_urgent_requests_is_less_free() -> None:
     found = instance_of(urgent, NOW)
     assert found is not None
     assert freeness(found) == (1000 - 200 - 1000 * HEADROOM[PriorityClass.HIGH]) / 4
-    assert chosen(urgent, worker("b", 0.5, 4)) == "b"
+    assert chosen(urgent, worker("b", 0.25, 4)) == "b"
 
 
 @given(instances, st.floats(0, 100), st.floats(0, 100))
