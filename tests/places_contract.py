@@ -215,7 +215,8 @@ class PlacesContract:
         part = await site.places.log(str(worker()), 1)
         assert part.lines == ("error: no memory",)
         assert (await site.places.log(str(worker()), 5, after=part.end)).lines == ()
-        assert (await site.places.log(str(worker()), 5, after=0)).lines == part.lines
+        # circus starts one once more that has ended before it is looked at.
+        assert set((await site.places.log(str(worker()), 5, after=0)).lines) == set(part.lines)
 
     async def test_unknown_is_not_stopped(self, site: Site) -> None:
         await started(site)
