@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
-from dynamo_local.core.errors import DynamoError, UsageError
+from dynamo_local.core.errors import DynamoError, SupervisorError, UsageError, one_line
 from dynamo_local.core.messages.places import (
     MOST_LOG_BYTES,
     Done,
@@ -40,6 +41,8 @@ from dynamo_local.supervisor.places.wire import (
 )
 from dynamo_local.tasks import TaskGuard
 
+_log = logging.getLogger(__name__)
+
 
 async def _knows_graph(revision: str, _: bytes) -> None:
     raise UsageError(f"the graph of {revision} is known here")
@@ -66,6 +69,9 @@ class PlacesService:
             reply = await self._carried_out(request)
         except DynamoError as error:
             reply = refusal(error)
+        except Exception as error:  # noqa: BLE001 - an order that fails in a new way is no reason to end all that runs
+            _log.exception("an order has failed: %s", type(request).__name__)
+            reply = refusal(SupervisorError(f"{type(error).__name__}: {one_line(error)}", "see the log"))
         await answer.send(reply)
 
     async def _carried_out(self, request: PlacesRequest) -> msgspec.Struct:
