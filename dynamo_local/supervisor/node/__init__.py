@@ -3,6 +3,7 @@
     __main__.py   `python -m dynamo_local.supervisor.node`: reads its order from standard input
     order.py      what it is told when it is started
     server.py     its life: the same machinery as a server's, without bus, API and planner
+    folders.py    what node servers of former nodes have left on this machine
     places.py     its node as a place: plans of its own, and a statefile that it alone writes
     silence.py    when it ends by itself
 

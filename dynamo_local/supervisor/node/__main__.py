@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError, one_line
 from dynamo_local.process.ancestry import die_as_environment_says
+from dynamo_local.supervisor.node.folders import remove_left
 from dynamo_local.supervisor.node.order import MOST_BYTES, NodeOrder
 from dynamo_local.supervisor.node.plans import forkserver_of, without_cluster
 from dynamo_local.supervisor.node.server import NodeServer
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         order = NodeOrder.decode(sys.stdin.buffer.read(MOST_BYTES + 1))
         order.check_versions()
         root = arguments.state_dir or state_root(os.environ).parent / "nodes" / order.node
+        if arguments.state_dir is None:
+            remove_left(root)
         environ = without_cluster(os.environ) | {STATE_DIR_VARIABLE: str(root.absolute())}
         os.environ.clear()
         os.environ.update(environ)
