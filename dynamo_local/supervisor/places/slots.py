@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.cluster import Cluster, Slot
 from dynamo_local.supervisor.places.port import Need
@@ -60,11 +60,18 @@ class Slots:
         """Release all that is reserved, and end the node servers there and on those `nodes`. Tries all, then raises the
         first error."""
         self._forget()
-        slots = await self.all()
-        standing = {*nodes, *(slot.node for slot in slots.values())}
-        ended = await asyncio.gather(*map(self.cluster.end_node, standing), return_exceptions=True)
-        freed = await asyncio.gather(*map(self.release, slots), return_exceptions=True)
-        for failure in (*ended, *freed):
+        ending = asyncio.gather(*map(self.cluster.end_node, nodes), return_exceptions=True)
+        slots: Mapping[str, Slot] = {}
+        failures: list[BaseException | None] = []
+        try:
+            slots = await self.all()
+        except SupervisorError as error:
+            failures.append(error)
+        others = {slot.node for slot in slots.values()}.difference(nodes)
+        failures += await ending
+        failures += await asyncio.gather(*map(self.cluster.end_node, others), return_exceptions=True)
+        failures += await asyncio.gather(*map(self.release, slots), return_exceptions=True)
+        for failure in failures:
             if failure is not None:
                 raise failure
 
