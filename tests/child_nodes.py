@@ -48,6 +48,15 @@ class ChildNodes:
         pairs = (pair.split("=") for pair in (address or "a=2,b=2").split(","))
         return cls({name: int(size) for name, size in pairs}, state_root(os.environ))
 
+    async def notes(self) -> Mapping[str, bytes]:
+        return await self.memory.notes()
+
+    async def add_note(self, name: str, data: bytes) -> bool:
+        return await self.memory.add_note(name, data)
+
+    async def remove_note(self, name: str) -> None:
+        await self.memory.remove_note(name)
+
     async def nodes(self) -> Mapping[str, ClusterNode]:
         self.memory.dead = {node for node in self.sizes if (node_root(self.root, node) / "dead").exists()}
         return await self.memory.nodes()

@@ -25,6 +25,20 @@ class MemoryCluster:
     dead: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
     reserved: dict[str, tuple[str, float]] = field(default_factory=dict)
+    left: dict[str, bytes] = field(default_factory=dict)
+    """Notes."""
+
+    async def notes(self) -> Mapping[str, bytes]:
+        return dict(self.left)
+
+    async def add_note(self, name: str, data: bytes) -> bool:
+        if name in self.left:
+            return False
+        self.left[name] = data
+        return True
+
+    async def remove_note(self, name: str) -> None:
+        self.left.pop(name, None)
 
     async def nodes(self) -> Mapping[str, ClusterNode]:
         return {

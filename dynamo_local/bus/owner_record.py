@@ -13,7 +13,7 @@ _TIMEOUT_S = 2.0
 _UNKNOWN = Owner("", "", "a machine with another release")
 
 
-class OwnerRecord:
+class BusRecord:
     """The record of one namespace. All methods raise BusError."""
 
     def __init__(self, bus: Bus, namespace: str) -> None:
@@ -25,18 +25,26 @@ class OwnerRecord:
         await self._stream.keep_bucket(OWNERS_BUCKET)
 
     async def read(self) -> Record:
-        """The record as it is. What another release has written is an owner nevertheless: it is alive as long as it
-        renews that."""
-        revision, data = await self._stream.read_revision(OWNERS_BUCKET, self._namespace)
-        if not data:
-            return Record(revision)
-        try:
-            return Record(revision, codec.decode(data, Owner))
-        except DecodeError:
-            return Record(revision, _UNKNOWN)
+        """The record as it is."""
+        return decoded(*await self._stream.read_revision(OWNERS_BUCKET, self._namespace))
 
     async def replace(self, revision: int, owner: Owner | None) -> int:
         """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now.
         After another BusError it may be replaced nevertheless."""
-        data = b"" if owner is None else codec.encode(owner)
-        return await self._stream.replace(OWNERS_BUCKET, self._namespace, data, revision)
+        return await self._stream.replace(OWNERS_BUCKET, self._namespace, encoded(owner), revision)
+
+
+def encoded(owner: Owner | None) -> bytes:
+    """What a record holds; empty without an owner."""
+    return b"" if owner is None else codec.encode(owner)
+
+
+def decoded(revision: int, data: bytes) -> Record:
+    """The record that holds this. What another release has written is an owner nevertheless: it is alive as long as it
+    renews that."""
+    if not data:
+        return Record(revision)
+    try:
+        return Record(revision, codec.decode(data, Owner))
+    except DecodeError:
+        return Record(revision, _UNKNOWN)

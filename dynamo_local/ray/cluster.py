@@ -16,6 +16,7 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.ray import agents
 from dynamo_local.ray.connection import join
 from dynamo_local.ray.groups import Groups
+from dynamo_local.ray.notebook import Notebook
 from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
 from dynamo_local.supervisor.places.port import Need
 
@@ -29,23 +30,31 @@ _SLOW_WITHIN_S = 150.0
 
 @dataclass
 class RayCluster:
-    """The cluster as one graph sees it (cluster.Cluster). `program`: the node server, as arguments of Python.
-    `calls`: how often anything was asked of Ray."""
+    """The cluster as one graph sees it (cluster.Cluster). `program`: the node server, as arguments of Python."""
 
     groups: Groups
+    notebook: Notebook
     program: Sequence[str] = ("-m", "dynamo_local.supervisor.node")
-    calls: int = 0
 
     @classmethod
     async def connect(cls, namespace: str, address: str | None) -> RayCluster:
         """Join a cluster that is there: of the head at `address`, or None: the one of this machine or $RAY_ADDRESS.
         Never starts one. Raises UsageError if there is none, or one of other versions."""
-        cluster = cls(Groups(namespace))
+        cluster = cls(Groups(namespace), Notebook(namespace))
         await cluster._call("its head", join, namespace, address, within_s=_JOINED_WITHIN_S)
         # Ray writes a stack at each SIGTERM before this process's own handler has it: that is set again.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         return cluster
+
+    async def notes(self) -> Mapping[str, bytes]:
+        return await self._call("notes", self.notebook.notes)
+
+    async def add_note(self, name: str, data: bytes) -> bool:
+        return await self._call(f"add {name}", self.notebook.add, name, data)
+
+    async def remove_note(self, name: str) -> None:
+        await self._call(f"remove {name}", self.notebook.remove, name)
 
     async def nodes(self) -> Mapping[str, ClusterNode]:
         return await self._call("nodes", self.groups.nodes)
@@ -71,7 +80,6 @@ class RayCluster:
 
     async def _call(self, what: str, work: Callable[..., _T], *arguments: Any, within_s: float = _WITHIN_S) -> _T:
         """The result of `work`, or its error. A thread that waits for ever keeps neither this process nor others."""
-        self.calls += 1
         done: Future[_T] = Future()
 
         def run() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.places import HeadBeat
 from dynamo_local.core.subjects import Subjects
@@ -20,6 +20,10 @@ BEAT_S = 2.0
 SILENT_S = 30.0
 """A head that was not heard for so long is gone: longer than NATS takes to be restarted and all to connect again. The
 workers, of which nobody hears without NATS, would hold their devices for nobody."""
+
+REPLACED_S = 3 * BEAT_S
+"""A head that was not heard for so long while another one beats was replaced: what one that was cut off has sent is
+heard late."""
 
 _LOOK_S = 1.0
 
@@ -45,7 +49,7 @@ class HeadSilence:
         """Note a beat: of the server, or of one that has taken its place."""
         if beat.server == self.server:
             self._heard_at = self.clock()
-        else:
+        elif self.clock() - self._heard_at >= REPLACED_S:
             self.replaced = True
 
     @property
@@ -71,6 +75,15 @@ async def beat(bus: Bus, subjects: Subjects, server: str) -> None:
         with suppress(BusError):
             await bus.send(subjects.head, HeadBeat(server))
         await asyncio.sleep(BEAT_S)
+
+
+async def beat_apart(address: BusAddress, subjects: Subjects, server: str) -> None:
+    """The same by a connection of its own, which outlives those that close before a drain. Raises BusError."""
+    bus = await Bus.connect(address, name="beats")
+    try:
+        await beat(bus, subjects, server)
+    finally:
+        await bus.close()
 
 
 async def ended(pid: int) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dynamo_local.bus.owner_record import decoded, encoded
+from dynamo_local.bus.revisions import RevisionError
+from dynamo_local.core.process.ownership import Owner, Record
 from dynamo_local.supervisor.places.port import Need
 
 
@@ -39,6 +42,16 @@ class Slot:
 class Cluster(Protocol):
     """A cluster. All methods raise SupervisorError when the cluster does not answer or refuses."""
 
+    async def notes(self) -> Mapping[str, bytes]:
+        """The notes that servers of this namespace have left, by name. One that is changed meanwhile may be missing."""
+
+    async def add_note(self, name: str, data: bytes) -> bool:
+        """Leave a note. False, and nothing is changed, if there is one of that name. After an error it may be there
+        nevertheless."""
+
+    async def remove_note(self, name: str) -> None:
+        """Harmless if there is none of that name."""
+
     async def nodes(self) -> Mapping[str, ClusterNode]:
         """All nodes that the cluster knows, dead ones as well, by id."""
 
@@ -65,3 +78,42 @@ class Cluster(Protocol):
 
     async def close(self) -> None:
         """Let go of the cluster. What was started and reserved stays."""
+
+
+_OWNER = "owner/"
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """The record in the cluster of who owns the namespace there (supervisor/server/ownership.py): a note named after
+    its revision, of which the newest counts. A note is never changed, so of two that replace one revision one fails."""
+
+    cluster: Cluster
+
+    async def make_room(self) -> None:
+        """A cluster always has room."""
+
+    async def read(self) -> Record:
+        """The record as it is."""
+        notes = await self._notes()
+        newest = max(notes, default=0)
+        return decoded(newest, notes.get(newest, b""))
+
+    async def replace(self, revision: int, owner: Owner | None) -> int:
+        """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now."""
+        mine = revision + 1
+        is_added = await self.cluster.add_note(f"{_OWNER}{mine}", encoded(owner))
+        notes = await self._notes()
+        # Of a revision that was replaced long ago the next note is gone as well, and was added again.
+        if not is_added or max(notes, default=mine) > mine:
+            if is_added:
+                await self.cluster.remove_note(f"{_OWNER}{mine}")
+            raise RevisionError(f"the owner in the cluster has not revision {revision} any more")
+        for former in notes:
+            if former < mine:
+                await self.cluster.remove_note(f"{_OWNER}{former}")
+        return mine
+
+    async def _notes(self) -> dict[int, bytes]:
+        notes = await self.cluster.notes()
+        return {int(name.removeprefix(_OWNER)): data for name, data in notes.items() if name.startswith(_OWNER)}

@@ -20,9 +20,9 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.add import need_of
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.silence import beat
+from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode
+from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, ClusterRecord
 from dynamo_local.supervisor.places.clustered import ClusterPlaces
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
@@ -33,6 +33,7 @@ from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
+from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard
@@ -44,6 +45,9 @@ _SILENT_LOOKS = 3
 
 _RETRY_MAX_S = 30.0
 """Longest wait between two attempts to add a worker that was lost with its node, while no device comes."""
+
+_HURRIED_S = 5.0
+"""For what is under way when the nodes are not to be waited for any more."""
 
 _PLANNER_ROLE = "planner"
 _NO_OPERATION = "no-operation"
@@ -61,6 +65,12 @@ class ServerNodes:
         self._report = report
         self._tasks = tasks
         self._id = secrets.token_hex(8)
+        namespace, mine = launch.graph.namespace, owner_at(launch.paths.root)
+        self._ownership = Ownership(namespace, mine, report, where="in this cluster")
+        self._kept = TaskGuard()
+        """What goes on while the server drains."""
+        self._beats: asyncio.Task[None] | None = None
+        self._is_left = False
         self._cluster: Cluster | None = None
         self._places: ClusterPlaces | None = None
         self._silent: dict[str, int] = {}
@@ -72,14 +82,21 @@ class ServerNodes:
         self._tried_at, self._delay_s = -math.inf, 0.0
         self._failure = ReportOnce(report)
 
-    async def connect(self, stack: AsyncExitStack) -> None:
-        """Connect to the cluster, and clear what a server of the namespace that has crashed has left there. Raises
-        UsageError, SupervisorError."""
+    async def connect(self, stack: AsyncExitStack, hurry: asyncio.Event) -> None:
+        """Connect to the cluster, own the namespace there, and clear what a server of it that has crashed has left.
+
+        Raises NamespaceBusyError if another server owns it, UsageError, SupervisorError.
+        """
         launch = self._launch
         self._cluster = cluster = await connect(launch.environment, launch.graph.namespace, launch.cluster_address)
         stack.push_async_callback(cluster.close)
+        record = ClusterRecord(cluster)
+        await self._ownership.confirm(record)
+        stack.push_async_callback(self._let_go, record)
+        self._kept.spawn("ownership", self._ownership.keep(record))
+        self._tasks.spawn("ownership in the cluster", self._kept.failed())
         await Slots(cluster, launch.graph.namespace).clear()
-        stack.push_async_callback(self.end)
+        stack.push_async_callback(self.end, hurry)
 
     async def start(self, bus: Bus, address: BusAddress, watch: FleetWatch) -> None:
         """Answer for all places, follow the fleet and the nodes. `address`: of the bus, for the nodes."""
@@ -110,7 +127,7 @@ class ServerNodes:
         mirror = PresenceMirror(books, watch.view.members)
         watch.subscribe(mirror.on_change)
         self._tasks.spawn("mirror", mirror.run())
-        self._tasks.spawn("beats", beat(bus, subjects, self._id))
+        self._beats = self._kept.spawn("beats", beat_apart(address, subjects, self._id))
 
     async def add_first_workers(self) -> None:
         """Add the workers that the graph has at the start, side by side, and keep nodes and reservations in order.
@@ -126,17 +143,44 @@ class ServerNodes:
         await self._add([AddWorker(one.role, one.service) for one in workers for _ in range(one.workers)])
         self._tasks.spawn("nodes", self._keep())
 
-    async def end(self) -> None:
-        """End all node servers, and give back what is reserved. A failure is only reported: a node server that hears
-        nothing of its head ends by itself."""
+    async def end(self, hurry: asyncio.Event) -> None:
+        """End all node servers, and give back what is reserved. Harmless if that was done or has failed. A failure is
+        only reported: a node server that hears nothing of its head ends by itself. `hurry`, once set, cuts it short."""
+        if self._is_left:
+            return
+        self._is_left = True
+        ending, hurried = asyncio.create_task(self._end_all()), asyncio.create_task(hurry.wait())
+        await asyncio.wait({ending, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        await asyncio.wait({ending}, timeout=_HURRIED_S)
+        if not ending.done():
+            ending.cancel()
+            self._report.step("the nodes are not waited for: their servers end when they hear nothing")
+        with suppress(asyncio.CancelledError):
+            await ending
+        if self._beats is not None:
+            # Before a NATS server of our own ends.
+            self._beats.cancel()
+            await asyncio.wait({self._beats})
+
+    async def _end_all(self) -> None:
         assert self._cluster is not None
         try:
+            await self._ownership.confirm(ClusterRecord(self._cluster))
             if self._places is None:
                 await Slots(self._cluster, self._launch.graph.namespace).clear()
             else:
                 await self._places.end_all()
         except DynamoError as error:
             self._report.step(f"the nodes could not be left in order: {error}")
+
+    async def _let_go(self, record: ClusterRecord) -> None:
+        """Let another server have the namespace in the cluster."""
+        await self._kept.close()
+        try:
+            await self._ownership.release(record)
+        except DynamoError as error:
+            self._report.step(f"the next server elsewhere in the cluster will wait for this one: {error}")
 
     def _order(self, node: ClusterNode, address: BusAddress) -> bytes:
         is_cpu = self._launch.inventory.kind == "cpu-slot"

@@ -1,4 +1,4 @@
-"""Keeps a server the only one of its namespace on a bus, also where servers are on several machines."""
+"""Keeps a server the only one of its namespace on a bus or a cluster, also where servers are on several machines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from dynamo_local.bus.jetstream import StreamAbsentError
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.owner_record import OwnerRecord
 from dynamo_local.bus.revisions import RevisionError
-from dynamo_local.core.errors import BusError, NamespaceBusyError
+from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import (
     RENEW_EVERY_S,
     Owner,
@@ -38,11 +37,33 @@ def owner_at(root: Path) -> Owner:
     return Owner(secrets.token_hex(8), home, socket.gethostname())
 
 
-class Ownership:
-    """One server's claim to its namespace."""
+class OwnerRecord(Protocol):
+    """The record of a namespace. All methods raise BusError or SupervisorError when it cannot be told."""
 
-    def __init__(self, namespace: str, mine: Owner, report: Report, *, renew_every_s: float = RENEW_EVERY_S) -> None:
+    async def make_room(self) -> None:
+        """Make what records are kept in, if it is not there."""
+
+    async def read(self) -> Record:
+        """The record as it is."""
+
+    async def replace(self, revision: int, owner: Owner | None) -> int:
+        """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now."""
+
+
+class Ownership:
+    """One server's claim to its namespace. `where`: the record is, in words."""
+
+    def __init__(
+        self,
+        namespace: str,
+        mine: Owner,
+        report: Report,
+        *,
+        where: str = "on this bus",
+        renew_every_s: float = RENEW_EVERY_S,
+    ) -> None:
         self._namespace = namespace
+        self._where = where
         self._mine = mine
         self._report = report
         self._renew_every_s = renew_every_s
@@ -51,42 +72,41 @@ class Ownership:
         self._renewed_at = 0.0
         self._lock = asyncio.Lock()
 
-    async def confirm(self, bus: Bus) -> None:
+    async def confirm(self, record: OwnerRecord) -> None:
         """Become the owner, or make sure to be the owner still. What only the owner may do is done right after.
 
-        Raises NamespaceBusyError if another server is, BusError if it cannot be told.
+        Raises NamespaceBusyError if another server is, BusError or SupervisorError if it cannot be told.
         """
         async with self._lock:
-            record = OwnerRecord(bus, self._namespace)
             if self._revision is None:
                 await record.make_room()
                 await self._claim(record)
             else:
                 await self._renew(record, self._revision)
 
-    async def keep(self, bus: Bus) -> None:
+    async def keep(self, record: OwnerRecord) -> None:
         """Renew the record until cancelled. Raises NamespaceBusyError if another server has replaced this one."""
         failure = ReportOnce(self._report)
         while True:
             await asyncio.sleep(self._renew_every_s)
-            if self._revision is None:
-                # Nothing was created that another server could delete, such as without JetStream.
-                continue
             try:
-                await self.confirm(bus)
-            except BusError as error:
+                async with self._lock:
+                    # None before something is created that another server could delete, such as without JetStream.
+                    if self._revision is not None:
+                        await self._renew(record, self._revision)
+            except (BusError, SupervisorError) as error:
                 sure = is_sure(self._mine, self._renewed_at, time.monotonic())
                 failure.note("" if sure else f"that this server owns namespace {self._namespace} is not sure: {error}")
             else:
                 failure.note("")
 
-    async def release(self, bus: Bus) -> None:
-        """Let another server have the namespace at once. Raises BusError."""
+    async def release(self, record: OwnerRecord) -> None:
+        """Let another server have the namespace at once. Raises BusError, SupervisorError."""
         async with self._lock:
             revision, self._revision = self._revision, None
             if revision is not None:
                 with suppress(RevisionError, StreamAbsentError):
-                    await OwnerRecord(bus, self._namespace).replace(revision, None)
+                    await record.replace(revision, None)
 
     async def _claim(self, record: OwnerRecord) -> None:
         watch: Watch | None = None
@@ -134,6 +154,6 @@ class Ownership:
 
     def _busy(self, owner: Owner) -> NamespaceBusyError:
         return NamespaceBusyError(
-            f"namespace {self._namespace} on this bus belongs to a server on {owner.host}",
+            f"namespace {self._namespace} {self._where} belongs to a server on {owner.host}",
             "stop that one there, or start this one with another --namespace",
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.prepare import Launch
@@ -15,6 +17,7 @@ from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
+from dynamo_local.tasks import TaskGuard
 from state.endpoints.registry import forget
 from state.locks import ServerLock
 from state.statefile.reconcile import clear_leftovers
@@ -55,12 +58,11 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
         if launch.forget and forget(lock):
             report.step("dropped the endpoints that were ordered earlier")
         ownership = Ownership(launch.graph.namespace, owner_at(launch.paths.root), report)
-        if launch.bus is not None:
-            await _check_bus(launch.bus, ownership)
-        launch = await secured(launch, holds)
-        report.step(f"starting the services (namespace {launch.graph.namespace})")
-        server = Server(launch, settings, report, lock, holds, ownership, controller)
-        await server.run(stop)
+        async with owned(launch.bus, launch.graph.namespace, ownership) as kept:
+            launch = await secured(launch, holds)
+            report.step(f"starting the services (namespace {launch.graph.namespace})")
+            server = Server(launch, settings, report, lock, holds, ownership, kept, controller)
+            await server.run(stop)
     report.step("stopped")
     return interrupted
 
@@ -71,14 +73,30 @@ def handled_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *hangup)
 
 
-async def _check_bus(address: BusAddress, ownership: Ownership) -> None:
-    """Raise BusError, before anything is started, if the NATS server of others cannot be reached, NamespaceBusyError if
-    a server elsewhere owns the namespace there."""
-    bus = await Bus.connect(address, name="check", deadline_s=_BUS_DEADLINE_S)
+@asynccontextmanager
+async def owned(address: BusAddress | None, namespace: str, ownership: Ownership) -> AsyncIterator[TaskGuard]:
+    """Own the namespace on the NATS server of others from before anything is started until all has ended; with a NATS
+    server of our own (None) the server sees to that.
+
+    Raises BusError if it cannot be reached, NamespaceBusyError if a server elsewhere owns the namespace there.
+    """
+    kept = TaskGuard()
+    if address is None:
+        yield kept
+        return
+    bus = await Bus.connect(address, name="owner", deadline_s=_BUS_DEADLINE_S)
     try:
+        record = BusRecord(bus, namespace)
         # Without JetStream, or room in it, nothing is created that could be another one's, and who needs it says so.
         with suppress(BusError):
-            await ownership.confirm(bus)
+            await ownership.confirm(record)
+        kept.spawn("ownership", ownership.keep(record))
+        try:
+            yield kept
+        finally:
+            await kept.close()
+            with suppress(BusError):
+                await ownership.release(record)
     finally:
         await bus.close()
 

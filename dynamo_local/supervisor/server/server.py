@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import AsyncExitStack
+from functools import partial
 
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
@@ -31,6 +33,7 @@ from dynamo_local.supervisor.server.streams import ServerStreams
 from dynamo_local.supervisor.server.token_orders import NATS_OF_OTHERS, ON_NODES, TokenOrders
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
+from dynamo_local.tasks import TaskGuard
 from state.endpoints.board import read_board
 from state.locks import ServerLock
 from state.record import ServerRecord
@@ -40,7 +43,8 @@ from state.statefile.transitions import set_lease
 class Server:
     """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers.
 
-    `ownership`: of the namespace on the bus. `controller`: runs within the server as soon as workers may be added and
+    `ownership`: of the namespace on the bus; where that is the bus of others, `kept` keeps it, and the failure of that
+    ends the server. `controller`: runs within the server as soon as workers may be added and
     removed.
     """
 
@@ -52,6 +56,7 @@ class Server:
         lock: ServerLock,
         holds: DeviceHolds,
         ownership: Ownership,
+        kept: TaskGuard,
         controller: Controller | None = None,
     ) -> None:
         self._launch = launch
@@ -66,6 +71,7 @@ class Server:
         self._events = self._machinery.events
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
         self._ownership = ownership
+        self._kept = kept
         self._streams = ServerStreams(launch.graph, report, ownership)
         machinery = self._machinery
         self._nodes = ServerNodes(launch, settings, machinery, report, self._tasks) if launch.clustered else None
@@ -83,14 +89,14 @@ class Server:
         async with AsyncExitStack() as stack:
             await machinery.make_files(stack, self._bus, self._plans())
             if self._nodes is not None:
-                await self._nodes.connect(stack)
+                await self._nodes.connect(stack, stop.hurry)
             api = self._open_api(stack)
             await machinery.start(stack)
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
             # The nodes once nobody sends requests any more, and while NATS runs.
-            after_root = None if self._nodes is None else self._nodes.end
+            after_root = None if self._nodes is None else partial(self._nodes.end, stop.hurry)
             stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry, after_root)
             # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
             # nobody restarts what is being stopped.
@@ -100,6 +106,7 @@ class Server:
             stack.push_async_callback(self._tasks.close)
             machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
             self._tasks.spawn("operation", self._operate())
+            self._tasks.spawn("kept ownership", self._kept.failed())
             self._tasks.spawn("usage", UsageUpkeep(self._paths, self._report, self._settings.usage_days).run())
             await machinery.until(stop.wanted)
             self._events.stopping()
@@ -143,7 +150,9 @@ class Server:
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s, file=bus_file)
         try:
             await self._streams.create(bus)
-            self._tasks.spawn("ownership", self._ownership.keep(bus))
+            if self._launch.bus is None:
+                # Ends with the connections of this server, before its NATS does.
+                self._tasks.spawn("ownership", self._ownership.keep(BusRecord(bus, self._launch.graph.namespace)))
             subjects = Subjects(self._launch.graph.namespace)
             watch = FleetWatch(bus, subjects, everywhere=True)
             progress = Progress(

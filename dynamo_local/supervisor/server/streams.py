@@ -8,6 +8,7 @@ import asyncio
 
 from dynamo_local.bus.live_settings import create_settings, delete_settings
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue, delete_prefill_queue
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
@@ -50,7 +51,7 @@ class ServerStreams:
         self._bus = bus
         await self._create_queue(bus, self._graph, self._subjects)
         try:
-            await self._ownership.confirm(bus)
+            await self._ownership.confirm(self._record(bus))
             await create_settings(bus, self._subjects)
         except BusError as error:
             self._report.step(f"settings cannot be changed while the server runs: {error}")
@@ -68,7 +69,7 @@ class ServerStreams:
         if subjects not in self._queues:
             return
         try:
-            await self._ownership.confirm(bus)
+            await self._ownership.confirm(self._record(bus))
             await delete_prefill_queue(bus, subjects)
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue of {revision} is left on the bus for now: {error}")
@@ -94,22 +95,25 @@ class ServerStreams:
             bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
             try:
                 for subjects in self._queues:
-                    await self._ownership.confirm(bus)
+                    await self._ownership.confirm(self._record(bus))
                     await delete_prefill_queue(bus, subjects)
                 if self._has_settings:
-                    await self._ownership.confirm(bus)
+                    await self._ownership.confirm(self._record(bus))
                     await delete_settings(bus, self._subjects)
-                await self._ownership.release(bus)
+                await self._ownership.release(self._record(bus))
             finally:
                 await bus.close()
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"queue and settings are left on the bus: {error}")
 
+    def _record(self, bus: Bus) -> BusRecord:
+        return BusRecord(bus, self._subjects.namespace)
+
     async def _create_queue(self, bus: Bus, graph: ResolvedGraph, subjects: Subjects) -> None:
         if not needs_queue(graph):
             return
         try:
-            await self._ownership.confirm(bus)
+            await self._ownership.confirm(self._record(bus))
             await create_prefill_queue(bus, subjects)
         except BusError as error:
             raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
@@ -125,7 +129,7 @@ class ServerStreams:
                 await asyncio.sleep(_POLL_S)
             # It may have been deleted meanwhile, with the revision that it belongs to.
             if subjects in self._queues:
-                await self._ownership.confirm(bus)
+                await self._ownership.confirm(self._record(bus))
                 await create_prefill_queue(bus, subjects)
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue cannot be made anew: {error}")

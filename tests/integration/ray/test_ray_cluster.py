@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
+from dynamo_local.core.errors import DeviceError, NamespaceBusyError, SupervisorError, UsageError
+from dynamo_local.core.process.ownership import Owner
+from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.places.port import Need
+from dynamo_local.supervisor.server.ownership import Ownership
 from tests.integration.ray.raylets import Raylets, raylet_pid, raylets, runs, until
+from tests.unit.supervisor.recording import RecordingReport
 
 ray = pytest.importorskip("ray")
 
@@ -100,6 +104,25 @@ async def test_virtual_workers_take_nothing_from_others_and_have_a_slot_each(clu
     with pytest.raises(DeviceError):
         await cluster.reserve("test/v4", virtual)
     assert ray.available_resources()["CPU"] == 4
+
+
+async def test_a_second_head_is_refused_while_the_first_one_owns_the_namespace(cluster: Any) -> None:
+    assert await cluster.add_note("note", b"")
+    assert not await cluster.add_note("note", b"another")
+    assert await cluster.notes() == {"note": b""}
+    await cluster.remove_note("note")
+    await cluster.remove_note("note")
+    record, report = ClusterRecord(cluster), RecordingReport()
+    first, second = (Ownership("test", Owner(host, host, host), report, renew_every_s=0.1) for host in "ab")
+    await first.confirm(record)
+    keeping = asyncio.create_task(first.keep(record))
+    with pytest.raises(NamespaceBusyError, match="belongs to a server on a"):
+        await second.confirm(record)
+    assert len(await cluster.notes()) == 1
+    keeping.cancel()
+    await first.release(record)
+    await second.confirm(record)
+    assert (await record.read()).owner == Owner("b", "b", "b")
 
 
 async def test_what_a_crash_left_unfinished_is_removed(cluster: Any) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import SilentNodeError
-from dynamo_local.core.messages.places import HeadBeat
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
+from dynamo_local.supervisor.node.silence import beat
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.port import Need
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -139,8 +139,9 @@ async def test_it_ends_with_the_process_that_it_watches(node: Node, order: NodeO
 async def test_it_ends_when_another_server_has_its_namespace(node: Node, order: NodeOrder, bus: Bus) -> None:
     assert await node.start(order) == b"ready\n"
     await node.run_a_worker()
-    await bus.send(SUBJECTS.head, HeadBeat("another"))
+    beats = asyncio.create_task(beat(bus, SUBJECTS, "another"))
     await node.ended()
+    beats.cancel()
     assert "another server has taken the place" in node.errors.read_text()
 
 

@@ -15,6 +15,7 @@ import pytest
 from dynamo_local.bus.jetstream import StreamAbsentError
 from dynamo_local.bus.live_settings import create_settings, read_settings, write_setting
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.bus.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
@@ -46,6 +47,10 @@ def ownership_of(subjects: Subjects, report: RecordingReport, home: str) -> Owne
     """Of a server whose files are at `home`."""
     owner = Owner(secrets.token_hex(4), home, f"host-of-{home}", LEASE_S)
     return Ownership(subjects.namespace, owner, report, renew_every_s=LEASE_S / 4)
+
+
+def record_of(bus: Bus, subjects: Subjects) -> BusRecord:
+    return BusRecord(bus, subjects.namespace)
 
 
 def streams_of(graph: ResolvedGraph, report: RecordingReport, home: str = "here") -> ServerStreams:
@@ -160,7 +165,7 @@ async def test_a_second_server_deletes_nothing_of_the_first(
     others = ServerStreams(graph(subjects, "prefill"), report, second)
     await streams.create(bus)
     await PrefillQueue(bus, subjects).publish(JOB)
-    keeping = asyncio.create_task(first.keep(bus))
+    keeping = asyncio.create_task(first.keep(record_of(bus, subjects)))
     with pytest.raises(NamespaceBusyError, match="belongs to a server on host-of-here; stop that one there"):
         await others.create(bus)
     await others.delete(nats_address)
@@ -176,7 +181,7 @@ async def test_a_second_server_deletes_nothing_of_the_first(
     assert "belongs to a server on host-of-there" in report.lines[-1]
     assert (await PrefillQueue(bus, subjects).length()).waiting == 1
     with pytest.raises(NamespaceBusyError):
-        await first.keep(bus)
+        await first.keep(record_of(bus, subjects))
     await others.delete(nats_address)
     await streams_of(graph(subjects, "prefill"), report, "third").create(bus)
 
@@ -184,11 +189,12 @@ async def test_a_second_server_deletes_nothing_of_the_first(
 async def test_an_owner_goes_on_with_a_bus_that_begins_afresh(own_nats: NatsProcess, subjects: Subjects) -> None:
     bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
     ownership = ownership_of(subjects, report, home="here")
-    await ownership.confirm(bus)
+    await ownership.confirm(record_of(bus, subjects))
     assert await bus.jetstream(timeout_s=5).delete_stream(f"KV_{OWNERS_BUCKET}")
-    await ownership.confirm(bus)
+    await ownership.confirm(record_of(bus, subjects))
+    another = ownership_of(subjects, report, home="there")
     with pytest.raises(NamespaceBusyError):
-        await asyncio.gather(ownership.keep(bus), ownership_of(subjects, report, home="there").confirm(bus))
+        await asyncio.gather(ownership.keep(record_of(bus, subjects)), another.confirm(record_of(bus, subjects)))
     await bus.close()
 
 

@@ -14,7 +14,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.plans import NodePlans, without_cluster
-from dynamo_local.supervisor.node.silence import HeadSilence, ended
+from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, ended
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -121,10 +121,20 @@ async def test_a_node_server_ends_when_its_head_is_silent() -> None:
 
 
 async def test_a_node_server_ends_when_another_server_has_its_namespace() -> None:
-    head = HeadSilence("id")
+    now = 0.0
+    head = HeadSilence("id", clock=lambda: now)
+    await head.on_beat(HeadBeat("id"))
+    now = REPLACED_S
     await head.on_beat(HeadBeat("another"))
     await head.on_beat(HeadBeat("id"))
     assert "another server" in str(head.reason)
+
+
+async def test_a_beat_of_a_former_head_that_comes_late_ends_nothing() -> None:
+    head = HeadSilence("id", clock=lambda: 0.0)
+    await head.on_beat(HeadBeat("id"))
+    await head.on_beat(HeadBeat("former"))
+    assert head.reason is None
 
 
 def state_of(pid: int) -> str:
