@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
@@ -35,6 +35,8 @@ class RayCluster:
     groups: Groups
     notebook: Notebook
     program: Sequence[str] = ("-m", "dynamo_local.supervisor.node")
+    _late: dict[str, Future[Any]] = field(default_factory=dict, init=False)
+    """Calls that nobody waits for any more, by the name that they are about."""
 
     @classmethod
     async def connect(cls, namespace: str, address: str | None) -> RayCluster:
@@ -79,18 +81,29 @@ class RayCluster:
         await self._call("shutdown", ray.shutdown)
 
     async def _call(self, what: str, work: Callable[..., _T], *arguments: Any, within_s: float = _WITHIN_S) -> _T:
-        """The result of `work`, or its error. A thread that waits for ever keeps neither this process nor others."""
+        """The result of `work`, or its error. A thread that waits for ever keeps neither this process nor others.
+        `what`: its last word is the name that it is about. Of one name a call that was given up ends before the next
+        begins: it would do late what is wanted no more, and threads would pile up."""
         done: Future[_T] = Future()
+        done.set_running_or_notify_cancel()
 
         def run() -> None:
-            done.set_running_or_notify_cancel()
             try:
                 done.set_result(work(*arguments))
             except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
                 done.set_exception(error)
 
-        threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
+        name = what.rpartition(" ")[2]
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
+            async with asyncio.timeout(within_s):
+                while late := self._late.get(name):
+                    await asyncio.gather(asyncio.wrap_future(late), return_exceptions=True)
+                    self._late.pop(name, None)
+                threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
+                try:
+                    return await asyncio.wrap_future(done)
+                finally:
+                    if not done.done():
+                        self._late[name] = done
         except TimeoutError as error:
             raise SupervisorError(f"Ray has not answered within {within_s:g} s: {what}", "see `ray status`") from error

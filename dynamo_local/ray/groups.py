@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import ray
 from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table, remove_placement_group
-from ray.util.placement_group import get_placement_group, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dynamo_local.core.errors import DeviceError, SupervisorError
@@ -50,11 +50,12 @@ class Groups:
         self._mine = f"{_PREFIX}{namespace}/"
         self._reserving = threading.Lock()
         self._devices: dict[str, tuple[int, ...]] = {}
-        """Ids of GPUs by group; they stay the same."""
+        """Ids of GPUs by key of a group; they stay the same."""
 
     def nodes(self) -> dict[str, ClusterNode]:
         """All nodes that Ray knows."""
-        return counted(_nodes(), _groups(), self._mine)
+        with ray_errors("tell its nodes"):
+            return counted(_nodes(), _groups(), self._mine)
 
     def reserve(self, name: str, need: Need) -> Slot:
         """Reserve what a process needs, or return what is reserved under the name."""
@@ -104,45 +105,44 @@ class Groups:
                 continue
             bundle = bundle_of(need, resource_of(nodes))
             for node in chosen:
-                if self._created(name, node, bundle):
-                    return Slot(node, self._ids(Group(name, node, bundle)))
+                if (slot := self._created(name, node, bundle)) is not None:
+                    return slot
             # Shares of several devices are free there, and not one device; or others took them.
             raise lacking(need, dict.fromkeys(chosen, 0))
 
-    def _created(self, name: str, node: str, bundle: dict[str, float]) -> bool:
-        """Create a group on that node, with the keeper of its GPUs; False, and no group, if there is no room."""
+    def _created(self, name: str, node: str, bundle: dict[str, float]) -> Slot | None:
+        """Create a group on that node, with the keeper of its GPUs; None, and no group, if there is no room."""
         group = placement_group([bundle], name=name, lifetime="detached", bundle_label_selector=[{_NODE_LABEL: node}])
         with ExitStack() as undo:
             undo.callback(self._remove, name)
             if not group.wait(_READY_WITHIN_S):
-                return False
-            self._ids(Group(name, node, bundle))
+                return None
+            slot = Slot(node, self._ids(Group(name, node, bundle, key=group.id.hex())))
             undo.pop_all()
-        return True
+        return slot
 
     def _ids(self, group: Group) -> tuple[int, ...] | None:
         """Ids of the GPUs of a group, by its keeper; None for a group without."""
         if GPU not in group.bundle:
             return None
-        if group.name not in self._devices:
-            where = PlacementGroupSchedulingStrategy(get_placement_group(group.name), 0)
-            options = {"name": group.name, "get_if_exists": True, "lifetime": "detached", "scheduling_strategy": where}
+        if group.key not in self._devices:
+            where, name = PlacementGroupSchedulingStrategy(_handle(group), 0), f"{group.name}/{group.key}"
+            options = {"name": name, "get_if_exists": True, "lifetime": "detached", "scheduling_strategy": where}
             keeper = ray.remote(DeviceKeeper).options(num_cpus=0, num_gpus=group.bundle[GPU], **options).remote()
             ids = ray.get(keeper.devices.remote(), timeout=_DONE_WITHIN_S)
             if not all(number.isdigit() for number in ids):
                 remedy = "start its raylet with indices in CUDA_VISIBLE_DEVICES, or without"
                 raise SupervisorError(f"node {group.node} names its GPUs {', '.join(ids)}", remedy)
-            self._devices[group.name] = tuple(sorted(map(int, ids)))
-        return self._devices[group.name]
+            self._devices[group.key] = tuple(sorted(map(int, ids)))
+        return self._devices[group.key]
 
     def _remove(self, name: str) -> None:
         # Ray ends the keeper with its group.
-        self._devices.pop(name, None)
         until = time.monotonic() + _DONE_WITHIN_S
-        while any(group.name == name for group in _groups()):
-            # It may go meanwhile.
-            with suppress(ValueError):
-                remove_placement_group(get_placement_group(name))
+        while found := [group for group in _groups() if group.name == name]:
+            for group in found:
+                self._devices.pop(group.key, None)
+                remove_placement_group(_handle(group))
             if time.monotonic() > until:
                 raise SupervisorError(f"Ray does not remove the placement group {name}", "see `ray status`")
             time.sleep(_LOOK_S)
@@ -150,11 +150,17 @@ class Groups:
 
 def _groups() -> list[Group]:
     """All that are not removed."""
-    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
+    rows = {key: row for key, row in placement_group_table().items() if row["state"] != "REMOVED"}
     return [
-        Group(row["name"], row["bundles_to_node_id"].get(0, ""), row["bundles"].get(0, {}), row["state"] == "CREATED")
-        for row in rows
+        Group(
+            row["name"], row["bundles_to_node_id"].get(0, ""), row["bundles"].get(0, {}), row["state"] == "CREATED", key
+        )
+        for key, row in rows.items()
     ]
+
+
+def _handle(group: Group) -> PlacementGroup:
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group.key)))
 
 
 def _nodes() -> list[RayNode]:

@@ -25,12 +25,13 @@ _VIRTUAL_BYTES = 100
 @dataclass(frozen=True)
 class Group:
     """A placement group. `node`: empty while it has none. `bundle`: what it takes there. `is_made`: whether it has all
-    of that."""
+    of that. `key`: Ray's id, which no other group has."""
 
     name: str
     node: str
     bundle: Mapping[str, float]
     is_made: bool = True
+    key: str = ""
 
     @property
     def devices(self) -> float:
