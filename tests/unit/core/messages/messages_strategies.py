@@ -89,6 +89,7 @@ from dynamo_local.core.messages.work import (
     Submit,
     Work,
 )
+from tests.unit.core.messages.places_strategies import PLACES_BY_KIND
 
 text = st.text(max_size=12)
 counts = st.integers(0, 2**31)
@@ -514,6 +515,7 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         endpoints=st.lists(endpoint_views, max_size=2).map(tuple),
         refused=st.none() | st.builds(EndpointRefusal, status=counts, cause=text, remedy=text),
     ),
+    **PLACES_BY_KIND,
 }
 """Every message that travels by itself, as its receiver decodes it."""
 
