@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from components.frontend.async_tasks.waiting import KnownTask, Later, Outcome, Place
+from components.frontend.async_tasks.tries import Outcome
+from components.frontend.async_tasks.waiting import KnownTask, Later, Place
 from dynamo_local.core.async_tasks.callbacks import AT_ONCE, AT_ONCE_FOR_ORIGIN
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from components.frontend.async_tasks.calls import WaitingCalls
 from components.frontend.async_tasks.running import RunningTask, Surroundings
-from components.frontend.async_tasks.waiting import KnownTask, Outcome, Place, WaitingTasks
+from components.frontend.async_tasks.tries import Outcome
+from components.frontend.async_tasks.waiting import KnownTask, Place, WaitingTasks
 from components.frontend.http.models import Tasks
 from dynamo_local.core.async_tasks.callbacks import left_s, target_of
 from dynamo_local.core.async_tasks.records import TaskHead
@@ -237,8 +238,8 @@ class TaskKeeper:
         return Outcome.OTHER
 
     async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> Outcome:
+        running = RunningTask(taken, self._around, known.tries, cancelled)
         try:
-            running = RunningTask(taken, self._around, known.tries, cancelled)
             rest = await running.run(may_call=known.receiver != "")
         except DecodeError as error:
             _log.error("%s cannot go on: %s", known.task, error)
@@ -246,12 +247,11 @@ class TaskKeeper:
             rest = None
         if rest is None:
             self._known.pop(known.task, None)
-            return Outcome.ANSWERED
+            return running.outcome
         known.again_at = time.monotonic() + rest.pause_s
-        if rest.answered is None:
-            return Outcome.REFUSED if rest.is_refused else Outcome.OTHER
-        known.receiver = _receiver(rest.answered)
-        return Outcome.ANSWERED
+        if rest.answered is not None:
+            known.receiver = _receiver(rest.answered)
+        return running.outcome
 
 
 def _receiver(head: TaskHead) -> str:

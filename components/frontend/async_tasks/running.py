@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from components.frontend.async_tasks.calling import Attempt
-from components.frontend.async_tasks.tries import Again, Tries
+from components.frontend.async_tasks.tries import Outcome, Tries, outcome_of
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import Answered, ask
 from dynamo_local.core.async_tasks.callbacks import left_s, pause_s
@@ -57,18 +57,19 @@ class Surroundings:
 
 class Rest(NamedTuple):
     """What is left of a task: it is to be gone on with after `pause_s` seconds. `answered`: its head, when it has its
-    result, and its receiver is to be called; else `is_refused` is as in Again."""
+    result, and its receiver is to be called."""
 
     pause_s: float
     answered: TaskHead | None = None
-    is_refused: bool = False
 
 
 class RunningTask:
-    """A task from where it was left to where it has to wait. Raises StateError, DecodeError; others go on then."""
+    """A task from where it was left to where it has to wait. Raises StateError, DecodeError; others go on then.
+    `outcome`: what the answer of its model tells of others, if it was asked."""
 
     def __init__(self, taken: TakenTask, around: Surroundings, tries: Tries, cancelled: asyncio.Event) -> None:
         """`cancelled`: set when nobody wants the result any more."""
+        self.outcome = Outcome.OTHER
         self._taken = taken
         self._around = around
         self._tries = tries
@@ -85,8 +86,8 @@ class RunningTask:
             if not task.is_started and not is_unwanted:
                 await finish_in_thread(self._taken.note_start)
             result = self._cancellation() if is_unwanted else await self._result(task)
-            if isinstance(result, Again):
-                return Rest(result.pause_s, is_refused=result.is_refused)
+            if isinstance(result, float):
+                return Rest(result)
             await finish_in_thread(lambda: self._taken.record(result))
             pause = 0.0 if task.head.callback_url and not self._cancelled.is_set() else None
         elif is_unwanted or task.has_ended:
@@ -113,12 +114,14 @@ class RunningTask:
             _log.warning("the receiver of %s has not taken its result (%s), %s", task.head.task, made.outcome, what)
         return pause
 
-    async def _result(self, task: Task) -> TaskResult | Again:
+    async def _result(self, task: Task) -> TaskResult | float:
+        """Return the result, or after how many seconds the model may be asked again."""
         self._tries.begin(time.monotonic())
         answer, now = await self._unless_cancelled(self._ask(task), task), self._around.wall_clock()
         if answer is None:
             return self._cancellation()
-        again = self._tries.note(answer.status, time.monotonic(), self._around.limits.task_patience_s)
+        self.outcome = outcome_of(answer)
+        again = self._tries.note(answer, time.monotonic(), self._around.limits.task_patience_s)
         if again is not None:
             return again
         size = len(answer.body)
@@ -126,7 +129,7 @@ class RunningTask:
             return failure(500, f"the result has {size} bytes, at most {MAX_RESULT_BYTES} are kept", now)
         if not await finish_in_thread(lambda: self._taken.has_room(size)):
             return failure(507, f"the result has {size} bytes, for which {_NO_ROOM}", now)
-        return TaskResult(*answer, int(now))
+        return TaskResult(answer.status, answer.body, int(now))
 
     async def _unless_cancelled(self, work: Coroutine[Any, Any, _T], task: Task) -> _T | None:
         """Do something that takes time. Returns None as soon as nobody wants the result any more."""

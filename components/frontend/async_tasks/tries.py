@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum, auto
 
-from components.frontend.http.own_requests import AGAIN, FAULTS, backoff_s
+from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, backoff_s
 
 _UNKNOWN_MODEL_S = 120.0
 """Time for which the model of a task may be unknown: after a restart, endpoints come one by one."""
 
-_UNKNOWN, _REFUSED = 404, frozenset({404, 429, 503})
-"""What the owner's other tasks for the model would be answered as well: there is no room, no worker, or no model."""
+_UNKNOWN, _CLOSED, _REFUSED = 404, frozenset({404, 503}), 429
 
 
-class Again(NamedTuple):
-    """A task is to be gone on with after `pause_s` seconds. `is_refused`: its owner's line has to wait, not the task
-    alone."""
+class Outcome(Enum):
+    """What an answer to a task tells of the others of its line.
 
-    pause_s: float
-    is_refused: bool = False
+    `ANSWERED`: there is room. `REFUSED`: this one is over a limit (429), which another one, of fewer tokens or choices
+    or of a higher priority, need not be. `CLOSED`: all would be refused, as there is no worker (503) or no model (404).
+    """
+
+    ANSWERED = auto()
+    REFUSED = auto()
+    CLOSED = auto()
+    OTHER = auto()
+
+
+def outcome_of(answer: Answered) -> Outcome:
+    """Return what an answer tells, whether it is the task's result or not."""
+    if answer.is_final:
+        return Outcome.OTHER
+    if answer.status in _CLOSED:
+        return Outcome.CLOSED
+    if answer.status == _REFUSED:
+        return Outcome.REFUSED
+    return Outcome.OTHER if answer.status == 500 or answer.status in AGAIN else Outcome.ANSWERED
 
 
 @dataclass
@@ -40,16 +55,20 @@ class Tries:
         if self.first_at is None:
             self.first_at = now
 
-    def note(self, status: int, now: float, patience_s: float) -> Again | None:
-        """Note an answer. Returns when the task is to be tried again; None: the answer is the result."""
+    def note(self, answer: Answered, now: float, patience_s: float) -> float | None:
+        """Note an answer. Returns after how many seconds the task may be tried again; None: the answer is the result.
+
+        0 for a refusal: it is for the line of its owner to wait.
+        """
+        status = answer.status
         self.unknown_at = None if status != _UNKNOWN else self.unknown_at if self.unknown_at is not None else now
         self.faults += status == 500
-        if not self._is_tried_again(status, now, patience_s):
+        if answer.is_final or not self._is_tried_again(status, now, patience_s):
             return None
-        if status in _REFUSED:
-            return Again(0.0, is_refused=True)
+        if status == _REFUSED or status in _CLOSED:
+            return 0.0
         self.others += status != 500
-        return Again(backoff_s(self.others + self.faults))
+        return backoff_s(self.others + self.faults)
 
     def _is_tried_again(self, status: int, now: float, patience_s: float) -> bool:
         if self.unknown_at is not None:

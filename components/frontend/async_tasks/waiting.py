@@ -7,19 +7,14 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import NamedTuple
 
-from components.frontend.async_tasks.tries import Tries
+from components.frontend.async_tasks.tries import Outcome, Tries
 from components.frontend.http.own_requests import backoff_s
 
-
-class Outcome(Enum):
-    """What came of a task in hand, for others of its line. `REFUSED`: they would have been as well."""
-
-    ANSWERED = auto()
-    REFUSED = auto()
-    OTHER = auto()
+_MOST_REFUSALS, _REFUSALS_IN_VAIN = 256, 16
+"""Refusals (429) of a line after which it waits: since it was last known to have room, and each time that it is tried
+whether it has some again."""
 
 
 class Place(NamedTuple):
@@ -134,9 +129,11 @@ class Later:
 class _OwnersTasks:
     """The tasks of an owner in one line.
 
-    A refusal says how many may be in hand: as many as were not refused. A result makes room for one more. Where neither
-    tells, because tasks take long or none is in hand, twice as many are tried from time to time, ever less often while
-    there are refusals. So 10,000 tasks that have to wait cost a try or two for each result.
+    A result shows that there is room: it makes place for its successor and one more. A refusal (429) tells of its task
+    alone, which goes behind the others, and its place is lost: so what is refused for itself holds up nobody, and where
+    all are refused, the places end, at the latest when each was tried. Where the model is closed, all are lost at once.
+    When none are left, because tasks take long or none is in hand, some more are tried from time to time, ever less
+    often while there are refusals. So 10,000 tasks that have to wait cost a try or two for each result.
     """
 
     def __init__(self) -> None:
@@ -144,6 +141,7 @@ class _OwnersTasks:
         self._ready: dict[str, KnownTask] = {}
         self._later = Later()
         self._most = sys.maxsize
+        """Places: for those in hand, and for those that may be refused."""
         self._try_more_at = 0.0
         self._refusals = 0
         """Periods with a refusal, one after the other."""
@@ -175,13 +173,17 @@ class _OwnersTasks:
     def put_down(self, outcome: Outcome, now: float) -> None:
         self.in_hand -= 1
         if outcome is Outcome.ANSWERED and self._most < sys.maxsize:
-            self._most += 1
+            self._most = min(self._most + 1, self.in_hand + _MOST_REFUSALS)
         elif outcome is Outcome.REFUSED:
+            # It is there again itself.
+            others = max(0, len(self) - 1)
+            self._most = min(self._most - 1, self.in_hand + min(others, _MOST_REFUSALS))
+        elif outcome is Outcome.CLOSED:
             self._most = min(self._most, self.in_hand)
-            if not self._has_refused:
-                self._has_refused = True
-                self._refusals += 1
-                self._try_more_at = now + backoff_s(self._refusals)
+        if outcome in (Outcome.REFUSED, Outcome.CLOSED) and not self._has_refused:
+            self._has_refused = True
+            self._refusals += 1
+            self._try_more_at = now + backoff_s(self._refusals)
 
     def _has_room(self, now: float) -> bool:
         if self.in_hand < self._most:
@@ -191,7 +193,7 @@ class _OwnersTasks:
         if not self._has_refused:
             self._refusals = 0
         self._has_refused = False
-        self._most = max(1, 2 * self._most)
+        self._most = max(self.in_hand + _REFUSALS_IN_VAIN, 2 * self._most)
         # Without a refusal until then, there is more room than is known.
         self._try_more_at = now + backoff_s(0)
         return True

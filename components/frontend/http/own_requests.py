@@ -11,6 +11,7 @@ from typing import NamedTuple
 from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller, note_caller
 from dynamo_local.core.http.asgi import App, Event, Scope
+from dynamo_local.core.http.limits import NEVER
 from dynamo_local.core.http.priority import HEADER_KEY
 
 _log = logging.getLogger(__name__)
@@ -27,10 +28,11 @@ _BACKOFF_S, _MOST_BACKOFF_S = 0.25, 30.0
 
 
 class Answered(NamedTuple):
-    """A whole answer."""
+    """A whole answer. `is_final`: it says that the same request can never be granted (x-should-retry: false)."""
 
     status: int
     body: bytes
+    is_final: bool = False
 
 
 def backoff_s(tries: int) -> float:
@@ -51,7 +53,7 @@ async def ask(app: App, caller: Caller, path: str, body: bytes, priority: int) -
         # The boundary of a request: what is wrong with one must not end what it is a part of.
         _log.exception("a request to %s could not be answered", path)
         return Answered(500, _FAULT)
-    return Answered(whole.status or 500, bytes(whole.answer) or _FAULT)
+    return Answered(whole.status or 500, bytes(whole.answer) or _FAULT, whole.is_final)
 
 
 class _Whole:
@@ -59,11 +61,13 @@ class _Whole:
 
     def __init__(self) -> None:
         self.status = 0
+        self.is_final = False
         self.answer = bytearray()
 
     async def send(self, event: Event) -> None:
         if event["type"] == "http.response.start":
             self.status = event["status"]
+            self.is_final = NEVER[0] in map(tuple, event.get("headers", ()))
         else:
             self.answer += event.get("body", b"")
 

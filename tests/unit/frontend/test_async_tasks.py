@@ -24,6 +24,7 @@ from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.limits import NEVER
 from dynamo_local.core.http.paths import TASKS
 from state.async_tasks.secret import callback_secret
 from state.async_tasks.store import TaskStore
@@ -37,7 +38,8 @@ GENERATES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses
 
 
 class Model:
-    """Answers with its prompt, once `open` is set. `instead`: statuses that it answers first, by prompt."""
+    """Answers with its prompt, once `open` is set. `instead`: statuses that it answers first, by prompt. `never`:
+    prompts that are refused as ones that can never be granted."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -47,6 +49,7 @@ class Model:
         self.paths: set[str] = set()
         self.priorities: set[bytes] = set()
         self.instead: dict[str, list[int]] = {}
+        self.never: set[str] = set()
         self.now = self.most = 0
 
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
@@ -62,9 +65,9 @@ class Model:
             await self.open.wait()
         finally:
             self.now -= 1
-        status = self.instead[prompt].pop(0) if self.instead.get(prompt) else 200
+        status = self.instead[prompt].pop(0) if self.instead.get(prompt) else 429 if prompt in self.never else 200
         body = {"text": prompt} if status == 200 else {"error": {"message": f"no {prompt}", "code": status}}
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": NEVER if prompt in self.never else []})
         await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
@@ -235,6 +238,15 @@ async def test_a_refusal_of_the_model_is_the_failure(tmp_path: Path) -> None:
     assert (bad["status"], bad["status_code"], bad["traceback"], bad["result"]) == ("FAILURE", 400, "no bad", None)
     assert (busy["status"], model.asked["busy"]) == ("SUCCESS", 4)
     assert (broken["status_code"], model.asked["broken"]) == (500, 3)
+
+
+async def test_what_can_never_be_granted_fails_at_once(tmp_path: Path) -> None:
+    model = Model()
+    model.never = {"large"}
+    async with Frontend(tmp_path, model).running() as frontend:
+        found = await frontend.ended(await frontend.order("large"))
+    assert (found["status"], found["status_code"], found["traceback"]) == ("FAILURE", 429, "no large")
+    assert model.asked["large"] == 1
 
 
 async def test_each_task_has_one_result_whatever_frontends_end(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from components.frontend.async_tasks.tries import Again, Tries
+from components.frontend.async_tasks.tries import Outcome, Tries, outcome_of
+from components.frontend.http.own_requests import Answered
 
 PATIENCE_S = 1000.0
+UNKNOWN, REFUSED = Answered(404, b""), Answered(429, b"")
 
 
 def test_refusals_are_for_the_line_to_wait_and_end_with_patience() -> None:
@@ -12,36 +14,50 @@ def test_refusals_are_for_the_line_to_wait_and_end_with_patience() -> None:
     tries.begin(0.0)
     tries.begin(500.0)
     for status in (429, 503):
-        assert tries.note(status, 999.0, PATIENCE_S) == Again(0.0, is_refused=True)
-        assert tries.note(status, 1000.0, PATIENCE_S) is None
+        assert tries.note(Answered(status, b""), 999.0, PATIENCE_S) == 0.0
+        assert tries.note(Answered(status, b""), 1000.0, PATIENCE_S) is None
 
 
 def test_other_failures_are_for_the_task_to_wait_longer_each_time() -> None:
     tries = Tries()
     tries.begin(0.0)
-    pauses = [again.pause_s for _ in range(3) if (again := tries.note(502, 1.0, PATIENCE_S)) and not again.is_refused]
-    assert pauses == [0.5, 1.0, 2.0]
-    assert tries.note(502, 1000.0, PATIENCE_S) is None
+    lost = Answered(502, b"")
+    assert [tries.note(lost, 1.0, PATIENCE_S) for _ in range(3)] == [0.5, 1.0, 2.0]
+    assert tries.note(lost, 1000.0, PATIENCE_S) is None
 
 
 def test_the_third_fault_is_the_result_whatever_comes_between() -> None:
     tries = Tries()
     tries.begin(0.0)
-    found = [tries.note(status, 1.0, PATIENCE_S) is None for status in (500, 429, 500, 502, 500)]
+    found = [tries.note(Answered(status, b""), 1.0, PATIENCE_S) is None for status in (500, 429, 500, 502, 500)]
     assert found == [False, False, False, False, True]
 
 
 def test_an_unknown_model_has_its_time_from_the_first_time_that_it_is_unknown() -> None:
     tries = Tries()
     tries.begin(0.0)
-    assert tries.note(429, 500.0, PATIENCE_S) is not None
-    assert tries.note(404, 600.0, PATIENCE_S) is not None
-    assert tries.note(404, 719.0, PATIENCE_S) is not None
-    assert tries.note(404, 720.0, PATIENCE_S) is None
+    assert tries.note(REFUSED, 500.0, PATIENCE_S) is not None
+    assert tries.note(UNKNOWN, 600.0, PATIENCE_S) is not None
+    assert tries.note(UNKNOWN, 719.0, PATIENCE_S) is not None
+    assert tries.note(UNKNOWN, 720.0, PATIENCE_S) is None
 
 
 def test_what_is_a_result_is_not_tried_again() -> None:
     for status in (200, 400, 401, 422):
         tries = Tries()
         tries.begin(0.0)
-        assert tries.note(status, 0.0, PATIENCE_S) is None
+        assert tries.note(Answered(status, b""), 0.0, PATIENCE_S) is None
+
+
+def test_what_can_never_be_granted_is_a_result_that_tells_nothing_of_others() -> None:
+    tries, never = Tries(), Answered(429, b"", is_final=True)
+    tries.begin(0.0)
+    assert tries.note(never, 0.0, PATIENCE_S) is None
+    assert outcome_of(never) is Outcome.OTHER
+
+
+def test_only_a_model_that_is_not_there_tells_that_others_would_be_refused() -> None:
+    told = {status: outcome_of(Answered(status, b"")) for status in (200, 400, 429, 404, 503, 408, 500, 502)}
+    assert [status for status, each in told.items() if each is Outcome.CLOSED] == [404, 503]
+    assert [status for status, each in told.items() if each is Outcome.REFUSED] == [429]
+    assert [status for status, each in told.items() if each is Outcome.ANSWERED] == [200, 400]
