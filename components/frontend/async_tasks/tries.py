@@ -39,7 +39,8 @@ def outcome_of(answer: Answered) -> Outcome:
 
 @dataclass
 class Tries:
-    """What has come of a task in this frontend that is no result. Times are CLOCK_MONOTONIC, in s.
+    """What has come of a task in this frontend that is no result. Times are CLOCK_MONOTONIC, in s. `first_at`: since
+    when it is tried, and no other of its line has had a result.
 
     It is not on the disk: a restart, and another frontend, begin anew. That gives a task more time, and never less.
     """
@@ -54,6 +55,13 @@ class Tries:
         """Note that the task is tried now."""
         if self.first_at is None:
             self.first_at = now
+
+    def note_room(self, answered_at: float) -> None:
+        """Note when another task of the line had its result: until then, this one waited for its turn alone."""
+        if self.first_at is not None:
+            self.first_at = max(self.first_at, answered_at)
+        if self.unknown_at is not None and answered_at > self.unknown_at:
+            self.unknown_at = None
 
     def note(self, answer: Answered, now: float, patience_s: float) -> float | None:
         """Note an answer. Returns after how many seconds the task may be tried again; None: the answer is the result.

@@ -140,6 +140,7 @@ class _OwnersTasks:
         self.in_hand = 0
         self._ready: dict[str, KnownTask] = {}
         self._later = Later()
+        self._answered_at = 0.0
         self._most = sys.maxsize
         """Places: for those in hand, and for those that may be refused."""
         self._try_more_at = 0.0
@@ -168,12 +169,16 @@ class _OwnersTasks:
         if not self._ready or not self._has_room(now):
             return None
         self.in_hand += 1
-        return self._ready.pop(next(iter(self._ready)))
+        found = self._ready.pop(next(iter(self._ready)))
+        found.tries.note_room(self._answered_at)
+        return found
 
     def put_down(self, outcome: Outcome, now: float) -> None:
         self.in_hand -= 1
-        if outcome is Outcome.ANSWERED and self._most < sys.maxsize:
-            self._most = min(self._most + 1, self.in_hand + _MOST_REFUSALS)
+        if outcome is Outcome.ANSWERED:
+            self._answered_at = now
+            if self._most < sys.maxsize:
+                self._most = min(self._most + 1, self.in_hand + _MOST_REFUSALS)
         elif outcome is Outcome.REFUSED:
             # It is there again itself.
             others = max(0, len(self) - 1)

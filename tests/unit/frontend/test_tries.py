@@ -42,6 +42,27 @@ def test_an_unknown_model_has_its_time_from_the_first_time_that_it_is_unknown() 
     assert tries.note(UNKNOWN, 720.0, PATIENCE_S) is None
 
 
+def test_time_in_which_others_had_results_costs_no_patience() -> None:
+    tries = Tries()
+    tries.note_room(5.0)
+    tries.begin(10.0)
+    assert tries.note(REFUSED, 10.0, PATIENCE_S) == 0.0
+    tries.note_room(5000.0)
+    tries.begin(5500.0)
+    assert tries.note(REFUSED, 5500.0, PATIENCE_S) == 0.0
+    tries.note_room(5000.0)
+    assert tries.note(REFUSED, 6000.0, PATIENCE_S) is None
+
+
+def test_a_model_that_answered_others_meanwhile_becomes_unknown_anew() -> None:
+    tries = Tries()
+    tries.begin(0.0)
+    assert tries.note(UNKNOWN, 0.0, PATIENCE_S) == 0.0
+    tries.note_room(500.0)
+    assert tries.note(UNKNOWN, 600.0, PATIENCE_S) == 0.0
+    assert tries.note(UNKNOWN, 720.0, PATIENCE_S) is None
+
+
 def test_what_is_a_result_is_not_tried_again() -> None:
     for status in (200, 400, 401, 422):
         tries = Tries()

@@ -161,3 +161,19 @@ def test_each_task_is_tried_once_where_all_are_refused() -> None:
     assert model.tried == 3
     model.run(60.0, float("inf"))
     assert model.tried < 3 * 10
+
+
+@pytest.mark.parametrize(("outcome", "begun_at"), [(Outcome.ANSWERED, 5000.0), (Outcome.REFUSED, 0.0)])
+def test_patience_begins_anew_with_each_result_of_the_line(outcome: Outcome, begun_at: float) -> None:
+    waiting = WaitingTasks()
+    for task in ("1", "2"):
+        waiting.add(KnownTask("a", task, "m"), 0.0)
+    refused, other = waiting.pop(0.0), waiting.pop(0.0)
+    assert refused is not None
+    assert other is not None
+    refused.tries.begin(0.0)
+    waiting.add(refused, 0.0)
+    waiting.put_down(PLACE, Outcome.REFUSED, 0.0)
+    waiting.put_down(PLACE, outcome, 5000.0)
+    assert waiting.pop(9000.0) is refused
+    assert refused.tries.first_at == begun_at
