@@ -80,8 +80,10 @@ class RunningTask:
 
         `may_call`: it was taken to be called. Else another frontend may have had it answered meanwhile.
         """
-        task = await finish_in_thread(self._taken.read)
         is_unwanted = self._cancelled.is_set()
+        if not is_unwanted:
+            await self._record_call()
+        task = await finish_in_thread(self._taken.read)
         if task.result is None:
             if not task.is_started and not is_unwanted:
                 await finish_in_thread(self._taken.note_start)
@@ -107,12 +109,18 @@ class RunningTask:
         if made is None:
             return None
         pause = None if made.is_last else self._around.pause_s(len(task.calls) + 1)
-        call = Call(made.outcome, made.is_delivered, pause is None, int(self._around.wall_clock()))
-        await finish_in_thread(lambda: self._taken.note_call(call))
+        self._tries.unwritten = Call(made.outcome, made.is_delivered, pause is None, int(self._around.wall_clock()))
+        await self._record_call()
         if not made.is_delivered:
             what = "and is called no more" if pause is None else f"and is called again in {pause:g} s"
             _log.warning("the receiver of %s has not taken its result (%s), %s", task.head.task, made.outcome, what)
         return pause
+
+    async def _record_call(self) -> None:
+        """Record the call that was made last, if it is not yet."""
+        if (call := self._tries.unwritten) is not None:
+            await finish_in_thread(lambda: self._taken.note_call(call))
+            self._tries.unwritten = None
 
     async def _result(self, task: Task) -> TaskResult | float:
         """Return the result, or after how many seconds the model may be asked again."""

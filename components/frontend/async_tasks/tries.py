@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, backoff_s
+from dynamo_local.core.async_tasks.records import Call
 
 _UNKNOWN_MODEL_S = 120.0
 """Time for which the model of a task may be unknown: after a restart, endpoints come one by one."""
@@ -50,6 +51,8 @@ class Tries:
     faults: int = 0
     others: int = 0
     """Answers that were neither faults nor refusals."""
+    unwritten: Call | None = None
+    """A call of the receiver that could not be recorded: it is not to be made again for that."""
 
     def begin(self, now: float) -> None:
         """Note that the task is tried now."""

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from components.frontend.async_tasks import keeper
 from components.frontend.async_tasks.calling import CallError, Calling, LookUps
 from dynamo_local.core.async_tasks.callbacks import AT_ONCE_FOR_ORIGIN, CallbackLimits, Target, secret_of, secret_text
 from dynamo_local.core.async_tasks.records import Task, TaskHead, TaskResult
@@ -19,8 +20,31 @@ from state.async_tasks.secret import callback_secret
 from tests.unit.frontend.kept_scene import until
 from tests.unit.frontend.receivers import Receiver
 from tests.unit.frontend.test_async_tasks import Frontend, Model
+from tests.unit.state.answers.disks import FullDisk
 
 LOOPBACK = "127.0.0.1/32"
+
+
+class CountingDisk(FullDisk):
+    """Counts what it did not synchronise."""
+
+    failed = 0
+
+    def sync(self, descriptor: int) -> None:
+        self.failed += self.is_full
+        super().sync(descriptor)
+
+
+class Filling(Receiver):
+    """A receiver that fills this disk with each call."""
+
+    def __init__(self, disk: FullDisk) -> None:
+        super().__init__()
+        self._disk = disk
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._disk.is_full = True
+        await super()._serve(reader, writer)
 
 
 async def told(frontend: Frontend, task: str, status: str) -> dict[str, Any]:
@@ -49,6 +73,31 @@ async def test_a_receiver_that_fails_is_called_until_it_takes_the_result(tmp_pat
     for sent, body in receiver.calls:
         openai.OpenAI(api_key="none").webhooks.verify_signature(body, sent, secret=secret, tolerance=10**10)
     assert frontend.paths.callback_secret_file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_call_that_cannot_be_recorded_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_AGAIN_S", 0.01)
+
+    disk = CountingDisk()
+    receiver = Filling(disk)
+    async with receiver.listening(), Frontend(tmp_path, Model(), disk, allow=LOOPBACK).running() as frontend:
+        task = await frontend.order("x", callback_url=receiver.url)
+        await until(lambda: disk.failed >= 3)
+        disk.is_full = False
+        assert (await told(frontend, task, "DELIVERED"))["callback"]["calls"] == 1
+    assert len(receiver.calls) == 1
+
+
+async def test_a_task_whose_call_cannot_be_recorded_can_be_deleted(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    receiver = Filling(disk)
+    async with receiver.listening(), Frontend(tmp_path, Model(), disk, allow=LOOPBACK).running() as frontend:
+        task = await frontend.order("x", callback_url=receiver.url)
+        await until(lambda: disk.is_full and not frontend.keeper.in_hand)
+        await frontend.ask("DELETE", f"/{task}")
+        await until(lambda: frontend.store.all() == [])
 
 
 async def test_a_callback_goes_on_at_another_frontend(tmp_path: Path) -> None:
