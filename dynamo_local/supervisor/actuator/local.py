@@ -36,6 +36,9 @@ from state.devices.allocation import Inventory
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 
+_NODES_ANSWER_S = 20.0
+"""For a question that the server asks its nodes in turn. It gives up sooner on each."""
+
 _NODE_STARTS_S = 120.0
 """For an order that may start a node server first."""
 
@@ -97,7 +100,8 @@ async def open_actuator(
 
 def places_of_graph(bus: Bus, paths: StatePaths) -> FarPlaces:
     """The places of a graph on a cluster, for which its server answers."""
-    return FarPlaces(bus, Subjects(paths.namespace).places, "the server", slow_within_s=_NODE_STARTS_S)
+    subject = Subjects(paths.namespace).places
+    return FarPlaces(bus, subject, "the server", within_s=_NODES_ANSWER_S, slow_within_s=_NODE_STARTS_S)
 
 
 @asynccontextmanager

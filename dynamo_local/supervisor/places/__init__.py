@@ -5,6 +5,7 @@
     machine.py   what `local.py` works through: circusd, the devices that servers hold
     cluster.py   what a cluster is to do: reserve on its nodes, and start a node server there
     clustered.py the nodes of a cluster, and the head's machine, as the places of one graph
+    node_servers.py    which node servers stand there, and whether they answer
     slots.py     what is reserved with a cluster, by watcher
     far.py, service.py, wire.py    places over the bus: who asks, who answers, and the messages
     mirror.py    lease and role of far processes, written down at the head

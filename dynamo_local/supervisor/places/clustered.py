@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from dynamo_local.core.errors import DynamoError, SilentNodeError, StateError, SupervisorError
@@ -20,6 +21,7 @@ from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, Slot
 from dynamo_local.supervisor.places.far import FarPlaces
+from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -34,6 +36,7 @@ class ClusterPlaces:
     `slots`: what is reserved with it. `local`: places of the head. `node(id)`: the places of a node server.
     `order(node)`: what a node server is started with. `graph(revision)`: the graph of an endpoint's revision as JSON.
     `is_heard(watcher)`: whether a process of that name has a presence on the bus. `kind`: of the cluster's devices.
+    `ask_again_s`: between two asks of a node server that did not answer.
     """
 
     cluster: Cluster
@@ -45,23 +48,25 @@ class ClusterPlaces:
     graph: Callable[[str], bytes]
     is_heard: Callable[[str], bool]
     kind: DeviceKind
+    ask_again_s: float = 1.0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
-    _learned: set[tuple[str, str]] = field(default_factory=set, init=False)
-    """Nodes and revisions whose graph they know."""
     _prepared: set[str] = field(default_factory=set, init=False)
     """Watchers for which `reserve` is to follow: no leaks."""
-    _given_up: set[str] = field(default_factory=set, init=False)
-    """Nodes whose node server did not answer, and was ended by the cluster: nothing runs there."""
+    _servers: NodeServers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._servers = NodeServers(
+            self.cluster, self.node, self.order, self.graph, self._is_any_heard, self.ask_again_s
+        )
 
     async def places(self) -> Mapping[str, Place]:
         state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
         found = dict(await self.local.places())
-        standing = self._standing(state, slots) - self._given_up
-        answers = await asyncio.gather(*(self._place(node) for node in standing))
-        found |= {place.node: place for place in answers if place is not None}
-        others = [node for name, node in nodes.items() if node.is_alive and name not in standing]
+        asked = self._asked(nodes, state, slots)
+        found |= await self._servers.places(asked)
+        others = [node for name, node in nodes.items() if node.is_alive and name not in asked]
         found |= {node.node: Place(node.node, _as_counted(node, self.kind), {}) for node in others}
         unprepared = {name: slot for name, slot in slots.items() if name not in self._prepared}
         return {name: _unclaimed(place, state, unprepared) for name, place in found.items()}
@@ -78,11 +83,16 @@ class ClusterPlaces:
             self._prepared.discard(name)
             slot = await self.slots.reserve(watcher, need)
             try:
-                await self._have_node(slot.node)
-                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices))
+                await self._servers.have(slot.node)
             except DynamoError:
                 if is_new:
                     await self._give_back(name, slot.node)
+                raise
+            try:
+                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices))
+            except DynamoError:
+                if is_new:
+                    await self._undo_reserve(name, slot.node)
                 raise
             return replace(reserved, node=slot.node)
 
@@ -92,7 +102,7 @@ class ClusterPlaces:
         async with self._changing:
             self._prepared |= {str(watcher) for watcher in needs}
             slots = [await self.slots.reserve(watcher, need) for watcher, need in needs.items()]
-            await side_by_side(map(self._have_node, sorted({slot.node for slot in slots})))
+            await side_by_side(map(self._servers.have, sorted({slot.node for slot in slots})))
 
     async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
         if reservation.node == LOCAL_NODE:
@@ -101,10 +111,9 @@ class ClusterPlaces:
         entry = (await self.books.read()).components.get(plan.name)
         if plan.name not in await self.slots.all():
             raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
-        node, revision = self.node(reservation.node), plan.watcher.revision
-        if revision and (reservation.node, revision) not in self._learned:
-            await node.learn(revision, await asyncio.to_thread(self.graph, revision))
-            self._learned.add((reservation.node, revision))
+        node = self.node(reservation.node)
+        if plan.watcher.revision:
+            await self._servers.learn(reservation.node, plan.watcher.revision)
         # The node plans command and environment by its own paths. A process that replaces another keeps its role.
         role = plan.role if entry is None else entry.role
         await node.start(replace(reservation, node=LOCAL_NODE), replace(plan, role=role, argv=(), environment={}))
@@ -113,6 +122,9 @@ class ClusterPlaces:
         node = await self._node_of(watcher)
         if node is None or await self._is_lost(node, watcher):
             return
+        if node != LOCAL_NODE:
+            # One that hangs would be waited for as long as its worker may take.
+            await self._servers.check_answers(node)
         await (self.local if node == LOCAL_NODE else self.node(node)).end(watcher, deadline_s)
 
     async def release(self, watcher: str) -> None:
@@ -122,20 +134,24 @@ class ClusterPlaces:
             return
         async with self._changing:
             if node is not None and not await self._is_lost(node, watcher):
+                await self._servers.check_answers(node)
                 await self.node(node).release(watcher)
             await self._give_back(watcher, node)
 
     async def statuses(self) -> Mapping[str, Status]:
-        state, slots = await self.books.read(), await self.slots.all()
+        state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
         local = await self.local.statuses()
         here = {name: c for name, c in local.items() if name not in slots and _node(state, name) in (None, LOCAL_NODE)}
         found: dict[str, Status] = dict(here)
+        # Those that the cluster has declared dead are not waited for.
+        asked = self._asked(nodes, state, slots)
+        answers = await self._servers.statuses(asked)
         for node in self._standing(state, slots):
-            try:
-                found |= await self.node(node).statuses()
-            except SupervisorError:
-                mine = [name for name, entry in state.components.items() if entry.node == node and entry.holds]
-                found |= {name: "unknown" for name in mine if not await self._is_lost(node, name)}
+            told = answers.get(node)
+            if told is None:
+                mine = _claimed_on(state, node)
+                told = {name: "unknown" for name in mine if node in asked or self.is_heard(name)}
+            found |= told
         return found
 
     async def last_error(self, watcher: str) -> str | None:
@@ -152,11 +168,7 @@ class ClusterPlaces:
     async def give_up(self, node: str) -> None:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""
         async with self._changing:
-            if await self._place(node) is not None:
-                # It was only starting.
-                return
-            await self.cluster.end_node(node)
-            self._given_up.add(node)
+            await self._servers.give_up(node)
 
     async def end_all(self) -> None:
         """End all node servers, and give back all that is reserved. Raises SupervisorError if that fails somewhere."""
@@ -165,22 +177,25 @@ class ClusterPlaces:
             await self.slots.clear(claimed)
 
     async def lost(self) -> tuple[Component, ...]:
-        """The claims on nodes whose processes are gone, and of which no change is under way."""
+        """The claims on nodes whose processes are gone, and of which no change is under way, or one that cannot go on:
+        a restart on a node that is dead."""
         state = await self.books.read()
-        statuses = await self.statuses()
+        statuses, nodes = await self.statuses(), await self.cluster.nodes()
         far = (entry for entry in state.components.values() if entry.holds and entry.node != LOCAL_NODE)
-        return tuple(entry for entry in far if entry.phase is None and entry.watcher_name not in statuses)
+        gone = (entry for entry in far if entry.watcher_name not in statuses)
+        return tuple(
+            entry
+            for entry in gone
+            if entry.phase is None or (entry.phase == "restarting" and not self._servers.may_run(nodes, entry.node))
+        )
 
-    async def silent(self) -> frozenset[str]:
-        """The nodes that the cluster takes for alive, that do not answer, and of whose processes nothing is heard."""
+    async def silent(self) -> Mapping[str, bool]:
+        """The nodes that the cluster takes for alive and that do not answer, each with whether one of its processes is
+        heard."""
         state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
-        found: set[str] = set()
-        for node in self._standing(state, slots) - self._given_up:
-            mine = [name for name, entry in state.components.items() if entry.node == node and entry.holds]
-            is_alive = node in nodes and nodes[node].is_alive
-            if is_alive and not any(map(self.is_heard, mine)) and await self._place(node) is None:
-                found.add(node)
-        return frozenset(found)
+        asked = self._asked(nodes, state, slots)
+        silent = asked - (await self._servers.places(asked)).keys()
+        return {node: await self._is_any_heard(node) for node in silent}
 
     async def device_count(self) -> float:
         """Number of devices on nodes that live that are free, or the graph's own."""
@@ -202,14 +217,18 @@ class ClusterPlaces:
         return _claimed_nodes(state) | {slot.node for slot in slots.values()}
 
     async def _node_of(self, watcher: str) -> str | None:
-        """The node of a watcher, by the books or else by its reservation; None if nobody knows it."""
-        entry = (await self.books.read()).components.get(watcher)
-        if entry is not None and entry.holds:
-            return entry.node
-        slot = (await self.slots.all()).get(watcher)
-        if slot is not None:
-            return slot.node
-        return LOCAL_NODE if (await self.local.statuses()).get(watcher, "unknown") != "unknown" else None
+        """The node of a watcher, by the books or else by its reservation, which a node server may have without the
+        cluster; None if nobody knows it."""
+        state, slots = await self.books.read(), await self.slots.all()
+        node = _node(state, watcher)
+        if node is not None:
+            return node
+        if watcher in slots:
+            return slots[watcher].node
+        if (await self.local.statuses()).get(watcher, "unknown") != "unknown":
+            return LOCAL_NODE
+        found = await self._servers.places(self._asked(await self.cluster.nodes(), state, slots))
+        return next((place.node for place in found.values() if watcher in place.reservations), None)
 
     async def _places_of(self, watcher: str) -> Places | None:
         node = await self._node_of(watcher)
@@ -219,45 +238,41 @@ class ClusterPlaces:
 
     async def _is_lost(self, node: str, watcher: str) -> bool:
         """Whether the cluster has declared the node dead, and nothing is heard of the watcher: what it held is free."""
-        found = (await self.cluster.nodes()).get(node) if node != LOCAL_NODE else None
-        is_dead = node != LOCAL_NODE and (found is None or not found.is_alive or node in self._given_up)
-        return is_dead and not self.is_heard(watcher)
+        return (
+            node != LOCAL_NODE
+            and not self.is_heard(watcher)
+            and not self._servers.may_run(await self.cluster.nodes(), node)
+        )
 
-    # Node servers.
+    async def _is_any_heard(self, node: str) -> bool:
+        return any(map(self.is_heard, _claimed_on(await self.books.read(), node)))
 
-    async def _have_node(self, name: str) -> None:
-        """Have a node server of this graph's server answer on the node."""
-        try:
-            await self.node(name).places()
-        except SilentNodeError:
-            node = (await self.cluster.nodes()).get(name)
-            if node is None or not node.is_alive:
-                raise SilentNodeError(f"node {name} is gone", "try again") from None
-            # One that runs and does not answer was started by another server.
-            await self.cluster.end_node(name)
-            self._learned = {known for known in self._learned if known[0] != name}
-            await self.cluster.start_node(name, self.order(node))
-            self._given_up.discard(name)
-            await self.node(name).places()
+    def _asked(self, nodes: Mapping[str, ClusterNode], state: State, slots: Mapping[str, Slot]) -> set[str]:
+        """The nodes on which a node server is to answer."""
+        return {node for node in self._standing(state, slots) if self._servers.may_run(nodes, node)}
+
+    async def _undo_reserve(self, watcher: str, node: str) -> None:
+        """Give back what a node server may have reserved, though no answer said so. If it does not answer now either,
+        the slot is kept: it is a leak, which is released once the node answers or is dead."""
+        with suppress(DynamoError):
+            await self._servers.check_answers(node)
+            await self.node(node).release(watcher)
+            await self._give_back(watcher, node)
 
     async def _give_back(self, watcher: str, node: str | None) -> None:
         """Give back what the cluster has reserved, and end the node server if that was the last of its node."""
         await self.slots.release(watcher)
         if node is None or node in self._standing(await self.books.read(), await self.slots.all()):
             return
-        await self.cluster.end_node(node)
-
-    async def _place(self, node: str) -> Place | None:
-        """The place of a node server, under the node's name; None if it does not answer."""
-        try:
-            place = (await self.node(node).places())[LOCAL_NODE]
-        except SupervisorError:
-            return None
-        return replace(place, node=node)
+        await self._servers.end(node)
 
 
 def _claimed_nodes(state: State) -> set[str]:
     return {entry.node for entry in state.components.values() if entry.holds and entry.node != LOCAL_NODE}
+
+
+def _claimed_on(state: State, node: str) -> list[str]:
+    return [name for name, entry in state.components.items() if entry.node == node and entry.holds]
 
 
 def _node(state: State, watcher: str) -> str | None:

@@ -83,7 +83,7 @@ class FarPlaces:
 
     async def learn(self, revision: str, graph: bytes) -> None:
         """Tell the graph of an endpoint's revision, as JSON. For node servers alone."""
-        await self._ask(GraphOrder(revision, graph), Done, self.within_s)
+        await self._ask(GraphOrder(revision, graph), Done, self.slow_within_s)
 
     async def _ask(self, request: msgspec.Struct, kind: type[_M], within_s: float) -> _M:
         try:

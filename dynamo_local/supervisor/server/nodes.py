@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
@@ -33,18 +31,15 @@ from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
+from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
-from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard
 from state.locks import LockTimeoutError
 
-_LOOK_EVERY_S = 1.0
-_SILENT_LOOKS = 3
-"""A node server that is silent at so many looks, of whose workers nothing is heard either, is ended by the cluster."""
-
-_RETRY_MAX_S = 30.0
-"""Longest wait between two attempts to add a worker that was lost with its node, while no device comes."""
+_ANSWERS_WITHIN_S = 2.0
+"""For a question to a node. Whoever asks the head for all nodes waits longer."""
 
 _HURRIED_S = 5.0
 """For what is under way when the nodes are not to be waited for any more."""
@@ -73,14 +68,6 @@ class ServerNodes:
         self._is_left = False
         self._cluster: Cluster | None = None
         self._places: ClusterPlaces | None = None
-        self._silent: dict[str, int] = {}
-        self._lost: dict[str, AddWorker] = {}
-        """Workers that were lost with their nodes, and whose claims are to be released."""
-        self._missing: list[AddWorker] = []
-        """Workers that were lost with their nodes, and for which there is no place yet."""
-        self._devices = 0.0
-        self._tried_at, self._delay_s = -math.inf, 0.0
-        self._failure = ReportOnce(report)
 
     async def connect(self, stack: AsyncExitStack, hurry: asyncio.Event) -> None:
         """Connect to the cluster, own the namespace there, and clear what a server of it that has crashed has left.
@@ -116,7 +103,7 @@ class ServerNodes:
             Slots(self._cluster, launch.graph.namespace),
             books,
             local,
-            node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}"),
+            node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}", _ANSWERS_WITHIN_S),
             order=lambda node: self._order(node, address),
             graph=lambda revision: launch.paths.graph_of(revision).read_bytes(),
             is_heard=lambda name: any(presence.watcher == name for presence in watch.view.members()),
@@ -140,8 +127,15 @@ class ServerNodes:
         await self._places.prepare(
             {one.watcher(namespace, index): need_of(one) for one in workers for index in range(one.workers)}
         )
+        keeper = NodeKeeper(
+            *(self._places, self._add, self._reconcile, self._count_devices, self._role),
+            replaces=not self._is_planned,
+            report=self._report,
+        )
+        # While workers are awaited as well: one of them may be on a node that dies.
+        self._tasks.spawn("nodes", keeper.keep())
         await self._add([AddWorker(one.role, one.service) for one in workers for _ in range(one.workers)])
-        self._tasks.spawn("nodes", self._keep())
+        self._tasks.spawn("replacements", keeper.keep_replacing())
 
     async def end(self, hurry: asyncio.Event) -> None:
         """End all node servers, and give back what is reserved. Harmless if that was done or has failed. A failure is
@@ -203,41 +197,12 @@ class ServerNodes:
                 if not outcome.done:
                     raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
 
-    async def _keep(self) -> None:
-        """Find reservations and processes that were lost, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            try:
-                await self._look()
-            except DynamoError as error:
-                self._failure.note(f"the nodes are not in order for now: {error}")
-            else:
-                if not self._missing:
-                    self._failure.note("")
-
-    async def _count_devices(self) -> None:
-        """Write down how many devices the workers hold or may take."""
+    async def _count_devices(self) -> float:
+        """Write down how many devices the workers hold or may take. Returns their number."""
         assert self._places is not None
         total, blueprint = await self._places.device_count(), self._machinery.blueprint
-        await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
-
-    async def _look(self) -> None:
-        assert self._places is not None
-        places = self._places
-        await self._count_devices()
-        silent = await places.silent()
-        self._silent = {node: self._silent.get(node, 0) + 1 for node in silent}
-        for node in [node for node, looks in self._silent.items() if looks >= _SILENT_LOOKS]:
-            self._report.step(f"node {node} does not answer: its node server is ended")
-            await places.give_up(node)
-        lost = await places.lost()
-        if not self._is_planned:
-            own = (entry for entry in lost if not entry.watcher.revision)
-            self._lost |= {one.watcher_name: AddWorker(self._role(one.component), one.component) for one in own}
-        if lost or await places.leaks():
-            await self._reconcile()
-        await self._note_missing()
-        await self._replace()
+        after = await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
+        return after.device_count
 
     async def _reconcile(self) -> None:
         """Release what is lost or leaks. Whoever changes something at the moment has done so first, or is followed by
@@ -246,32 +211,6 @@ class ServerNodes:
             async with open_actuator(self._launch.paths, self._report, lock_wait_s=0.0) as actuator:
                 for note in await actuator.reconcile():
                     self._report.step(note)
-
-    async def _note_missing(self) -> None:
-        """Count as missing those that were lost and are released by now."""
-        assert self._places is not None
-        if not self._lost:
-            return
-        entries = (await self._places.books.read()).components
-        still = {one.watcher_name for one in await self._places.lost()}
-        for name in [name for name in self._lost if name not in still]:
-            change = self._lost.pop(name)
-            if name not in entries or not entries[name].holds:
-                self._missing.append(change)
-
-    async def _replace(self) -> None:
-        """Add the workers that are missing, at once when there are more devices, else less and less often. Raises
-        SupervisorError if that fails, as it does while there is no room."""
-        devices = self._machinery.blueprint.current().device_count
-        if devices > self._devices:
-            self._delay_s = 0.0
-        self._devices = devices
-        while self._missing and time.monotonic() >= self._tried_at + self._delay_s:
-            self._tried_at = time.monotonic()
-            self._delay_s = min(_RETRY_MAX_S, max(_LOOK_EVERY_S, 2 * self._delay_s))
-            await self._add(self._missing[:1])
-            self._missing.pop(0)
-            self._delay_s = 0.0
 
     @property
     def _is_planned(self) -> bool:

@@ -88,6 +88,7 @@ class ClusterSite:
             graph=lambda _: b"",
             is_heard=self.heard.__contains__,
             kind="cpu-slot",
+            ask_again_s=0.0,
         )
         self.places: Places = self.clustered
 
@@ -179,7 +180,7 @@ async def test_a_node_that_is_silent_is_unknown_until_the_cluster_says_that_it_i
 async def test_what_only_the_cluster_knows_is_told_as_a_reservation(site: ClusterSite) -> None:
     slot = await site.cluster.reserve(f"{NAMESPACE}/{worker()}", ONE)
     assert await site.clustered.leaks() == {str(worker())}
-    assert await site.clustered.silent() == {slot.node}
+    assert await site.clustered.silent() == {slot.node: False}
     await site.clustered.give_up(slot.node)
     (place,) = [place for place in (await site.places.places()).values() if place.reservations]
     assert set(place.reservations) == {str(worker())}

@@ -66,11 +66,12 @@ def test_on_loopback_it_speaks_no_tls_and_elsewhere_nothing_else(tmp_path: Path)
     plain, other = NatsServer.at(tmp_path / "plain"), NatsServer.at(tmp_path / "other", "127.0.0.2")
     plain.write_files()
     other.write_files()
-    assert "tls" not in json.loads(plain.config_text())
+    assert not {"tls", "ping_interval"} & json.loads(plain.config_text()).keys()
     assert not plain.address.wants_tls
     config = json.loads(other.config_text())
     assert config["host"] == "127.0.0.2"
     assert "allow_non_tls" not in config
+    assert config["ping_interval"] == "10s"
     assert other.address.url.startswith("tls://127.0.0.2:")
     assert other.address.wants_tls
     for path in other.directory.iterdir():

@@ -1,0 +1,177 @@
+"""Node servers that do not answer: once, for long, or never again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
+
+import pytest
+
+from dynamo_local.core.errors import SilentNodeError
+from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.server.node_keeper import NodeKeeper
+from dynamo_local.tasks import TaskGuard
+from tests.places_contract import NAMESPACE, ONE, worker
+from tests.unit.supervisor.actuator.fake_ports import blueprint
+from tests.unit.supervisor.places.cluster_site import SUBJECTS, ClusterInMemory
+
+FOR_LONG = 1_000
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[ClusterInMemory]:
+    tasks = TaskGuard()
+    try:
+        yield ClusterInMemory(tasks)
+    finally:
+        await tasks.close()
+
+
+def actuator_of(site: ClusterInMemory) -> LocalActuator:
+    head = site.head
+    ports = Ports(
+        namespace=NAMESPACE,
+        books=site.books,
+        places=site.places,
+        fleet=head,
+        change_lock=nullcontext,
+        check_changeable=head.step,
+        change_role=head.change_role,
+        report=head.report,
+        clock=lambda: head.now,
+    )
+    return LocalActuator(ports, blueprint())
+
+
+async def test_nodes_are_asked_at_the_same_time_and_dead_ones_not_at_all(site: ClusterInMemory) -> None:
+    (first, node), (second, other) = await site.worker(0), await site.worker(1)
+    bus = site.memory_bus
+    for node_name in (node, other):
+        site.miss(node_name, FOR_LONG)
+    bus.most_at_once = 0
+    assert await site.places.statuses() == {str(first): "unknown", str(second): "unknown"}
+    assert bus.most_at_once == 2
+    site.cluster.dead.add(node)
+    # The cluster may be wrong.
+    site.heard.add(str(first))
+    bus.asked.clear()
+    assert await site.places.statuses() == {str(first): "unknown", str(second): "unknown"}
+    await site.places.places()
+    assert set(bus.asked) == {SUBJECTS.node(other)}
+
+
+async def test_one_answer_that_is_missed_ends_no_node_server(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    await site.worker(1)
+    site.miss(node, 2)
+    assert (await site.places.reserve(worker(2), ONE)).node == node
+    assert site.ended == []
+
+
+async def test_a_silent_node_server_whose_workers_are_heard_is_not_ended_for_another_worker(
+    site: ClusterInMemory,
+) -> None:
+    first, node = await site.worker(0)
+    await site.worker(1)
+    site.heard.add(str(first))
+    site.miss(node, FOR_LONG)
+    with pytest.raises(SilentNodeError, match="its workers are heard"):
+        await site.places.reserve(worker(2), ONE)
+    assert site.ended == []
+    assert len(site.cluster.reserved) == 2
+    site.heard.clear()
+    site.miss(node, 3 + 1)
+    assert (await site.places.reserve(worker(2), ONE)).node == node
+    assert site.ended == [node]
+
+
+async def test_a_reservation_whose_answer_is_lost_is_given_back(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    await site.worker(1)
+    site.memory_bus.lost["ReserveOrder"] = 0
+    with pytest.raises(SilentNodeError):
+        await site.places.reserve(worker(2), ONE)
+    assert site.reserved_on(node) == {str(worker(0))}
+    assert len(site.cluster.reserved) == 2
+
+
+async def test_a_reservation_that_cannot_be_given_back_stays_known(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    await site.worker(1)
+    site.memory_bus.lost["ReserveOrder"] = FOR_LONG
+    with pytest.raises(SilentNodeError):
+        await site.places.reserve(worker(2), ONE)
+    assert await site.places.leaks() == {str(worker(2))}
+    site.miss(node, 0)
+    assert str(worker(2)) in site.reserved_on(node)
+    await actuator_of(site).reconcile()
+    assert site.reserved_on(node) == {str(worker(0))}
+    assert await site.places.leaks() == set()
+
+
+async def test_what_only_a_node_server_has_reserved_is_released(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    await site.worker(1)
+    await site.places.reserve(worker(2), ONE)
+    await site.places.slots.release(str(worker(2)))
+    assert await actuator_of(site).reconcile() == (f"{worker(2)} was reserved and not claimed: its devices are free",)
+    assert site.reserved_on(node) == {str(worker(0))}
+
+
+async def test_a_silent_node_server_ends_once_its_workers_are_not_heard_or_after_a_minute(
+    site: ClusterInMemory,
+) -> None:
+    (watcher, node), _ = await site.worker(0), await site.worker(1)
+    keeper = Keeper(site)
+    site.heard.add(str(watcher))
+    site.miss(node, FOR_LONG)
+    for _ in range(5):
+        await keeper.keeper.look()
+    assert site.ended == []
+    keeper.now = 60.0
+    await keeper.keeper.look()
+    assert site.ended == [node]
+    # Its workers are gone with it.
+    site.heard.clear()
+    await keeper.keeper.look()
+    assert not site.head.state.components[str(watcher)].holds
+
+
+async def test_nodes_are_looked_after_while_a_worker_is_added(site: ClusterInMemory) -> None:
+    (_, node), (_, other) = await site.worker(0), await site.worker(1)
+    keeper = Keeper(site)
+    site.cluster.dead.add(node)
+    await keeper.keeper.look()
+    adding = asyncio.create_task(keeper.keeper.replace())
+    await keeper.adding.wait()
+    site.miss(other, FOR_LONG)
+    for _ in range(3):
+        await keeper.keeper.look()
+    assert other in site.ended
+    keeper.added.set()
+    await adding
+
+
+class Keeper:
+    """`adding`: set once a worker is being added, which lasts until `added` is."""
+
+    def __init__(self, site: ClusterInMemory) -> None:
+        self.now = 0.0
+        self.adding, self.added = asyncio.Event(), asyncio.Event()
+        self.site = site
+        self.keeper = NodeKeeper(
+            *(site.places, self._add, self._reconcile, site.places.device_count, lambda _: "decode"),
+            replaces=True,
+            report=site.head.report,
+            clock=lambda: self.now,
+        )
+
+    async def _add(self, changes: Sequence[AddWorker]) -> None:
+        self.adding.set()
+        await self.added.wait()
+
+    async def _reconcile(self) -> None:
+        await actuator_of(self.site).reconcile()
