@@ -5,6 +5,7 @@ A change is read from top to bottom in these files:
     local.py         opens the actuator of a running server: connects what `ports.py` asks for
     actuator.py      takes the lock on changes (`change_lock.py`), finishes what is left, makes one change
     add.py, remove.py, restart.py    one kind of change each: its claim in the statefile, then its steps in circus
+    unfinished.py    finishes what earlier changes have left
     side_by_side.py    several changes at the same time, for the workers of endpoints
 
 `commands.py` makes changes of what `dynamo scale`, `drain` and `restart` ask for. `reconciler.py` finishes, from within

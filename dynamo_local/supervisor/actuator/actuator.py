@@ -16,7 +16,7 @@ Whoever holds the lock on changes is the only one to make any, so every mark tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import reduce
 
@@ -37,12 +37,12 @@ from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
-from dynamo_local.supervisor.places.port import Status
+from dynamo_local.supervisor.actuator.unfinished import Unfinished
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from state.statefile.model import Component, State
-from state.statefile.reconcile import reconcile, unclaimed
-from state.statefile.transitions import holding, in_phase, remove_revision, retire
+from state.statefile.model import Component
+from state.statefile.reconcile import unclaimed
+from state.statefile.transitions import remove_revision, retire
 
 
 class LocalActuator:
@@ -61,6 +61,7 @@ class LocalActuator:
         self._removal = WorkerRemoval(ports, blueprint.drain_deadline_s)
         self._addition = WorkerAddition(ports, blueprint, self._removal, ready_s)
         self._restart = WorkerRestart(ports, blueprint, self._addition, self._removal)
+        self._unfinished = Unfinished(ports, self._addition, self._removal, self._restart, self._is_mine)
 
     async def apply(self, change: Action, limits: DeviceLimits) -> ActionOutcome:
         """Make one change, after finishing those that earlier processes have left.
@@ -119,9 +120,14 @@ class LocalActuator:
 
     async def reconcile(self) -> tuple[str, ...]:
         """Finish changes that were left half done, and return a note for each. Waits for the lock on changes, and for
-        workers that were left starting."""
+        workers that were left starting. Raises SilentNodeError if a change is left because its node does not answer,
+        once all others are finished."""
         async with self._changing():
-            return await self._reconcile()
+            notes, left = await self._unfinished.finish()
+            if left is None:
+                return notes
+            self._tell(notes)
+            raise left
 
     def _check_revision(self, revision: str) -> None:
         if not revision or endpoint_of(revision) != self._endpoint:
@@ -154,7 +160,12 @@ class LocalActuator:
             raise _ended_meanwhile() from error
 
     async def _finish_what_is_left(self) -> None:
-        for note in await self._reconcile():
+        # What is left on a node that does not answer is no reason to make no change elsewhere.
+        notes, left = await self._unfinished.finish()
+        self._tell(notes if left is None else (*notes, f"a change is left unfinished for now: {left}"))
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        for note in notes:
             self._ports.report.step(note)
 
     async def _remove(self, change: RemoveWorker) -> ActionOutcome:
@@ -216,57 +227,6 @@ class LocalActuator:
         if answer.refused is not None:
             return Result(False, change.watcher, f"{change.watcher} stays in the role {answer.role}: {answer.refused}")
         return Result(True, change.watcher, f"in the role {answer.role}")
-
-    async def _reconcile(self) -> tuple[str, ...]:
-        self._ports.check_changeable()
-        state = await self._ports.read()
-        # After the state: a claim precedes its watcher.
-        statuses = await self._ports.places.statuses()
-        strays = [name for name in unclaimed(state, statuses) if self._is_mine(name)]
-        notes = await side_by_side(map(self._end_unclaimed, strays))
-        notes += await self._release_reserved()
-        state, released = await self._release_dead(statuses)
-        notes += released
-        notes += await side_by_side(map(self._finish_retiring, filter(self._is_mine, in_phase(state, "retiring"))))
-        notes += await side_by_side(map(self._finish_restarting, filter(self._is_mine, in_phase(state, "restarting"))))
-        notes += await side_by_side(map(self._finish_starting, filter(self._is_mine, in_phase(state, "starting"))))
-        return tuple(notes)
-
-    async def _finish_retiring(self, name: str) -> str:
-        await self._removal.finish(name)
-        return f"{name} was left retiring: it has ended"
-
-    async def _finish_restarting(self, name: str) -> str:
-        return f"{name} was left restarting: {(await self._restart.finish(name)).note}"
-
-    async def _finish_starting(self, name: str) -> str:
-        return f"{name} was left starting: {(await self._addition.await_ready(name)).note}"
-
-    async def _end_unclaimed(self, name: str) -> str:
-        await self._removal.end_unclaimed(name)
-        return f"{name} had no claim: it has ended"
-
-    async def _release_reserved(self) -> list[str]:
-        """Release what is reserved and not claimed. Returns a note for each."""
-        places = (await self._ports.places.places()).values()
-        mine = [name for place in places for name in place.reservations if self._is_mine(name)]
-        await side_by_side(map(self._removal.end_unclaimed, mine))
-        return [f"{name} was reserved and not claimed: its devices are free" for name in mine]
-
-    async def _release_dead(self, statuses: Mapping[str, Status]) -> tuple[State, tuple[str, ...]]:
-        """Release claims without a watcher. Returns the new state and a note for each."""
-        notes: list[str] = []
-        names: set[str] = set()
-
-        def released(state: State) -> State:
-            after, found = reconcile(state, statuses, self._is_mine)
-            notes[:] = found
-            names.update(holding(state) - holding(after))
-            return after
-
-        state = await self._ports.update(released)
-        await side_by_side(map(self._ports.places.release, sorted(names)))
-        return state, tuple(notes)
 
     def _is_mine(self, name: str) -> bool:
         """Whether the watcher has a name that this server gives to the processes that are changed here. A user may have

@@ -77,11 +77,18 @@ class WorkerRestart:
         await self.removal.end_process(watcher)
         component = (await self.ports.read()).components[watcher]
         template = self.blueprint.restartable(component.component, component.watcher.revision)
+        if await self._is_gone(component):
+            return await self.addition.undo(watcher, f"node {component.node} is gone")
         inventory = await self.ports.inventory(component.node)
         plan = replace(plan_watcher(template, component.watcher, inventory, component.devices), node=component.node)
         self.ports.report.step(f"{watcher}  starting again")
         reservation = Reservation(component.watcher, component.node, component.devices, component.resources.share)
         return await self.addition.start_process(reservation, plan)
+
+    async def _is_gone(self, component: Component) -> bool:
+        """Whether the node of a process that has ended is gone, and not only silent: its process would be unknown."""
+        places = self.ports.places
+        return component.node not in await places.places() and component.watcher_name not in await places.statuses()
 
     async def _claim_replacement(self, change: Restart, limits: DeviceLimits) -> WatcherPlan | None:
         """Claim a worker that replaces this one. None if there is no device for it, or if this is no worker."""

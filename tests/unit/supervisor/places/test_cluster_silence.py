@@ -9,11 +9,12 @@ from contextlib import nullcontext
 import pytest
 
 from dynamo_local.core.errors import SilentNodeError
-from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.tasks import TaskGuard
+from state.statefile.transitions import restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import blueprint
 from tests.unit.supervisor.places.cluster_site import SUBJECTS, ClusterInMemory
@@ -119,6 +120,38 @@ async def test_what_only_a_node_server_has_reserved_is_released(site: ClusterInM
     await site.places.slots.release(str(worker(2)))
     assert await actuator_of(site).reconcile() == (f"{worker(2)} was reserved and not claimed: its devices are free",)
     assert site.reserved_on(node) == {str(worker(0))}
+
+
+async def test_a_restart_is_undone_where_the_node_dies(site: ClusterInMemory) -> None:
+    (watcher, node), _ = await site.worker(0), await site.worker(1)
+    await site.books.update(lambda state: restart(state, str(watcher)))
+    actuator = actuator_of(site)
+    # Only silent: it is waited for.
+    site.miss(node, FOR_LONG)
+    with pytest.raises(SilentNodeError):
+        await actuator.reconcile()
+    assert site.head.state.components[str(watcher)].phase == "restarting"
+    assert await site.places.lost() == ()
+    site.cluster.dead.add(node)
+    # Who keeps the nodes in order replaces it.
+    assert [entry.watcher_name for entry in await site.places.lost()] == [str(watcher)]
+    (note,) = await actuator.reconcile()
+    assert f"node {node} is gone" in note
+    assert not site.head.state.components[str(watcher)].holds
+
+
+async def test_what_is_left_on_a_silent_node_is_no_reason_to_change_nothing_else(site: ClusterInMemory) -> None:
+    (watcher, node), (other, _) = await site.worker(0), await site.worker(1)
+    await site.books.update(lambda state: retire(state, str(watcher)))
+    site.heard.add(str(watcher))
+    site.miss(node, FOR_LONG)
+    actuator = actuator_of(site)
+    outcome = await actuator.apply(RemoveWorker(str(other), "decode"), DeviceLimits())
+    assert outcome.done, outcome
+    assert any(f"left unfinished for now: node {node} does not answer" in line for line in site.head.report.lines)
+    assert site.head.state.components[str(watcher)].phase == "retiring"
+    with pytest.raises(SilentNodeError):
+        await actuator.reconcile()
 
 
 async def test_a_silent_node_server_ends_once_its_workers_are_not_heard_or_after_a_minute(
