@@ -236,13 +236,13 @@ class ClusterPlaces:
             return None
         return self.local if node == LOCAL_NODE else self.node(node)
 
+    async def is_gone(self, node: str) -> bool:
+        """Whether the cluster has declared a node dead, or has ended a node server there that did not answer."""
+        return node != LOCAL_NODE and not self._servers.may_run(await self.cluster.nodes(), node)
+
     async def _is_lost(self, node: str, watcher: str) -> bool:
-        """Whether the cluster has declared the node dead, and nothing is heard of the watcher: what it held is free."""
-        return (
-            node != LOCAL_NODE
-            and not self.is_heard(watcher)
-            and not self._servers.may_run(await self.cluster.nodes(), node)
-        )
+        """Whether a node is gone and nothing is heard of the watcher: what it held is free."""
+        return not self.is_heard(watcher) and await self.is_gone(node)
 
     async def _is_any_heard(self, node: str) -> bool:
         return any(map(self.is_heard, _claimed_on(await self.books.read(), node)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.supervisor.places.clustered import ClusterPlaces
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+from state.statefile.model import Component
 
 _LOOK_EVERY_S = 1.0
 _SILENT_LOOKS = 3
@@ -49,6 +51,14 @@ class NodeKeeper:
     """Workers that were lost with their nodes, and whose claims are to be released."""
     _missing: list[AddWorker] = field(default_factory=list, init=False)
     """Workers that were lost with their nodes, and for which there is no place yet."""
+    _counts: dict[str, int] = field(default_factory=dict, init=False)
+    """By service, the workers that there are to be beside those that are missing."""
+    _gone: frozenset[str] = field(default=frozenset(), init=False)
+    """Workers that were lost at the last look."""
+    _seen: dict[str, Component] = field(default_factory=dict, init=False)
+    """The workers that there were at the last look."""
+    _adding: str | None = field(default=None, init=False)
+    """The service of which a worker is being added."""
     _devices: float = field(default=0.0, init=False)
     _tried_at: float = field(default=-math.inf, init=False)
     _delay_s: float = field(default=0.0, init=False)
@@ -88,6 +98,9 @@ class NodeKeeper:
             self.report.step(f"node {node} does not answer: its node server is ended")
             await places.give_up(node)
         lost = await places.lost()
+        entries = (await places.books.read()).components
+        lost = (*lost, *await self._released_already(entries))
+        self._heed_orders(entries, lost)
         if self.replaces:
             own = (entry for entry in lost if not entry.watcher.revision)
             self._lost |= {one.watcher_name: AddWorker(self.role(one.component), one.component) for one in own}
@@ -104,9 +117,42 @@ class NodeKeeper:
         while self._missing and self.clock() >= self._tried_at + self._delay_s:
             self._tried_at = self.clock()
             self._delay_s = min(_RETRY_MAX_S, max(_LOOK_EVERY_S, 2 * self._delay_s))
-            await self.add(self._missing[:1])
-            self._missing.pop(0)
+            change = self._missing[0]
+            self._adding = change.component
+            try:
+                await self.add([change])
+                self._missing.remove(change)
+                self._count(change.component, 1)
+            finally:
+                self._adding = None
             self._delay_s = 0.0
+
+    async def _released_already(self, entries: Mapping[str, Component]) -> list[Component]:
+        """The workers that were not lost at the last look, whose claims were released since, and whose nodes are gone:
+        whoever makes a change releases what is lost by then."""
+        before, self._seen = self._seen, {name: entry for name, entry in entries.items() if _stays(entry)}
+        there = {name for name, entry in entries.items() if entry.holds}
+        dropped = [entry for name, entry in before.items() if name not in there | self._gone]
+        return [entry for entry in dropped if await self.places.is_gone(entry.node)]
+
+    def _heed_orders(self, entries: Mapping[str, Component], lost: Sequence[Component]) -> None:
+        """Forget what is missing of a service whose workers have become more or fewer since the last look, other than
+        by a loss or by `replace`: who changed their number meant what there is to be."""
+        names = frozenset(entry.watcher_name for entry in lost)
+        there = Counter(entry.component for name, entry in entries.items() if name not in names and _stays(entry))
+        for entry in lost:
+            if entry.watcher_name not in self._gone:
+                self._count(entry.component, -1)
+        self._gone = names
+        for service in {change.component or "" for change in self._missing} - {self._adding}:
+            if self._counts.get(service, there[service]) != there[service]:
+                self._missing = [change for change in self._missing if change.component != service]
+                self.report.step(f"{service}: workers that were lost are not replaced, as their number was changed")
+        self._counts = dict(there) | {one: n for one, n in self._counts.items() if one == self._adding}
+
+    def _count(self, service: str | None, more: int) -> None:
+        if service in self._counts:
+            self._counts[service] += more
 
     def _hanging(self, silent: Mapping[str, bool]) -> list[str]:
         """The nodes that are silent for too long, of those that are silent at this look, each with whether a worker is
@@ -130,3 +176,10 @@ class NodeKeeper:
             change = self._lost.pop(name)
             if name not in entries or not entries[name].holds:
                 self._missing.append(change)
+                # What became of the others until now is no later order.
+                self._counts.pop(change.component or "", None)
+
+
+def _stays(entry: Component) -> bool:
+    """Whether a worker is among those that there are to be, and neither on its way in nor out."""
+    return entry.holds and entry.phase in (None, "restarting")

@@ -188,12 +188,55 @@ async def test_nodes_are_looked_after_while_a_worker_is_added(site: ClusterInMem
     await adding
 
 
+async def test_lost_workers_are_not_replaced_against_a_later_order(site: ClusterInMemory) -> None:
+    (_, node), _ = await site.worker(0), await site.worker(1)
+    await site.worker(2)
+    fourth, _ = await site.worker(3)
+    keeper = Keeper(site)
+    site.cluster.dead.add(node)
+    for _ in range(3):
+        await keeper.keeper.look()
+    assert (await actuator_of(site).apply(RemoveWorker(str(fourth), "decode"), DeviceLimits())).done
+    await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert not keeper.adding.is_set()
+    assert "VllmWorker: workers that were lost are not replaced" in "".join(site.head.report.lines)
+
+
+async def test_a_worker_that_somebody_else_found_lost_is_replaced(site: ClusterInMemory) -> None:
+    (_, node), _ = await site.worker(0), await site.worker(1)
+    await site.worker(2)
+    keeper = Keeper(site)
+    keeper.added.set()
+    await keeper.keeper.look()
+    site.cluster.dead.add(node)
+    await actuator_of(site).reconcile()
+    await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert keeper.count == 2
+
+
+async def test_a_second_loss_is_no_order(site: ClusterInMemory) -> None:
+    (_, node), _ = await site.worker(0), await site.worker(1)
+    keeper = Keeper(site)
+    keeper.added.set()
+    site.cluster.dead.add(node)
+    for _ in range(3):
+        await keeper.keeper.look()
+    site.cluster.dead |= set(site.machines)
+    for _ in range(3):
+        await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert keeper.count == 2
+
+
 class Keeper:
     """`adding`: set once a worker is being added, which lasts until `added` is."""
 
     def __init__(self, site: ClusterInMemory) -> None:
         self.now = 0.0
         self.adding, self.added = asyncio.Event(), asyncio.Event()
+        self.count = 0
         self.site = site
         self.keeper = NodeKeeper(
             *(site.places, self._add, self._reconcile, site.places.device_count, lambda _: "decode"),
@@ -205,6 +248,7 @@ class Keeper:
     async def _add(self, changes: Sequence[AddWorker]) -> None:
         self.adding.set()
         await self.added.wait()
+        self.count += len(changes)
 
     async def _reconcile(self) -> None:
         await actuator_of(self.site).reconcile()
