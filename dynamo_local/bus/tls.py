@@ -41,8 +41,17 @@ class TlsTransport(TcpTransport):
         self._has_failed = True
         # Not as the base class does: it leaves a protocol that knows nothing of TLS, of which asyncio warns at the end
         # of each connection.
-        await asyncio.wait_for(self._io_writer.start_tls(ssl_context, server_hostname=name), connect_timeout)
+        # That keeps the reader, which goes on with what is in it: nothing may come between this look and TLS (wait_for
+        # would let something).
+        self._refuse_early(self._io_reader)
+        async with asyncio.timeout(connect_timeout):
+            await self._io_writer.start_tls(ssl_context, server_hostname=name)
         self._has_failed = False
+
+    def _refuse_early(self, reader: asyncio.StreamReader) -> None:
+        """Raise OSError for what came before TLS, after the greeting: later it would be taken for the server's."""
+        if reader._buffer:  # type: ignore[attr-defined]
+            raise OSError("said more than its greeting before TLS")
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
@@ -66,6 +75,8 @@ class TlsClient(Client):
             # The greeting comes before TLS, so anybody on the way could have changed it. The client would go by it, and
             # show its token in the clear.
             info["tls_required"] = True
+            # Names of other servers are believed once they come over TLS.
+            info.pop("connect_urls", None)
         await super()._process_info(info, initial_connection)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -95,21 +96,30 @@ async def test_a_server_without_tls_gets_no_token(own_nats: NatsProcess) -> None
     assert "does not speak TLS" in error.cause
 
 
+INFO = b'INFO {"server_id":"x","version":"2.15.1","proto":1,"max_payload":1048576%s}\r\n'
+
+
+@asynccontextmanager
+async def serving(serve: Callable[[StreamReader, StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+    server = await asyncio.start_server(serve, HOST)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
 @asynccontextmanager
 async def impostor(received: bytearray) -> AsyncIterator[int]:
     """Greets like NATS, without a word of TLS, and keeps what it is told."""
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.15.1","proto":1,"max_payload":1048576}\r\n')
+        writer.write(INFO % b"")
         while data := await reader.read(4096):
             received.extend(data)
             if b"PING" in data:
                 writer.write(b"PONG\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, HOST)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with serving(serve) as port:
+        yield port
 
 
 async def test_who_takes_tls_out_of_the_greeting_learns_no_token(nats: NatsProcess) -> None:
@@ -122,6 +132,55 @@ async def test_who_takes_tls_out_of_the_greeting_learns_no_token(nats: NatsProce
     assert address.token is not None
     assert address.token.encode() not in received
     assert b"CONNECT" not in received
+
+
+@asynccontextmanager
+async def between(nats: NatsProcess, greeting: bytes) -> AsyncIterator[int]:
+    """Greets in the server's place, and passes on all that follows."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        there, to = await asyncio.open_connection(HOST, urlsplit(nats.address.url).port)
+        await there.readline()
+        writer.write(greeting)
+        await asyncio.gather(copy(reader, to), copy(there, writer))
+
+    async def copy(reader: StreamReader, writer: StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(4096):
+                writer.write(data)
+        writer.close()
+
+    async with serving(serve) as port:
+        yield port
+
+
+async def test_nothing_that_was_said_before_tls_is_heard_after_it(nats: NatsProcess) -> None:
+    async with between(nats, INFO % b"" + b"PONG\r\nMSG x 1 5\r\nlying\r\n") as port:
+        address = msgspec.structs.replace(nats.address, url=f"tls://{HOST}:{port}")
+        with pytest.raises(BusError, match="before TLS"):
+            await Bus.connect(address, name="test", deadline_s=1.0)
+
+
+async def test_servers_that_are_named_before_tls_are_not_asked(nats: NatsProcess) -> None:
+    asked = asyncio.Event()
+
+    async def note(reader: StreamReader, writer: StreamWriter) -> None:
+        asked.set()
+        writer.close()
+
+    async with (
+        serving(note) as other,
+        between(nats, INFO % (b',"connect_urls":["%s:%d"]' % (HOST.encode(), other))) as port,
+    ):
+        bus = await Bus.connect(
+            msgspec.structs.replace(nats.address, url=f"tls://{HOST}:{port}"), name="test", deadline_s=DEADLINE_S
+        )
+        try:
+            assert await echoes(bus)
+            assert str(other) not in str(bus._client.servers)
+        finally:
+            await bus.close()
+    assert not asked.is_set()
 
 
 async def test_address_and_certificate_outlive_a_restart(tmp_path: Path) -> None:
