@@ -14,15 +14,17 @@ _UNKNOWN = Owner("", "", "a machine with another release")
 
 
 class BusRecord:
-    """The record of one namespace. All methods raise BusError."""
+    """The record of one namespace. `in_memory`: where records are kept is made so that it ends with NATS. All methods
+    raise BusError."""
 
-    def __init__(self, bus: Bus, namespace: str) -> None:
+    def __init__(self, bus: Bus, namespace: str, *, in_memory: bool = False) -> None:
         self._stream = Revisions(bus, timeout_s=_TIMEOUT_S)
         self._namespace = namespace
+        self._in_memory = in_memory
 
     async def make_room(self) -> None:
         """Make what records are kept in, if it is not there."""
-        await self._stream.keep_bucket(OWNERS_BUCKET)
+        await self._stream.keep_bucket(OWNERS_BUCKET, in_memory=self._in_memory)
 
     async def read(self) -> Record:
         """The record as it is."""

@@ -20,8 +20,9 @@ class RevisionError(BusError):
 class Revisions(JetStream):
     """Buckets of that kind, as one connection reaches them."""
 
-    async def keep_bucket(self, name: str) -> None:
-        """Create a bucket that belongs to no server and outlives all, if there is none yet."""
+    async def keep_bucket(self, name: str, *, in_memory: bool) -> None:
+        """Create a bucket that belongs to no server and outlives all, if there is none yet. `in_memory`: it ends with
+        NATS, and a full disk does not close it."""
         with self._errors_of(f"bucket {name}"):
             try:
                 await self._context.key_value(name)
@@ -30,7 +31,7 @@ class Revisions(JetStream):
                     api.StreamConfig(
                         name=STREAM_FORM.format(name),
                         subjects=[f"$KV.{name}.>"],
-                        storage=api.StorageType.FILE,
+                        storage=api.StorageType.MEMORY if in_memory else api.StorageType.FILE,
                         discard=api.DiscardPolicy.NEW,
                         max_msgs_per_subject=1,
                         max_msg_size=VALUE_BYTES,
@@ -40,13 +41,14 @@ class Revisions(JetStream):
                 )
 
     async def read_revision(self, bucket: str, key: str) -> tuple[int, bytes]:
-        """The value of a key, and the number of its last change; 0 if it was never set."""
+        """The value of a key, and the number of its last change; 0 if it was never set. Deleted, its value is empty."""
         with self._errors_of(f"bucket {bucket}"):
             store = await self._context.key_value(bucket)
             try:
                 found = await store.get(key)
-            except KeyNotFoundError:
-                return 0, b""
+            except KeyNotFoundError as error:
+                # What a deletion leaves has a number too, which a change must name.
+                return (error.entry.revision or 0 if error.entry else 0), b""
         return found.revision or 0, found.value or b""
 
     async def replace(self, bucket: str, key: str, value: bytes, revision: int) -> int:

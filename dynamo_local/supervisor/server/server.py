@@ -72,7 +72,7 @@ class Server:
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
         self._ownership = ownership
         self._kept = kept
-        self._streams = ServerStreams(launch.graph, report, ownership)
+        self._streams = ServerStreams(launch.graph, report, ownership, own_nats=launch.bus is None)
         machinery = self._machinery
         self._nodes = ServerNodes(launch, settings, machinery, report, self._tasks) if launch.clustered else None
         self.was_ready = False
@@ -152,7 +152,8 @@ class Server:
             await self._streams.create(bus)
             if self._launch.bus is None:
                 # Ends with the connections of this server, before its NATS does.
-                self._tasks.spawn("ownership", self._ownership.keep(BusRecord(bus, self._launch.graph.namespace)))
+                record = BusRecord(bus, self._launch.graph.namespace, in_memory=True)
+                self._tasks.spawn("ownership", self._ownership.keep(record))
             subjects = Subjects(self._launch.graph.namespace)
             watch = FleetWatch(bus, subjects, everywhere=True)
             progress = Progress(

@@ -30,9 +30,13 @@ def needs_queue(graph: ResolvedGraph) -> bool:
 
 
 class ServerStreams:
-    """The prefill queues and the live settings of one server. Each revision of an endpoint has a queue of its own."""
+    """The prefill queues and the live settings of one server. Each revision of an endpoint has a queue of its own.
 
-    def __init__(self, graph: ResolvedGraph, report: Report, ownership: Ownership) -> None:
+    `own_nats`: they are on a NATS server that it has started, and that ends with it.
+    """
+
+    def __init__(self, graph: ResolvedGraph, report: Report, ownership: Ownership, *, own_nats: bool = False) -> None:
+        self._own_nats = own_nats
         self._graph = graph
         self._subjects = Subjects(graph.namespace)
         self._report = report
@@ -107,7 +111,9 @@ class ServerStreams:
             self._report.step(f"queue and settings are left on the bus: {error}")
 
     def _record(self, bus: Bus) -> BusRecord:
-        return BusRecord(bus, self._subjects.namespace)
+        # On disk, the record would be the first that a full disk closes, and what only the owner may do, such as to
+        # make the queue anew, would wait for it for ever.
+        return BusRecord(bus, self._subjects.namespace, in_memory=self._own_nats)
 
     async def _create_queue(self, bus: Bus, graph: ResolvedGraph, subjects: Subjects) -> None:
         if not needs_queue(graph):

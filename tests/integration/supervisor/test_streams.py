@@ -26,6 +26,7 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.nats_server import find_binary
 from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.streams import ServerStreams
+from tests.chaos.surroundings.private import enter, why_not
 from tests.integration.nats_process import NatsProcess
 from tests.integration.server_process import PATIENCE_S, ServerProcess
 from tests.unit.supervisor.recording import RecordingReport
@@ -196,6 +197,24 @@ async def test_an_owner_goes_on_with_a_bus_that_begins_afresh(own_nats: NatsProc
     with pytest.raises(NamespaceBusyError):
         await asyncio.gather(ownership.keep(record_of(bus, subjects)), another.confirm(record_of(bus, subjects)))
     await bus.close()
+
+
+async def test_a_record_that_somebody_has_deleted_is_claimed_and_renewed(bus: Bus, subjects: Subjects) -> None:
+    first, second = (ownership_of(subjects, RecordingReport(), home=home) for home in ("here", "there"))
+    await first.confirm(bus)
+    records = await bus.jetstream(timeout_s=5).key_value(OWNERS_BUCKET)
+    await records.delete(subjects.namespace)
+    async with asyncio.timeout(PATIENCE_S):
+        await first.confirm(bus)
+        await records.delete(subjects.namespace)
+        await second.confirm(bus)
+    with pytest.raises(NamespaceBusyError):
+        await first.confirm(bus)
+
+
+@pytest.mark.skipif(why_not() is not None, reason="no private file systems here")
+def test_a_queue_is_made_anew_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
+    assert enter(tmp_path / "disk", "tests.integration.supervisor.full_disk", ()) == 0
 
 
 @pytest.fixture
