@@ -39,6 +39,8 @@ _STORE_FAILED = 10077
 """NATS error code: the stream is full and does not take the message."""
 _TOO_FEW_SERVERS = (10005, 10074)
 """NATS error codes: no servers for so many replicas; the server is in no cluster that does JetStream."""
+_NOT_NOW = 10008
+"""NATS error code: JetStream cannot answer at present, such as while a cluster chooses its leader."""
 _REPLICAS = 3
 STREAM_FORM = "KV_{}"
 """Name of the stream behind a bucket."""
@@ -50,6 +52,10 @@ VALUE_BYTES = 1024
 
 class StreamAbsentError(BusError):
     """The stream, consumer or bucket does not exist."""
+
+
+class NoJetStreamError(BusError):
+    """NATS does no JetStream."""
 
 
 class StreamFullError(BusError):
@@ -259,8 +265,8 @@ class JetStream:
         except APIError as error:
             if error.err_code == _STORE_FAILED:
                 raise StreamFullError(f"{what} is full: {error.description}") from error
-            if isinstance(error, ServiceUnavailableError):
-                raise BusError(
+            if isinstance(error, ServiceUnavailableError) and error.err_code != _NOT_NOW:
+                raise NoJetStreamError(
                     f"{what}: NATS does not do JetStream: {error.description or 'nobody answers'}",
                     "enable it in the configuration of the NATS server",
                 ) from error

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.bus.jetstream import StreamAbsentError
+from dynamo_local.bus.jetstream import NoJetStreamError, StreamAbsentError
 from dynamo_local.bus.revisions import RevisionError
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import (
@@ -28,6 +28,8 @@ from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.machine.identity import machine_id
 
 _LOOK_EVERY_S = 0.25
+_ATTEMPTS = 10
+"""Number of times that the record may change between a look at it and its replacement."""
 
 
 def owner_at(root: Path) -> Owner:
@@ -85,20 +87,26 @@ class Ownership:
                 await self._renew(record, self._revision)
 
     async def keep(self, record: OwnerRecord) -> None:
-        """Renew the record until cancelled. Raises NamespaceBusyError if another server has replaced this one."""
+        """Renew the record until cancelled, or claim it, if that has not come about yet. Raises NamespaceBusyError if
+        another server is the owner."""
         failure = ReportOnce(self._report)
         while True:
             await asyncio.sleep(self._renew_every_s)
             try:
-                async with self._lock:
-                    # None before something is created that another server could delete, such as without JetStream.
-                    if self._revision is not None:
-                        await self._renew(record, self._revision)
+                await self.confirm(record)
+            except NoJetStreamError:
+                # Nothing is there that another server could delete.
+                failure.note("")
             except (BusError, SupervisorError) as error:
                 sure = is_sure(self._mine, self._renewed_at, time.monotonic())
                 failure.note("" if sure else f"that this server owns namespace {self._namespace} is not sure: {error}")
             else:
                 failure.note("")
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether there is a record that `release` would end."""
+        return self._revision is not None
 
     async def release(self, record: OwnerRecord) -> None:
         """Let another server have the namespace at once. Raises BusError, SupervisorError."""
@@ -110,7 +118,8 @@ class Ownership:
 
     async def _claim(self, record: OwnerRecord) -> None:
         watch: Watch | None = None
-        while True:
+        attempts = 0
+        while attempts < _ATTEMPTS:
             found = await record.read()
             verdict = judge(found, self._mine, watch, time.monotonic())
             match verdict:
@@ -120,11 +129,13 @@ class Ownership:
                     with suppress(RevisionError):
                         await self._write(record, revision)
                         return
+                    attempts += 1
                 case Watch():
                     if watch is None:
                         self._say_why(found)
                     watch = verdict
             await asyncio.sleep(_LOOK_EVERY_S)
+        raise BusError(f"the owner of namespace {self._namespace} changes all the time")
 
     async def _renew(self, record: OwnerRecord, revision: int) -> None:
         try:

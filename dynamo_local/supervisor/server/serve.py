@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from dynamo_local.bus.nats import Bus, BusAddress
@@ -23,6 +23,7 @@ from state.locks import ServerLock
 from state.statefile.reconcile import clear_leftovers
 
 _BUS_DEADLINE_S = 5.0
+_RELEASE_WITHIN_S = 2.0
 
 
 def serve(launch: Launch, settings: ServerSettings, report: Report, controller: Controller | None = None) -> None:
@@ -58,11 +59,12 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
         if launch.forget and forget(lock):
             report.step("dropped the endpoints that were ordered earlier")
         ownership = Ownership(launch.graph.namespace, owner_at(launch.paths.root), report)
-        async with owned(launch.bus, launch.graph.namespace, ownership) as kept:
-            launch = await secured(launch, holds)
-            report.step(f"starting the services (namespace {launch.graph.namespace})")
-            server = Server(launch, settings, report, lock, holds, ownership, kept, controller)
-            await server.run(stop)
+        async with owned(launch.bus, launch.graph.namespace, ownership, stop) as kept:
+            if not stop.wanted.is_set():
+                launch = await secured(launch, holds)
+                report.step(f"starting the services (namespace {launch.graph.namespace})")
+                server = Server(launch, settings, report, lock, holds, ownership, kept, controller)
+                await server.run(stop)
     report.step("stopped")
     return interrupted
 
@@ -74,9 +76,11 @@ def handled_signals() -> tuple[signal.Signals, ...]:
 
 
 @asynccontextmanager
-async def owned(address: BusAddress | None, namespace: str, ownership: Ownership) -> AsyncIterator[TaskGuard]:
+async def owned(
+    address: BusAddress | None, namespace: str, ownership: Ownership, stop: StopRequest
+) -> AsyncIterator[TaskGuard]:
     """Own the namespace on the NATS server of others from before anything is started until all has ended; with a NATS
-    server of our own (None) the server sees to that.
+    server of our own (None) the server sees to that. A stop that is wanted meanwhile ends the attempt.
 
     Raises BusError if it cannot be reached, NamespaceBusyError if a server elsewhere owns the namespace there.
     """
@@ -88,8 +92,9 @@ async def owned(address: BusAddress | None, namespace: str, ownership: Ownership
     try:
         record = BusRecord(bus, namespace)
         # Without JetStream, or room in it, nothing is created that could be another one's, and who needs it says so.
+        # The server tries again while it runs.
         with suppress(BusError):
-            await ownership.confirm(record)
+            await _until(stop.wanted, ownership.confirm(record))
         kept.spawn("ownership", ownership.keep(record))
         try:
             yield kept
@@ -99,6 +104,19 @@ async def owned(address: BusAddress | None, namespace: str, ownership: Ownership
                 await ownership.release(record)
     finally:
         await bus.close()
+
+
+async def _until(event: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Do the work, or cancel it when the event comes. Raises what the work raises."""
+    working, waiting = asyncio.create_task(work, name="check"), asyncio.create_task(event.wait(), name="stop")
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.wait((working, waiting))
 
 
 def _on_signal(stop: StopRequest, report: Report, number: signal.Signals, *, is_ready: bool) -> None:

@@ -91,8 +91,8 @@ class ServerStreams:
             await asyncio.gather(*(self._renew(self._bus, subjects) for subjects in tuple(self._queues)))
 
     async def delete(self, address: BusAddress) -> None:
-        """Delete what `create` has created, by a connection of its own, and give up the namespace. Failures are only
-        reported: the next server replaces what is left."""
+        """Delete what `create` has created, by a connection of its own. Failures are only reported: the next server
+        replaces what is left."""
         if not (self._queues or self._has_settings):
             return
         try:
@@ -104,7 +104,6 @@ class ServerStreams:
                 if self._has_settings:
                     await self._ownership.confirm(self._record(bus))
                     await delete_settings(bus, self._subjects)
-                await self._ownership.release(self._record(bus))
             finally:
                 await bus.close()
         except (BusError, NamespaceBusyError) as error:

@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillJob
@@ -43,7 +44,7 @@ async def main() -> None:
         with suppress(BusError):
             # The last page of a file has room still.
             for _ in range(50):
-                await ownership.confirm(bus)
+                await ownership.confirm(BusRecord(bus, "full", in_memory=True))
         with suppress(BusError):
             while True:
                 await queue.publish(JOB)

@@ -21,7 +21,7 @@ from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_pre
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.process.ownership import Owner
-from dynamo_local.core.subjects import OWNERS_BUCKET, Subjects
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.nats_server import find_binary
 from dynamo_local.supervisor.server.ownership import Ownership
@@ -187,31 +187,6 @@ async def test_a_second_server_deletes_nothing_of_the_first(
     await streams_of(graph(subjects, "prefill"), report, "third").create(bus)
 
 
-async def test_an_owner_goes_on_with_a_bus_that_begins_afresh(own_nats: NatsProcess, subjects: Subjects) -> None:
-    bus, report = await Bus.connect(own_nats.address, name="test"), RecordingReport()
-    ownership = ownership_of(subjects, report, home="here")
-    await ownership.confirm(record_of(bus, subjects))
-    assert await bus.jetstream(timeout_s=5).delete_stream(f"KV_{OWNERS_BUCKET}")
-    await ownership.confirm(record_of(bus, subjects))
-    another = ownership_of(subjects, report, home="there")
-    with pytest.raises(NamespaceBusyError):
-        await asyncio.gather(ownership.keep(record_of(bus, subjects)), another.confirm(record_of(bus, subjects)))
-    await bus.close()
-
-
-async def test_a_record_that_somebody_has_deleted_is_claimed_and_renewed(bus: Bus, subjects: Subjects) -> None:
-    first, second = (ownership_of(subjects, RecordingReport(), home=home) for home in ("here", "there"))
-    await first.confirm(bus)
-    records = await bus.jetstream(timeout_s=5).key_value(OWNERS_BUCKET)
-    await records.delete(subjects.namespace)
-    async with asyncio.timeout(PATIENCE_S):
-        await first.confirm(bus)
-        await records.delete(subjects.namespace)
-        await second.confirm(bus)
-    with pytest.raises(NamespaceBusyError):
-        await first.confirm(bus)
-
-
 @pytest.mark.skipif(why_not() is not None, reason="no private file systems here")
 def test_a_queue_is_made_anew_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
     assert enter(tmp_path / "disk", "tests.integration.supervisor.full_disk", ()) == 0
@@ -237,6 +212,9 @@ async def test_without_jetstream_there_is_a_server_but_no_queue(plain_nats: BusA
     assert "does not do JetStream" in report.lines[0]
     with pytest.raises(SupervisorError, match="does not do JetStream"):
         await streams_of(graph(subjects, "prefill"), report).create(bus)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(LEASE_S):
+            await ownership_of(subjects, report, home="here").keep(record_of(bus, subjects))
     await bus.close()
     await streams.delete(plain_nats)
     assert len(report.lines) == 1

@@ -13,6 +13,7 @@ from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import serve
 from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.serve import handled_signals, owned
+from dynamo_local.supervisor.server.settings import StopRequest
 from tests.memory_cluster import MemoryCluster
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -54,7 +55,7 @@ async def test_the_namespace_is_kept_from_before_the_first_step_until_after_the_
     monkeypatch.setattr(serve, "BusRecord", record_of)
     mine = Owner("mine", "here", "my-host")
     ownership = Ownership("dynamo", mine, RecordingReport(), renew_every_s=0.001)
-    async with owned(BusAddress("nats://h:1"), "dynamo", ownership):
+    async with owned(BusAddress("nats://h:1"), "dynamo", ownership, StopRequest()):
         first = await record.read()
         async with asyncio.timeout(60):
             # The server may take long to start and to end.
