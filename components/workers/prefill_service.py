@@ -28,8 +28,10 @@ _TAKE_S = 15.0
 CLAIM_S = 3.0
 """Deadline of a frontend's answer to a claim."""
 _SILENT_S = ACK_WAIT_S
-"""For so long a frontend that has not answered a claim is asked for no other job. Otherwise each job of one that hangs
-would keep a place here for `CLAIM_S`."""
+"""For so long a frontend that is silent is asked for no other job. Otherwise each job of one that hangs would keep a
+place here for `CLAIM_S`."""
+_SILENT_CLAIMS = 2
+"""Number of claims in a row without an answer that make a frontend silent. One may be slow: its jobs would be late."""
 
 
 class PrefillService:
@@ -42,8 +44,10 @@ class PrefillService:
         self._engine_service = engine_service
         self._batch = batch
         self._claim_s = claim_s
+        self._unanswered: dict[str, int] = {}
+        """Number of claims in a row that a frontend has not answered, by lease."""
         self._silent_until: dict[str, float] = {}
-        """When frontends that have not answered are asked again (CLOCK_MONOTONIC, s), by lease."""
+        """When frontends that are silent are asked again (CLOCK_MONOTONIC, s), by lease."""
         self._consumer = PrefillConsumer(context.bus, context.subjects)
         self._taking: asyncio.Task[None] | None = None
         self._in_progress = 0
@@ -130,10 +134,13 @@ class PrefillService:
             work = (await self._context.bus.ask(subject, claim, PrefillGrant, timeout_s=self._claim_s)).work
         except (BusError, DecodeError) as error:
             _log.warning("the prefill of request %s cannot be claimed: %s", job.job.request_id, error)
-            if not isinstance(error, (BusDownError, NobodyListensError)):
-                self._note_silent(frontend)
+            if isinstance(error, (DecodeError, NobodyListensError)):
+                self._unanswered.pop(frontend, None)
+            elif not isinstance(error, BusDownError):
+                self._note_unanswered(frontend)
             await self._leave(job)
             return None
+        self._unanswered.pop(frontend, None)
         if work is None:
             await job.end("its frontend does not need it any more")
             return None
@@ -145,7 +152,10 @@ class PrefillService:
         if job.least_age_s >= job.job.valid_s:
             await job.end("nobody answers for it, and it is void")
 
-    def _note_silent(self, frontend: str) -> None:
+    def _note_unanswered(self, frontend: str) -> None:
+        self._unanswered[frontend] = self._unanswered.get(frontend, 0) + 1
+        if self._unanswered[frontend] < _SILENT_CLAIMS:
+            return
         now = time.monotonic()
         self._silent_until = {each: until for each, until in self._silent_until.items() if until > now}
         self._silent_until[frontend] = now + _SILENT_S

@@ -192,7 +192,33 @@ async def test_a_frontend_that_hangs_is_not_asked_for_each_of_its_jobs(
     await other.publish(8)
     worker.prefill.start()
     assert (await taken(engine)).request_id == "r8"
-    assert [frontend.claims.get_nowait().request_id for _ in range(frontend.claims.qsize())] == ["r0"]
+    frontend.answers.set()
+    last = PrefillClaim("last", "last", "w", 1)
+    await (await connect()).ask(subjects.claims(frontend.lease), last, PrefillGrant, timeout_s=DEADLINE_S)
+    asked = [frontend.claims.get_nowait().request_id for _ in range(frontend.claims.qsize())]
+    assert asked == ["r0", "r1", "last"]
+    await worker.close()
+
+
+async def test_a_frontend_that_was_slow_once_is_asked_for_its_next_job(
+    frontend: Frontend, connect: Connect, subjects: Subjects, engine: ScriptedEngine
+) -> None:
+    context = context_of(await connect(), subjects, "PrefillWorker", PREFILL_ROLE, "w")
+    worker = await PrefillPart(context, engine, batch=1, claim_s=1.0).start()
+    seen: list[object] = []
+
+    async def answer_from_the_second_on(claim: object) -> None:
+        seen.append(claim)
+        if len(seen) > 1:
+            frontend.answers.set()
+
+    await (watching := await connect()).subscribe(subjects.claims(frontend.lease), answer_from_the_second_on)
+    await watching.flush()
+    frontend.answers.clear()
+    await frontend.publish(0, 1)
+    worker.prefill.start()
+    first = await taken(engine)
+    assert RequestEpoch(first.request_id, first.epoch) == RequestEpoch("r1", 1)
     await worker.close()
 
 
