@@ -72,6 +72,7 @@ class Ownership:
         self._revision: int | None = None
         """Of the own record; None as long as there is none."""
         self._renewed_at = 0.0
+        self._is_released = False
         self._lock = asyncio.Lock()
 
     async def confirm(self, record: OwnerRecord) -> None:
@@ -80,20 +81,19 @@ class Ownership:
         Raises NamespaceBusyError if another server is, BusError or SupervisorError if it cannot be told.
         """
         async with self._lock:
-            if self._revision is None:
-                await record.make_room()
-                await self._claim(record)
-            else:
-                await self._renew(record, self._revision)
+            await self._own(record)
 
     async def keep(self, record: OwnerRecord) -> None:
-        """Renew the record until cancelled, or claim it, if that has not come about yet. Raises NamespaceBusyError if
-        another server is the owner."""
+        """Renew the record until cancelled or released, or claim it, if that has not come about yet. Raises
+        NamespaceBusyError if another server is the owner."""
         failure = ReportOnce(self._report)
         while True:
             await asyncio.sleep(self._renew_every_s)
             try:
-                await self.confirm(record)
+                async with self._lock:
+                    if self._is_released:
+                        return
+                    await self._own(record)
             except NoJetStreamError:
                 # Nothing is there that another server could delete.
                 failure.note("")
@@ -103,18 +103,21 @@ class Ownership:
             else:
                 failure.note("")
 
-    @property
-    def is_claimed(self) -> bool:
-        """Whether there is a record that `release` would end."""
-        return self._revision is not None
-
     async def release(self, record: OwnerRecord) -> None:
         """Let another server have the namespace at once. Raises BusError, SupervisorError."""
         async with self._lock:
+            self._is_released = True
             revision, self._revision = self._revision, None
             if revision is not None:
                 with suppress(RevisionError, StreamAbsentError):
                     await record.replace(revision, None)
+
+    async def _own(self, record: OwnerRecord) -> None:
+        if self._revision is None:
+            await record.make_room()
+            await self._claim(record)
+        else:
+            await self._renew(record, self._revision)
 
     async def _claim(self, record: OwnerRecord) -> None:
         watch: Watch | None = None

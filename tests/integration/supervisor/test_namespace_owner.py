@@ -79,5 +79,7 @@ async def test_a_stop_ends_the_wait_for_a_silent_owner(bus: Bus, nats_address: B
 
     ending, mine = asyncio.create_task(end()), ownership_of(subjects, report, home="there")
     async with asyncio.timeout(PATIENCE_S), owned(nats_address, subjects.namespace, mine, stop):
-        assert not mine.is_claimed
+        owner = (await record_of(bus, subjects).read()).owner
+        assert owner is not None
+        assert owner.home == "here"
     await ending
