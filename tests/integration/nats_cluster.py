@@ -24,7 +24,7 @@ _DEADLINE_S = 60.0
 
 @dataclass
 class ClusterServer:
-    """One server. `name`: by which NATS tells who leads a stream."""
+    """A server of the cluster. `name`: by which NATS tells who leads a stream."""
 
     name: str
     port: int

@@ -33,7 +33,7 @@ _ATTEMPTS = 10
 
 
 def owner_at(root: Path) -> Owner:
-    """This run of a server whose files are below this folder, under its lock."""
+    """Make the owner for a server that starts: its files are below `root`, and it holds their lock."""
     machine = machine_id()
     home = f"{machine}:{root.resolve()}" if machine else ""
     return Owner(secrets.token_hex(8), home, socket.gethostname())
@@ -53,7 +53,7 @@ class OwnerRecord(Protocol):
 
 
 class Ownership:
-    """One server's claim to its namespace. `where`: the record is, in words."""
+    """The claim of a server to its namespace. `where`: the place of the record, in words."""
 
     def __init__(
         self,

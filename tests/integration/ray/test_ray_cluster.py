@@ -38,7 +38,7 @@ def cluster_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets
 
 @pytest.fixture(scope="module")
 def connection(cluster_of_two: Raylets) -> Iterator[Any]:
-    """One for all tests: a process joins one cluster at a time."""
+    """The connection that all tests share: a process joins one cluster at a time."""
     from dynamo_local.ray.cluster import RayCluster
 
     cluster = asyncio.run(RayCluster.connect("test", cluster_of_two.address))

@@ -1,4 +1,4 @@
-"""One server owns a namespace on a bus."""
+"""The owner of a namespace on a bus: claims, renewals, takeovers, early ends."""
 
 from __future__ import annotations
 

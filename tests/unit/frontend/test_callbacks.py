@@ -188,7 +188,7 @@ async def test_a_task_that_is_deleted_is_not_told(tmp_path: Path) -> None:
 
 
 async def test_the_pause_until_the_next_call_is_that_of_whoever_called_last(tmp_path: Path) -> None:
-    """It holds for another frontend, and after a restart."""
+    """The pause between two calls holds for another frontend, and after a restart."""
     receiver, model = Receiver(503), Model()
     async with receiver.listening():
         async with Frontend(tmp_path, model, allow=LOOPBACK).running() as frontend:

@@ -60,7 +60,7 @@ class Model:
                 self.waiting.put_down(PLACE, self.refusal, now)
 
     def end(self, now: float) -> None:
-        """One has its result."""
+        """Note that a task has its result."""
         self.running.pop()
         self.done += 1
         self.waiting.put_down(PLACE, Outcome.ANSWERED, now)

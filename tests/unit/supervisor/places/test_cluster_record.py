@@ -1,4 +1,4 @@
-"""Who owns a namespace in a cluster."""
+"""The owner of a namespace in a cluster: claims, takeovers, letting go."""
 
 from __future__ import annotations
 
